@@ -46,12 +46,14 @@ An unknown key, a wrong type or a value out of range is an error, and no Run sta
 
 This page is generated from the declarations of the keys. After you change one, run `python tests/golden/plan_page.py`.
 """
+NEVER_SCHEDULED: Final = frozenset({"schedule.flower.roles"})
+"""Keys of a section that a schedule shares and cannot change (``check_schedule``)."""
 TABLE_HEAD: Final = "| key | values | unit | default | meaning |\n|---|---|---|---|---|\n"
 
 
 def page() -> str:
     """Return the text of docs/plan.md."""
-    parts = [HEAD, "\n## Top level\n\n", _table(ROOT), *_sections(ROOT, "")]
+    parts = [HEAD, "\n## Top level\n\n", _table(ROOT, ""), *_sections(ROOT, "")]
     parts.append("\n## Conditions on several keys\n\n")
     parts += [f"- {' '.join((inspect.getdoc(check) or '').split())}\n" for check in CONSTRAINTS]
     return "".join(parts)
@@ -63,12 +65,13 @@ def _sections(fields: Fields, path: str) -> Iterator[str]:
             name = joined(path, field.name)
             members = fields_of(field.section)
             yield f"\n## {f'[[{name}]]' if field.is_list else f'[{name}]'}\n\n{inspect.getdoc(field.section)}\n\n"
-            yield _table(members)
+            yield _table(members, name)
             yield from _sections(members, name)
 
 
-def _table(fields: Fields) -> str:
-    return TABLE_HEAD + "".join(_row(field) for field in fields.values() if isinstance(field, KeyField))
+def _table(fields: Fields, path: str) -> str:
+    keys = [field for field in fields.values() if isinstance(field, KeyField)]
+    return TABLE_HEAD + "".join(_row(field) for field in keys if joined(path, field.name) not in NEVER_SCHEDULED)
 
 
 def _row(field: KeyField) -> str:

@@ -79,7 +79,7 @@ STAGES: Final = st.builds(
     name=NAMES,
     options=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 )
-DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_COUNT))
+DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_SUM))
 SCALARS: Final = (
     st.booleans(),
     st.integers(-(1 << 63) + 1, (1 << 63) - 1),
@@ -178,7 +178,7 @@ TELEMETRY: Final = st.builds(
     fanin_version=st.just("") | PRINTABLES,
     partition=st.none() | st.integers(0, m.MAX_COUNT),
 )
-STATISTICS: Final = st.dictionaries(NAMES, st.integers(-m.MAX_COUNT, m.MAX_COUNT), max_size=4).map(
+STATISTICS: Final = st.dictionaries(NAMES, st.integers(-m.MAX_SUM, m.MAX_SUM), max_size=4).map(
     lambda counts: m.Statistics(counts=MappingProxyType(counts))
 )
 HEADERS: Final = st.builds(

@@ -81,7 +81,7 @@ def test_the_rise_over_all_devices_is_that_of_all_examples_at_any_scale(
 @pytest.mark.parametrize("error", [float("inf"), float("nan"), 1e300])
 def test_an_error_without_bound_is_reported_as_the_maximum(error: float) -> None:
     counts = counts_of(Quality(num_examples=1, loss_sum=0.0, squares_float=1.0, squares_int8=error), 0)
-    assert m.Statistics(counts=counts).counts[SQUARES_INT8] == m.MAX_COUNT
+    assert m.Statistics(counts=counts).counts[SQUARES_INT8] == m.MAX_SUM
     evaluation = evaluation_of(with_examples(counts), 0)
     assert evaluation is not None and evaluation.int8_rise_percent == MAX_RISE
 
@@ -98,7 +98,7 @@ def test_a_classifier_reports_no_squares() -> None:
 
 
 def test_no_device_determines_the_kind_of_a_model() -> None:
-    counts = counts_of(Quality(num_examples=1, loss_sum=0.0), 3) | {SQUARES_INT8: m.MAX_COUNT}
+    counts = counts_of(Quality(num_examples=1, loss_sum=0.0), 3) | {SQUARES_INT8: m.MAX_SUM}
     evaluation = evaluation_of(with_examples(counts), 3)
     assert evaluation is not None and evaluation.int8_rise_percent is None
 
@@ -106,7 +106,7 @@ def test_no_device_determines_the_kind_of_a_model() -> None:
 @pytest.mark.parametrize("loss", [1e30, -1e30])
 def test_a_loss_of_any_scale_can_be_reported(loss: float) -> None:
     counts = counts_of(Quality(num_examples=1, loss_sum=loss), 0)
-    assert m.Statistics(counts=counts).counts[m.EVAL_LOSS] == (m.MAX_COUNT if loss > 0 else -m.MAX_COUNT)
+    assert m.Statistics(counts=counts).counts[m.EVAL_LOSS] == (m.MAX_SUM if loss > 0 else -m.MAX_SUM)
 
 
 @pytest.mark.parametrize("sign", [1, -1])

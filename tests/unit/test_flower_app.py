@@ -248,11 +248,11 @@ ARRAYS: Final = dict(INITIAL)
         ),
         (
             {"num_examples": -1},
-            "flower app: train: got num-examples -1, expected a whole number of at least 0",
+            "flower app: train: got num-examples -1, expected a whole number from 0 to 1099511627776",
         ),
         (
             {"num_examples": 2.5},
-            "flower app: train: got num-examples 2.5, expected a whole number of at least 0",
+            "flower app: train: got num-examples 2.5, expected a whole number from 0 to 1099511627776",
         ),
     ],
 )

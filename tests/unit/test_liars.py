@@ -93,7 +93,7 @@ def changes_by(lies: Mapping[str, int]) -> dict[str, float]:
     return {name: after[name] - before[name] for name in before if after[name] != before[name]}
 
 
-LARGEST_LOSS = min(MAX_EXAMPLES * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_COUNT)
+LARGEST_LOSS = MAX_EXAMPLES * m.MAX_LOSS * m.LOSS_UNIT
 
 
 @pytest.mark.parametrize(
@@ -152,12 +152,12 @@ VALUES = {
 @pytest.mark.parametrize(
     "lies",
     [
-        {m.EVAL_EXAMPLES: 1, m.EVAL_LOSS: 0, "eval_squares_float": 1, "eval_squares_int8": m.MAX_COUNT},
-        {"eval_squares_int8": m.MAX_COUNT},
-        {"eval_squares_float": m.MAX_COUNT},
-        {"eval_squares_wanted": m.MAX_COUNT},
-        {m.EVAL_LOSS: -m.MAX_COUNT},
-        {m.EVAL_LOSS: m.MAX_COUNT},
+        {m.EVAL_EXAMPLES: 1, m.EVAL_LOSS: 0, "eval_squares_float": 1, "eval_squares_int8": m.MAX_SUM},
+        {"eval_squares_int8": m.MAX_SUM},
+        {"eval_squares_float": m.MAX_SUM},
+        {"eval_squares_wanted": m.MAX_SUM},
+        {m.EVAL_LOSS: -m.MAX_SUM},
+        {m.EVAL_LOSS: m.MAX_SUM},
     ],
 )
 @pytest.mark.parametrize("num_liars", [1, 3])

@@ -74,7 +74,7 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     (lambda row: row["roles"]["gain"].update(lowest=0), "manifest.roles.gain.lowest: got int, expected float"),
     (
         lambda row: row["roles"]["gain"].update(highest=-1.0),
-        "manifest: role: got the range from 0.0 to -1.0, expected numbers of float32 in rising order",
+        "manifest: role: got the range from 0.0 to -1.0, expected finite numbers of float32 in rising order",
     ),
     (
         lambda row: row["roles"].update({"dense.weight": {"role": "parameter"}}),

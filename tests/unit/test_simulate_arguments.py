@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import raises
-from support.values import assignment, update
+from support.values import assignment, plan, update
 from torch import nn
 
 from fanin.clients.data.examples import Examples
@@ -184,7 +184,7 @@ def test_a_loss_that_was_cut_is_reported(counts: dict[str, int], num_classes: in
     header, _ = update(assignment())
     statistics = m.Statistics(counts={m.EXAMPLES: 3} | counts)
     committed_update = CommittedUpdate(device_id="client-4", round=1, header=replace(header, statistics=statistics))
-    (row,) = client_rows([committed_update], 1, (), num_classes)
+    (row,) = client_rows([committed_update], 1, plan(), num_classes)
     assert row.has_diverged is has_diverged
     version_row = round_row(VersionPublished(number=1, version_sha256="", parent=0, round=1), 1.0, 2, None)
     assert "cut" not in line_of(version_row)

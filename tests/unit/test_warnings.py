@@ -7,13 +7,14 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from support.staleness import TABLE, assignment, settle
+from support.staleness import TABLE, assignment, settle, watched
 from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.device.updates import Change, make_update
 from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.commands.console.show import event_text
 from fanin.commands.control.describe import description_row, description_text
+from fanin.edge.runtimes.evaluations import loss_count
 from fanin.protos import messages as m
 from fanin.protos.control import RunWarned
 from fanin.protos.plans import Plan
@@ -111,10 +112,26 @@ def test_devices_of_one_partition_are_named_also_if_they_take_part_in_different_
     assert [each.subject for each in warned(tmp_path, plan_of(3), story)] == ["b c"]
 
 
+def test_many_examples_and_their_loss_count_exactly(tmp_path: Path) -> None:
+    """Without a cap no warning names one. 50 million examples at 2.5 nats passed 2^40 in units of 2^-16."""
+    devices = {"a": (50_000_000, 2.5), "b": ((1 << 32) + 5, 1.5)}
+
+    async def story(place: Place) -> None:
+        for device, (num_examples, loss) in devices.items():
+            total = loss_count(loss * num_examples, num_examples, 2)
+            await upload(place, device, num_examples, counts={m.TRAIN_LOSS: total})
+        (version,) = [each for each in await watched(place) if each.round]
+        numbers, losses = zip(*devices.values(), strict=True)
+        assert version.total_examples == sum(numbers)
+        assert version.train_loss == pytest.approx(np.average(losses, weights=numbers), rel=1e-12)
+
+    assert warned(tmp_path, plan_of(1), story) == ()
+
+
 def test_sums_at_their_bound_are_named(tmp_path: Path) -> None:
     async def story(place: Place) -> None:
-        for device, counts in (("a", {"train.acc": 70_000, m.TRAIN_LOSS: 1 << 40}), ("b", {"train.acc": 7})):
-            await upload(place, device, 10_000_000, counts=counts)
+        for device, counts in (("a", {"train.acc": 70_000, m.TRAIN_LOSS: m.MAX_SUM}), ("b", {"train.acc": 7})):
+            await upload(place, device, 100_000_000, counts=counts)
 
     run_plan = replace(plan_of(1), statistics=(m.Statistic(name="train.acc", bound=65_536),))
     first, second = warned(tmp_path, run_plan, story)

@@ -240,7 +240,7 @@ class SimulatedRun:
                     updates = await federation.state.stores.rounds.updates(RUN, event.round)
                     now = asyncio.get_running_loop().time()
                     num_classes = self.bundle.manifest.num_classes
-                    clients = client_rows(updates, event.round, self._statistics, num_classes)
+                    clients = client_rows(updates, event.round, self.plan, num_classes)
                     rows.clients += [replace(each, seed=rows.seed) for each in clients]
                     rows.digests.append(event.version_sha256)
                     row = with_clients(round_row(event, now, num_accepted, quality, self._statistics), clients)

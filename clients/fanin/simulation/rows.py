@@ -12,6 +12,7 @@ from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDAT
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
 from fanin.protos.control import Evaluation, VersionPublished
+from fanin.protos.plans import Plan
 from fanin.server.aggregation.statistics import reported_examples, with_examples
 from fanin.server.evaluation.metrics import VersionMetrics
 from fanin.server.storage.records import CommittedUpdate
@@ -219,18 +220,16 @@ def client_of(device: str) -> int:
     return int(device.rpartition("-")[2])
 
 
-def client_rows(
-    updates: Iterable[CommittedUpdate], round_number: int, names: Sequence[str], num_classes: int
-) -> list[ClientRow]:
+def client_rows(updates: Iterable[CommittedUpdate], round_number: int, plan: Plan, num_classes: int) -> list[ClientRow]:
     """Return the rows of a Round's Updates, in the order of the clients.
 
     Args:
         updates: The Updates.
         round_number: The Round.
-        names: The names of the Plan's statistics.
+        plan: The Plan.
         num_classes: Number of classes of the model; 0 for a model of values and for a Flower app.
     """
-    rows = []
+    names, rows = [statistic.name for statistic in plan.statistics], []
     for update in updates:
         counts, telemetry = update.header.statistics.counts, update.header.telemetry
         quality = quality_of(counts)
@@ -246,7 +245,7 @@ def client_rows(
                 seconds=telemetry.train_s,
                 statistics=_reported(counts, names),
                 means=_means(counts, names, reported_examples(with_examples(counts), names)),
-                has_diverged=_has_diverged(counts, num_classes),
+                has_diverged=_has_diverged(counts, num_classes, plan.max_sum),
                 num_saturated=counts.get(m.SATURATED, 0),
             )
         )
@@ -311,11 +310,11 @@ def _validation_loss(counts: Mapping[str, int], quality: Quality) -> float:
     return quality.loss_sum / quality.num_examples if is_known else math.nan
 
 
-def _has_diverged(counts: Mapping[str, int], num_classes: int) -> bool:
+def _has_diverged(counts: Mapping[str, int], num_classes: int, max_sum: int) -> bool:
     """Return whether a device cut one of its losses to the largest count."""
     losses = ((m.TRAIN_LOSS, m.EXAMPLES), (m.EVAL_LOSS, m.EVAL_EXAMPLES))
     return any(
-        counts.get(of, 0) > 0 and abs(counts.get(name, 0)) >= largest_loss_count(counts[of], num_classes)
+        counts.get(of, 0) > 0 and abs(counts.get(name, 0)) >= min(largest_loss_count(counts[of], num_classes), max_sum)
         for name, of in losses
     )
 

@@ -53,7 +53,8 @@ class TensorRole:
         bounds = [each for each in (self.lowest, self.highest) if each is not None]
         if not all(math.isfinite(each) and abs(each) <= LARGEST for each in bounds) or sorted(bounds) != bounds:
             raise InvalidInput(
-                f"role: got the range from {self.lowest} to {self.highest}, expected numbers of float32 in rising order"
+                f"role: got the range from {self.lowest} to {self.highest}, expected finite numbers of float32 in "
+                "rising order"
             )
 
     @property

@@ -1030,7 +1030,9 @@ Global___StageState: _TypeAlias = StageState  # noqa: Y015
 
 @_typing.final
 class Statistic(_message.Message):
-    """A statistic that an Update may have (see Statistics). Its bound is the largest magnitude, at most 2^40."""
+    """A statistic that an Update may have (see Statistics). Its bound is the largest magnitude, at most
+    2^56, and at most 2^62 divided by the buffer of the Run's Plan.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1498,7 +1500,7 @@ class Statistics(_message.Message):
     `trained_examples`, and train_loss_q16 times bound / trained_examples, rounded down. It does the same with eval_examples and the other eval_ counts. For each of the squares, a whole part
     and its rest are one number. Any other count beyond its bound is sent as the bound.
 
-        examples               examples that count: the weight of the Update; at least 1
+        examples               examples that count: the weight of the Update; 1 to 2^40
         trained_examples       examples that the device trained on; absent: as many as count
         train_loss_q16         sum of the training loss over these examples, mean of the epochs, in units of 2^-16
         rounded, saturated     see Codec; each at most the number of values

@@ -76,6 +76,8 @@ class Change:
         for name, count in self.counts.items():
             if not _is_whole(count):
                 raise ValueError(f"change: got {count!r} for the count {name!r}, expected a whole number")
+            if name in (m.EXAMPLES, m.EVAL_EXAMPLES) and count > m.MAX_COUNT:
+                raise ValueError(f"change: got {name} = {count}, expected at most {m.MAX_COUNT}")
         if not _is_whole(self.num_steps) or self.num_steps < 0:
             raise ValueError(f"change: got {self.num_steps!r} for num_steps, expected a whole number of at least 0")
 

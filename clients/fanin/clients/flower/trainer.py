@@ -176,7 +176,9 @@ def _difference(pairs: Mapping[str, tuple[Array, Float32s]], model: OpenedModel)
 
 
 def _whole_number(kind: str, number: Number) -> int:
-    """Return ``num-examples`` as an integer. Raises AppFailed unless it is an integer of at least 0."""
-    if not math.isfinite(number) or number != int(number) or number < 0:
-        raise AppFailed(f"flower app: {kind}: got num-examples {number}, expected a whole number of at least 0")
-    return min(int(number), m.MAX_COUNT)
+    """Return ``num-examples`` as an integer. Raises AppFailed unless it is an integer from 0 to 2^40."""
+    if not math.isfinite(number) or number != int(number) or not 0 <= number <= m.MAX_COUNT:
+        raise AppFailed(
+            f"flower app: {kind}: got num-examples {number}, expected a whole number from 0 to {m.MAX_COUNT}"
+        )
+    return int(number)

@@ -4,7 +4,8 @@ One device must not decide the statistics of a Round. So each has a bound, and a
 scales its sums down to that many. The coordinator refuses an Update beyond a bound. It cannot scale for the device:
 sums that are masked are never seen one by one.
 
-The sums of a Round cannot overflow: a bound is at most 2^40, and a Round has at most a million Updates.
+The sums of a Round cannot overflow: a bound is at most 2^56, and at most 2^62 divided by the Updates of a Round
+(``Plan.max_sum``).
 """
 
 import math
@@ -31,13 +32,14 @@ CLASS_COUNTS: Final = (m.EVAL_PREDICTIONS, m.EVAL_CORRECT_FLOAT, m.EVAL_CORRECT_
 
 
 def declared(
-    own: Sequence[m.Statistic], *, max_examples: int, num_labels: int, num_values: int
+    own: Sequence[m.Statistic], *, max_examples: int, num_labels: int, num_values: int, max_sum: int = m.MAX_SUM
 ) -> tuple[m.Statistic, ...]:
     """Return the statistics of a Run: those of every Run, and those of its Plan.
 
     Args:
         own: The statistics of the Plan.
         max_examples: Most examples of one Update that count.
+        max_sum: Largest sum over examples of one Update (``Plan.max_sum``).
         num_labels: Largest number of labels of one example, 0 for a model of values.
         num_values: Number of values of an Update.
     """
@@ -54,8 +56,8 @@ def declared(
     if num_labels:
         bounds |= dict.fromkeys(CLASS_COUNTS, max_examples * num_labels)
     else:
-        bounds |= dict.fromkeys((*SQUARES, *(name + REST for name in SQUARES)), m.MAX_COUNT)
-    ours = (m.Statistic(name=name, bound=max(min(bound, m.MAX_COUNT), 1)) for name, bound in bounds.items())
+        bounds |= dict.fromkeys(SQUARES, max_sum) | dict.fromkeys((name + REST for name in SQUARES), REST_UNIT)
+    ours = (m.Statistic(name=name, bound=max(min(bound, max_sum), 1)) for name, bound in bounds.items())
     return (*ours, *own)
 
 

@@ -16,8 +16,8 @@ SQUARES_INT8: Final = "eval_squares_int8"
 SQUARES_WANTED: Final = "eval_squares_wanted"
 REST: Final = "_q40"
 """Suffix of the count that holds the fraction of a squared error."""
-REST_UNIT: Final = m.MAX_COUNT
-"""The finest unit whose multiples below 1 fit a count. It resolves sums of squares from 1e-12 to 1e12."""
+REST_UNIT: Final = 1 << 40
+"""The unit of the fraction. It resolves sums of squares from 1e-12 to 1e12."""
 OF_TRAINING: Final = "train."
 """Prefix of the Plan's statistics that are a metric of the training, summed over its examples."""
 OF_VALIDATION: Final = "evaluate."
@@ -70,7 +70,7 @@ def largest_loss_count(num_examples: int, num_classes: int) -> int:
         num_examples: Number of examples.
         num_classes: Number of labels of the model. 0 for a regression model, whose values may have any scale.
     """
-    return min(num_examples * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_COUNT) if num_classes else m.MAX_COUNT
+    return min(num_examples * m.MAX_LOSS * m.LOSS_UNIT, m.MAX_SUM) if num_classes else m.MAX_SUM
 
 
 def loss_count(loss_sum: float, num_examples: int, num_classes: int) -> int:
@@ -89,13 +89,13 @@ def loss_count(loss_sum: float, num_examples: int, num_classes: int) -> int:
 
 def metric_count(value: float, num_examples: int) -> int:
     """Return a metric, a finite mean over examples, as a sum in units of 2^-16 within the limits of a count."""
-    return round(max(-m.MAX_COUNT, min(value * num_examples * METRIC_UNIT, m.MAX_COUNT)))
+    return round(max(-m.MAX_SUM, min(value * num_examples * METRIC_UNIT, m.MAX_SUM)))
 
 
 def _split(name: str, squares: float) -> dict[str, int]:
-    if not squares < m.MAX_COUNT:
+    if not squares < m.MAX_SUM:
         # Also NaN: the error of an int8 model without sensible output has no bound.
-        return {name: m.MAX_COUNT, name + REST: 0}
+        return {name: m.MAX_SUM, name + REST: 0}
     integer = math.floor(squares)
     return {name: integer, name + REST: round((squares - integer) * REST_UNIT)}
 

@@ -76,7 +76,7 @@ from fanin.protos.messages.versions import (
     ServedVersion,
     Version,
 )
-from fanin.protos.plans import MAX_COUNT, CodecSpec, StageSpec, Statistic, Training
+from fanin.protos.plans import MAX_COUNT, MAX_SUM, CodecSpec, StageSpec, Statistic, Training
 
 __all__ = [
     "EVAL_AGREE",
@@ -96,6 +96,7 @@ __all__ = [
     "MAX_KNOWN_STAGES",
     "MAX_LOSS",
     "MAX_SATURATED_SHARE",
+    "MAX_SUM",
     "MIN_GRID_EXPONENT",
     "OLDEST_PROTOCOL",
     "PROTOCOL",

@@ -11,7 +11,7 @@ from typing import Final
 
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NAME_CHARS, check_name
-from fanin.protos.plans import MAX_COUNT, MAX_TIMES
+from fanin.protos.plans import MAX_COUNT, MAX_SUM, MAX_TIMES
 
 MAX_COUNTS: Final = 64
 MAX_FAILURE_CHARS: Final = 4096
@@ -34,7 +34,7 @@ EVAL_CORRECT_INT8: Final = "eval_correct_int8"
 EVAL_AGREE: Final = "eval_agree"
 MAX_LOSS: Final = 1 << 16
 """Largest mean loss of a classifier that is counted, in nats per example. A guess among 2^32 classes costs 22 nats. The
-loss of a model of values has the scale of its data, squared, and is only limited by ``MAX_COUNT``."""
+loss of a model of values has the scale of its data, squared, and is only limited by ``MAX_SUM``."""
 LOSS_UNIT: Final = 1 << 16
 """Losses are counted in units of 2^-16 nats, so that their sum is an integer like every other statistic."""
 
@@ -81,8 +81,8 @@ class Statistics:
         check_num_counts(len(self.counts))
         for name, count in self.counts.items():
             check_name("statistics", name)
-            if abs(count) > MAX_COUNT:
-                raise InvalidInput(f"statistics: got {name} = {count}, expected at most {MAX_COUNT} in magnitude")
+            if abs(count) > MAX_SUM:
+                raise InvalidInput(f"statistics: got {name} = {count}, expected at most {MAX_SUM} in magnitude")
 
 
 def check_num_counts(number: int) -> None:

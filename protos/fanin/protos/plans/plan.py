@@ -23,7 +23,9 @@ from fanin.protos.plans.keys import Key, range_problem, shown
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
-    MAX_TIMES,
+    MAX_COUNT,
+    MAX_SUM,
+    SUM_BITS,
     AggregationPlan,
     CodecSpec,
     StageSpec,
@@ -101,8 +103,13 @@ class Plan:
 
     @property
     def max_examples(self) -> int:
-        """Largest number of examples that one Update counts as: that of the Plan, or the largest one on the wire."""
-        return self.aggregation.max_examples or MAX_TIMES
+        """Largest number of examples that one Update counts as: that of the Plan, or the largest one of a device."""
+        return self.aggregation.max_examples or MAX_COUNT
+
+    @property
+    def max_sum(self) -> int:
+        """Largest magnitude of a sum over examples in one Update. The sum over a Round fits in 62 bits."""
+        return min(MAX_SUM, (1 << SUM_BITS) // self.cohort.buffer)
 
     @property
     def weight_unit(self) -> int:
@@ -159,7 +166,7 @@ def check_stages(plan: Plan) -> None:
 def check_statistics(plan: Plan) -> None:
     """There are at most 32 statistics, each once. The names that fanin uses itself are not among them: `examples`,
     `trained_examples`, `train_loss_q16`, `train_loss_examples`, `rounded`, `saturated`, and all that begin with
-    `eval_`.
+    `eval_`. A bound times `cohort.buffer` is at most 2^62, so that the sum of a Round fits.
     """
     names = [statistic.name for statistic in plan.statistics]
     if len(names) > MAX_STATISTICS or len(set(names)) < len(names):
@@ -169,6 +176,11 @@ def check_statistics(plan: Plan) -> None:
     if reserved := [name for name in names if name in OUR_STATISTICS or name.startswith("eval_")]:
         raise InvalidPlan(
             f"plan: statistics: got {reserved[0]!r}, which fanin declares itself, expected other names; rename it"
+        )
+    if large := [each for each in plan.statistics if each.bound > plan.max_sum]:
+        raise InvalidPlan(
+            f"plan: statistics: got the bound {large[0].bound} of {large[0].name!r} with a buffer of "
+            f"{plan.cohort.buffer}, expected at most {plan.max_sum}; lower one of them"
         )
 
 

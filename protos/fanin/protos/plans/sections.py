@@ -30,9 +30,13 @@ STEP_DECAYS: Final = ("", "linear", "cosine")
 MAX_STALENESS: Final = 1000
 """A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
 MAX_COUNT: Final = 1 << 40
-"""Largest magnitude of one statistic of a device. The sum of ``MAX_COHORT`` of them still fits an int64."""
+"""Most examples of one Update, and the largest of other numbers that a device counts. A device with more is refused."""
+MAX_SUM: Final = 1 << 56
+"""Largest magnitude of a sum over examples: 2^40 nats in units of 2^-16, or 256 for each of 2^32 examples."""
+SUM_BITS: Final = 62
+"""Bits of the sum of a statistic over a Round, which fits an int64. More Updates in a Round lower the limit of each."""
 MAX_TIMES: Final = (1 << 32) - 1
-"""Most Rounds of a Run, and most examples of one Update: the largest uint32, which the wire uses."""
+"""Most Rounds of a Run: the largest uint32, which the wire uses."""
 MAX_SEED: Final = (1 << 64) - 1
 OPTIMIZER_SETTINGS: Final = ("momentum", "weight_decay", "beta1", "beta2", "decay")
 """The settings that the optimizers of fanin have. An optimizer of an App may have others."""
@@ -178,7 +182,7 @@ class Statistic:
         Key(
             text="Largest magnitude that one device may report. A device with more reports this.",
             at_least=1,
-            at_most=MAX_COUNT,
+            at_most=MAX_SUM,
         ),
     ]
 

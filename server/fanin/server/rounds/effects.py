@@ -192,14 +192,15 @@ class RoundWork:
 
     def _remember(self, device: str, header: m.UpdateHeader) -> None:
         plan, counts = self._setup.plan, header.statistics.counts
-        bounds = {each.name: each.bound for each in plan.statistics} | dict.fromkeys(LOSSES, m.MAX_COUNT)
+        names = {*LOSSES, *(each.name for each in plan.statistics)}
+        bounds = {each.name: each.bound for each in self._setup.statistics if each.name in names}
         self._facts[device] = UpdateFacts(
             telemetry=header.telemetry,
             wire_bytes=_wire_bytes(header),
             is_stale=self._lag(header).staleness > 0,
             examples=(examples := examples_of(header, plan)),
             trained=counts.get(m.TRAINED, examples),
-            at_bound=tuple(name for name, bound in bounds.items() if abs(counts.get(name, 0)) >= bound),
+            at_bound={name: bound for name, bound in bounds.items() if abs(counts.get(name, 0)) >= bound},
         )
 
     async def _headers_of(self, devices: Sequence[str]) -> AsyncIterator[Mapping[str, m.UpdateHeader]]:
@@ -302,7 +303,7 @@ class UpdateFacts:
         is_stale: Whether it was made for an earlier Version.
         examples: The number of examples that it counts as.
         trained: The number of examples that the device trained on.
-        at_bound: The losses and the statistics of the Plan whose count is the largest one.
+        at_bound: The bounds of the losses and of the Plan's statistics whose count is the largest one, by name.
     """
 
     telemetry: m.Telemetry
@@ -310,7 +311,7 @@ class UpdateFacts:
     is_stale: bool
     examples: int
     trained: int
-    at_bound: tuple[str, ...]
+    at_bound: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,7 @@ class RunSetup:
         return declared(
             self.plan.statistics,
             max_examples=self.plan.max_examples,
+            max_sum=self.plan.max_sum,
             num_labels=self.num_labels,
             num_values=self.layout.total_table.num_values,
         )

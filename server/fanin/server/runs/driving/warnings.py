@@ -14,7 +14,7 @@ from typing import Final
 
 from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices
 from fanin.protos.control import RunWarned
-from fanin.protos.plans import MAX_COUNT, Plan
+from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.rounds.effects import UpdateFacts
 from fanin.server.storage.records import Contributors
@@ -80,15 +80,16 @@ class UpdateWarnings:
         return [RunWarned(code="examples_capped", text=text)]
 
     def _cut(self, round_number: int, updates: Mapping[str, UpdateFacts]) -> list[RunWarned]:
-        bounds = {each.name: each.bound for each in self._plan.statistics}
+        own = {each.name for each in self._plan.statistics}
+        bounds = {name: bound for update in updates.values() for name, bound in update.at_bound.items()}
         numbers = Counter(name for update in updates.values() for name in update.at_bound)
         return [
             RunWarned(
                 code="statistic_cut",
                 subject=name,
                 text=f"{number} of {counted(len(updates), 'update')} of round {round_number} report {name} at its "
-                f"bound, {bounds.get(name, MAX_COUNT)}: a larger sum is cut to it, so its mean may be wrong; "
-                + ("raise its bound in the plan" if name in bounds else "lower the learning rate if it diverges"),
+                f"bound, {bounds[name]}: a larger sum is cut to it, so its mean may be wrong; "
+                + ("raise its bound in the plan" if name in own else "lower the learning rate if it diverges"),
             )
             for name, number in sorted(numbers.items())
         ]
