@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 from support.errors import raises
-from support.values import BUNDLE, DELEGATION, assignment, update, version
+from support.values import BUNDLE, DELEGATION, assignment, plan, update, version
 
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.control import Adopt
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.names import SMALL_ORDER, check_key, check_name
 from fanin.protos.plans.keys import PAGE
 
@@ -217,3 +217,15 @@ def test_a_runtime_is_named_with_its_version() -> None:
 
 def test_a_versions_name_is_the_digest_of_its_parameters() -> None:
     assert version().sha256 == version().parameters.sha256
+
+
+@pytest.mark.parametrize("buffer", [1, 64, 65, 1_000, 1_000_000])
+def test_the_sum_of_a_statistic_over_a_round_fits_an_int64(buffer: int) -> None:
+    run_plan = replace(plan(), cohort=replace(plan().cohort, concurrency=buffer, buffer=buffer, quorum=1))
+    largest = run_plan.max_sum
+    assert m.MAX_COUNT <= largest <= m.MAX_SUM and buffer * largest < 1 << 63
+    assert replace(run_plan, statistics=(m.Statistic(name="words", bound=largest),)).statistics
+    if largest < m.MAX_SUM:
+        text = f"plan: statistics: got the bound {largest + 1} of 'words' with a buffer of {buffer}, expected at most"
+        with pytest.raises(InvalidPlan, match=text):
+            replace(run_plan, statistics=(m.Statistic(name="words", bound=largest + 1),))

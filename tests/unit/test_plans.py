@@ -1,14 +1,11 @@
 """Plans as TOML: default values, options, and one error message for each mistake."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.errors import raises
-from support.values import plan
 
 from fanin.clients.planfile import Override, PlanFile, parse_plan, read_plan
-from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import MAX_COHORT, MAX_EPOCHS, AggregationPlan, CohortPlan, Plan, StopPlan
@@ -401,15 +398,3 @@ def test_a_dotted_option_sets_one_entry_of_a_table() -> None:
 def test_an_option_does_not_hide_a_mistake_of_the_file() -> None:
     with raises(InvalidPlan, "plan.toml: stop: got 3, expected a section [stop]"):
         parse_plan(f"stop = 3\n{SHORTEST}", "plan.toml", ["stop.max_rounds=5"])
-
-
-@pytest.mark.parametrize("buffer", [1, 64, 65, 1_000, 1_000_000])
-def test_the_sum_of_a_statistic_over_a_round_fits_an_int64(buffer: int) -> None:
-    run_plan = replace(plan(), cohort=replace(plan().cohort, concurrency=buffer, buffer=buffer, quorum=1))
-    largest = run_plan.max_sum
-    assert m.MAX_COUNT <= largest <= m.MAX_SUM and buffer * largest < 1 << 63
-    assert replace(run_plan, statistics=(m.Statistic(name="words", bound=largest),)).statistics
-    if largest < m.MAX_SUM:
-        text = f"plan: statistics: got the bound {largest + 1} of 'words' with a buffer of {buffer}, expected at most"
-        with pytest.raises(InvalidPlan, match=text):
-            replace(run_plan, statistics=(m.Statistic(name="words", bound=largest + 1),))
