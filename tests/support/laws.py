@@ -79,7 +79,7 @@ STAGES: Final = st.builds(
     name=NAMES,
     options=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
 )
-DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_SUM))
+DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_COUNT))
 SCALARS: Final = (
     st.booleans(),
     st.integers(-(1 << 63) + 1, (1 << 63) - 1),
