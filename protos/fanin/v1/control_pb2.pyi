@@ -850,6 +850,7 @@ class RunDescription(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     NUM_DEVICES_FIELD_NUMBER: _builtins.int
     NUM_GAVE_UP_FIELD_NUMBER: _builtins.int
+    NUM_REFUSED_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     SATURATED_FIELD_NUMBER: _builtins.int
     num_at_work: _builtins.int
@@ -860,6 +861,8 @@ class RunDescription(_message.Message):
     """All devices that have enrolled at this coordinator."""
     num_gave_up: _builtins.int
     """Devices that gave up an Assignment of the open Round."""
+    num_refused: _builtins.int
+    """Devices whose Update for the open Round was refused."""
     @_builtins.property
     def run(self) -> Global___RunInfo: ...
     @_builtins.property
@@ -891,12 +894,13 @@ class RunDescription(_message.Message):
         deadline_s: _builtins.float = ...,
         num_devices: _builtins.int = ...,
         num_gave_up: _builtins.int = ...,
+        num_refused: _builtins.int = ...,
         warnings: _abc.Iterable[Global___RunWarned] | None = ...,
         saturated: Global___SaturatedDevices | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1173,7 +1177,7 @@ class RoundFailed(_message.Message):
     round: _builtins.int
     reason: _builtins.str
     others_wait: _builtins.bool
-    """Some Updates arrived, and enough other devices waited for a quorum. Such a failure does not count towards the failure
+    """Updates were missing, but enough other devices for a quorum waited. Such a failure does not count towards the failure
     of the Run.
     """
     def __init__(

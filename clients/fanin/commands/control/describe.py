@@ -80,6 +80,7 @@ def description_row(description: RunDescription) -> dict[str, object]:
         "num_at_work": description.num_at_work,
         "at_work": list(description.at_work),
         "num_gave_up": description.num_gave_up,
+        "num_refused": description.num_refused,
         "saturated": {
             "num_devices": description.saturated.num_devices,
             "num_values": dict(description.saturated.num_values),
@@ -130,6 +131,8 @@ def description_text(description: RunDescription) -> str:
         lines.append(f"            and {num_at_work - len(at_work)} more")
     if description.num_gave_up:
         lines.append(f"  gave up   {description.num_gave_up} in this round; the coordinator's log has the reasons")
+    if description.num_refused:
+        lines.append(f"  refused   {description.num_refused} in this round; the coordinator's log has the reasons")
     lines += [f"  warning   {warning.text}" for warning in description.warnings]
     if description.saturated.num_devices:
         lines.append(f"  saturated in version {info.version}: {saturated_text(description.saturated)}")

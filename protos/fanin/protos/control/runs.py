@@ -171,6 +171,7 @@ class RunDescription:
         deadline_s: Seconds left in the open Round; 0 if its clock does not run.
         num_devices: Devices that are enrolled at this coordinator.
         num_gave_up: Devices that gave up an Assignment of the open Round.
+        num_refused: Devices whose Update for the open Round was refused.
         warnings: The warnings of the Run, oldest first.
         saturated: Devices with many saturated values in the Round that published the newest Version.
     """
@@ -183,6 +184,7 @@ class RunDescription:
     deadline_s: float
     num_devices: int
     num_gave_up: int = 0
+    num_refused: int = 0
     warnings: tuple[RunWarned, ...] = ()
     saturated: SaturatedDevices = field(default_factory=SaturatedDevices)
 

@@ -206,6 +206,7 @@ def description_to_proto(description: RunDescription) -> pb.RunDescription:
         deadline_s=description.deadline_s,
         num_devices=description.num_devices,
         num_gave_up=description.num_gave_up,
+        num_refused=description.num_refused,
         warnings=[warned_to_proto(each) for each in description.warnings],
         saturated=saturated_to_proto(description.saturated),
     )
@@ -221,6 +222,7 @@ def description_from_proto(message: pb.RunDescription) -> RunDescription:
         deadline_s=message.deadline_s,
         num_devices=message.num_devices,
         num_gave_up=message.num_gave_up,
+        num_refused=message.num_refused,
         warnings=tuple(warned_from_proto(each) for each in message.warnings),
         saturated=saturated_from_proto(message.saturated),
     )

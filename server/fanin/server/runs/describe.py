@@ -64,6 +64,7 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
         num_at_work=len(live.at_work),
         at_work=live.at_work[:MAX_NAMED_DEVICES],
         num_gave_up=live.num_gave_up,
+        num_refused=live.num_refused,
         deadline_s=remaining_s,
         num_devices=stores.devices.num_devices,
         warnings=await stores.runs.warnings(view.run_id),

@@ -51,6 +51,7 @@ class LiveRun:
         phase: The phase of the Round under way, None without one.
         at_work: The devices at work in the open Round, sorted.
         num_gave_up: Devices that gave up in the open Round.
+        num_refused: Devices whose Update was refused in the open Round.
         left_s: Seconds to the deadline of the open Round, 0.0 if its clock does not run.
     """
 
@@ -58,6 +59,7 @@ class LiveRun:
     phase: RoundPhase | None = None
     at_work: tuple[str, ...] = ()
     num_gave_up: int = 0
+    num_refused: int = 0
     left_s: float = 0.0
 
 

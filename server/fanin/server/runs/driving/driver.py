@@ -18,6 +18,7 @@ from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.driving.course import Course
+from fanin.server.runs.driving.shortage import failures_of, shortage_of
 from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.runs.intake import Intake
@@ -99,7 +100,7 @@ class RunDriver:
     def trouble(self) -> str:
         """The obstacle to the Run's progress, other than missing Updates; empty without one."""
         problem = self.course.storage_problem if self.course.is_open else ""
-        return self.course.worker.trouble or (f"uploads wait: {problem}" if problem else "") or self.intake.shortage
+        return self.course.worker.trouble or (f"uploads wait: {problem}" if problem else "") or shortage_of(self.course)
 
     @property
     def live(self) -> LiveRun:
@@ -111,7 +112,8 @@ class RunDriver:
             trouble=self.trouble,
             phase=machine.phase,
             at_work=tuple(sorted(machine.cohort.at_work)),
-            num_gave_up=len(machine.cohort.gave_up),
+            num_gave_up=self.course.num_gave_up,
+            num_refused=len(self.course.refused),
             left_s=0.0 if machine.deadline is None else max(machine.deadline - self.course.now(), 0.0),
         )
 
@@ -176,7 +178,7 @@ class RunDriver:
                 machine = self.course.round
                 lacks_quorum = machine is not None and len(machine.cohort.accepted) < machine.rules.quorum
                 others_wait = lacks_quorum and self.intake.others_wait
-                self._follow(work, await work.close(self.intake.failures, others_wait=others_wait))
+                self._follow(work, await work.close(failures_of(self.course), others_wait=others_wait))
             case e.Fold():
                 await work.fold(effect.accepted)
                 self.course.report(work, e.ParametersStored())
