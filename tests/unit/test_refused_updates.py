@@ -19,6 +19,7 @@ from fanin.clients.testing import (
     run_virtual,
     synthetic_bundle,
 )
+from fanin.commands.control.describe import description_text
 from fanin.protos import messages as m
 from fanin.protos.control import RoundFailed, RunRested, RunState
 from fanin.protos.errors import InvalidInput, InvalidUpdate
@@ -254,3 +255,15 @@ def test_a_liar_does_not_keep_the_others_from_their_rounds(tmp_path: Path) -> No
     assert not [event for event in events if isinstance(event, RoundFailed)]
     assert isinstance(events[-1], RunRested) and events[-1].state is RunState.FINISHED
     assert seconds < 60.0
+
+
+def test_a_described_run_has_the_last_report_of_each_device_at_work(tmp_path: Path) -> None:
+    async def story(place: Place) -> None:
+        work = await assignment(place, "a")
+        last = m.TrainingProgress(step=3, num_steps=9, loss=0.5)
+        await place.coordinator.report("a", m.Report(assignment_id=work.assignment_id, progress=last))
+        description = await place.runs.describe("run", 1)
+        assert description.progress == {"a": last}
+        assert "            a  step 3 of 9, loss 0.5000\n" in description_text(description)
+
+    run(tmp_path, ONE, story)

@@ -6,10 +6,11 @@ coordinator answers these for every Run of the record, also for one that another
 continued.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fanin.protos.control import RoundPhase, RunState
-from fanin.protos.messages import Version
+from fanin.protos.messages import TrainingProgress, Version
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.records import RunRecord
 
@@ -52,6 +53,7 @@ class LiveRun:
         at_work: The devices at work in the open Round, sorted.
         num_gave_up: Devices that gave up in the open Round.
         num_refused: Devices whose Update was refused in the open Round.
+        progress: Returns the last report of progress of a device, None without one.
         left_s: Seconds to the deadline of the open Round, 0.0 if its clock does not run.
     """
 
@@ -60,6 +62,7 @@ class LiveRun:
     at_work: tuple[str, ...] = ()
     num_gave_up: int = 0
     num_refused: int = 0
+    progress: Callable[[str], TrainingProgress | None] = lambda _device: None
     left_s: float = 0.0
 
 

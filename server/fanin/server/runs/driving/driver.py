@@ -114,6 +114,7 @@ class RunDriver:
             at_work=tuple(sorted(machine.cohort.at_work)),
             num_gave_up=self.course.num_gave_up,
             num_refused=len(self.course.refused),
+            progress=self.course.presence.of,
             left_s=0.0 if machine.deadline is None else max(machine.deadline - self.course.now(), 0.0),
         )
 
@@ -210,7 +211,6 @@ class RunDriver:
     async def _give_up(self, queued: QueuedEffect, reason: str) -> None:
         """Fail the Round of an effect that cannot be carried out or, if no Round is under way, the Run."""
         work, effect = queued
-        LOG.error("run %s: %s is given up: %s", self.run_id, type(effect).__name__, reason)
         if work is not None and self._is_wanted(work, effect):
             self.course.report(work, e.Broken(reason=reason))
             self.course.announce()
