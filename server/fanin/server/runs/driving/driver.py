@@ -147,12 +147,20 @@ class RunDriver:
         self.course.worker.hurry()
         self.course.announce()
 
+    def warn(self, warning: RunWarned) -> None:
+        """Record a warning, unless this driver has recorded it before."""
+        if self._warnings.is_new(warning):
+            self._warnings.note((warning,))
+            self.course.worker.put(None, e.Warn(warning=warning))
+
     # Effects.
 
     async def _carry_out(self, queued: QueuedEffect) -> None:
         work, effect = queued
         if isinstance(effect, e.GoOn):
             await self._end_round()
+        elif isinstance(effect, e.Warn):
+            await self._warn((effect.warning,))
         elif work is not None and self._is_wanted(work, effect):
             await self._carry_out_for(work, effect)
 
@@ -165,8 +173,8 @@ class RunDriver:
 
     async def _carry_out_for(self, work: RoundWork, effect: e.Effect) -> None:
         match effect:
-            case e.Assign() | e.GoOn():
-                raise AssertionError("assignments are answered at once, and a next round has no work yet")
+            case e.Assign() | e.GoOn() | e.Warn():
+                raise AssertionError("assignments are answered at once, and the others belong to no round")
             case e.KeepDeadline():
                 await self._keep_deadline(work.record, effect.deadline)
             case e.RecordGone():
