@@ -140,6 +140,9 @@ DESCRIPTION: Final = r.RunDescription(
     at_work=("a", "b"),
     deadline_s=12.5,
     num_devices=100_000,
+    num_gave_up=1,
+    num_refused=2,
+    progress=MappingProxyType({"a": m.TrainingProgress(step=3, num_steps=9, loss=0.5)}),
     saturated=r.saturated_devices({"a": 3}),
     warnings=(WARNED,),
 )

@@ -34,6 +34,7 @@ PAIRS: Final[dict[str, Pair]] = {
     "header": (s.HEADERS, c.header_to_proto, c.header_from_proto, fleet_pb2.UpdateHeader),
     "upload": (s.HEADERS | s.PIECES, c.upload_to_proto, c.upload_from_proto, fleet_pb2.UploadRequest),
     "upload_reply": (s.UPLOAD_REPLIES, c.upload_reply_to_proto, c.upload_reply_from_proto, fleet_pb2.UploadReply),
+    "progress": (sc.PROGRESS, c.progress_to_proto, c.progress_from_proto, fleet_pb2.TrainingProgress),
     "report": (s.REPORTS, c.report_to_proto, c.report_from_proto, fleet_pb2.ReportRequest),
     "plan": (s.plans(), cr.plan_to_proto, cr.plan_from_proto, plan_pb2.Plan),
     "start_run": (sc.START_RUNS, cr.start_run_to_proto, cr.start_run_from_proto, control_pb2.StartRunRequest),

@@ -1,20 +1,29 @@
 """A stolen state folder signs the highest Version number, and the publisher takes the Run back, with real processes."""
 
 import json
+import random
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from support.processes import Site
 
+from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.storage.cache import Cache
+from fanin.clients.device.updates import Change
 from fanin.clients.testing import synthetic_bundle
+from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import sign_version
+from fanin.protos import messages as m
 from fanin.protos.control import RoundFailed, VersionPublished
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.names import MAX_NUMBER
@@ -154,3 +163,49 @@ def test_a_publisher_takes_a_run_back_from_a_stolen_state_folder(sites: tuple[Si
         keys = connection.exec_driver_sql("SELECT run_id, epoch FROM run_keys").all()
     engine.dispose()
     assert [tuple(row) for row in keys] == [("run", 2)]
+
+
+@dataclass(frozen=True, slots=True)
+class EndlessTrainer:
+    """A trainer whose training never ends by itself. It notes each Version that it trains from."""
+
+    versions: list[int] = field(default_factory=list)
+    runtime: str = "synthetic 1"
+    graph_format: str = "onnx"
+
+    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
+        """Train until the device must stop."""
+        self.versions.append(assignment.version.number)
+        while should_continue():
+            time.sleep(0.02)
+        raise AssertionError("should_continue raises")
+
+
+def test_a_device_in_training_stops_once_its_assignment_is_unknown(sites: tuple[Site, Site]) -> None:
+    """The publisher reclaims the Run, and the coordinator is killed before the device hears of it."""
+    site, _ = sites
+    site.serve()
+    plan = replace(PLAN, cohort=replace(PLAN.cohort, deadline_s=60.0))
+    site.start_run(plan, synthetic_bundle(site.folder / "bundle", PUBLISHER, {"a": (3, 5)}), PUBLISHER)
+    trainer, cache = EndlessTrainer(), Cache(site.folder / "device")
+    line = Connection(site.address, site.ca)
+    parts = ClientParts(
+        transport=GrpcTransport(line, cache.key()),
+        cache=cache,
+        trainer=trainer,
+        trusted=(PUBLISHER.public,),
+        rng=random.Random(0),
+    )
+    client = Client(parts, ClientOptions(token=site.device_token))
+    thread = threading.Thread(target=client.run, daemon=True)
+    thread.start()
+    try:
+        until("the device did not begin", lambda: trainer.versions == [0])
+        fanin(site, "reclaim", "run")
+        site.started[0].kill()
+        site.serve()
+        until("the device did not stop", lambda: trainer.versions == [0, 1])
+    finally:
+        client.stop()
+        thread.join(WAIT_S)
+        line.close()

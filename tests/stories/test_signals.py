@@ -1,10 +1,13 @@
-"""Signals to a coordinator in a process of its own."""
+"""Signals to a coordinator and to a device, each in a process of its own."""
 
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.processes import Site
 
@@ -28,3 +31,44 @@ def test_sighup_does_not_end_a_coordinator_and_sigterm_does(site: Site) -> None:
         assert operator.runs() == ()
     running.process.send_signal(signal.SIGTERM)
     assert running.wait(20.0) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_device_ends_at_a_signal_with_status_0(site: Site, number: signal.Signals) -> None:
+    device = join(site)
+    device.send_signal(number)
+    assert device.wait(20.0) == 0
+
+
+def test_a_device_that_nohup_started_ignores_sighup(site: Site) -> None:
+    device = join(site, "nohup")
+    device.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        device.wait(1.0)
+    device.terminate()
+    assert device.wait(20.0) == 0
+
+
+def join(site: Site, *before: str) -> "subprocess.Popen[bytes]":
+    """Start ``fanin join``, and wait until it has enrolled."""
+    site.serve()
+    rng = np.random.default_rng(0)
+    np.savez(site.folder / "data.npz", x=rng.normal(size=(8, 4)).astype(np.float32), y=np.zeros(8, np.int32))
+    (site.folder / "publisher.pub").write_text("ab" * 32)
+    options = {
+        "--server": site.address,
+        "--ca": site.state / "tls" / "ca.pem",
+        "--token-file": site.state / "tokens" / "device.token",
+        "--publisher": "publisher.pub",
+        "--data": "data.npz",
+    }
+    words = [str(word) for pair in options.items() for word in pair]
+    command = [*before, sys.executable, "-m", "fanin.commands.main", "join", *words]
+    log = site.folder / "join.log"
+    with log.open("wb") as out:
+        device = subprocess.Popen(command, cwd=site.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    until = time.monotonic() + 60.0
+    while "enrolled" not in log.read_text():
+        assert device.poll() is None and time.monotonic() < until, log.read_text()
+        time.sleep(0.02)
+    return device

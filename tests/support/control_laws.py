@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fanin.protos import control as r
 from fanin.protos.control import MAX_NUMBER
+from fanin.protos.messages import TrainingProgress
 from support.laws import BUNDLES, DELEGATIONS, FLOATS, NAMES, SECONDS, TEXTS, UINT32, UINT64, plans, versions
 
 PRINCIPALS: Final = st.builds(r.Principal, kind=st.sampled_from(r.PrincipalKind), id=NAMES)
@@ -51,6 +52,7 @@ ROUND_INFOS: Final = st.builds(
 )
 WARNINGS: Final = st.builds(r.RunWarned, code=TEXTS, subject=TEXTS, text=TEXTS)
 SATURATED: Final = st.builds(r.saturated_devices, st.dictionaries(TEXTS, UINT64, max_size=3))
+PROGRESS: Final = st.builds(TrainingProgress, step=UINT32, loss=SECONDS)
 DESCRIPTIONS: Final = st.builds(
     r.RunDescription,
     run=RUN_INFOS,
@@ -60,6 +62,9 @@ DESCRIPTIONS: Final = st.builds(
     at_work=st.lists(TEXTS, max_size=3).map(tuple),
     deadline_s=SECONDS,
     num_devices=UINT64,
+    num_gave_up=UINT32,
+    num_refused=UINT32,
+    progress=st.dictionaries(TEXTS, PROGRESS, max_size=3),
     warnings=st.lists(WARNINGS, max_size=3).map(tuple),
     saturated=SATURATED,
 )

@@ -303,3 +303,13 @@ def test_a_run_whose_uploads_wait_for_space_reports_it_until_one_is_stored(tmp_p
         await place.runs.stop()
 
     run_virtual(main())
+
+
+def test_a_fold_that_is_given_up_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        place, _ = await start_stuck_run(tmp_path, Corrupted("parameters: digest mismatch"))
+        await place.runs.stop()
+
+    run_virtual(main())
+    lines = [record.getMessage() for record in caplog.records if "Fold" in record.getMessage()]
+    assert lines == ["run run: Fold failed and is given up: version 0 is damaged on the coordinator's disk"]

@@ -9,26 +9,32 @@ import pytest
 from support.values import assignment
 
 from fanin.clients.device.client import Heartbeat
+from fanin.clients.device.conditions import AssignmentOver, Conditions
 from fanin.protos import messages as m
-from fanin.protos.errors import Unavailable
+from fanin.protos.errors import NotFound, Unavailable
 
 INTERVAL_S = 0.02
 WORK = replace(assignment(), progress_s=INTERVAL_S)
+OPEN = m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.RECEIVING)
 
 
 @dataclass
 class Line:
-    """A connection that records reports. It breaks for the first ``num_lost`` of them."""
+    """A connection that records reports. It breaks for the first ``num_lost`` of them. Then it has one answer."""
 
     num_lost: int = 0
+    answer: m.UploadReply | NotFound = OPEN
     reports: list[m.Report] = field(default_factory=list)
     arrived: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
-    def send(self, report: m.Report) -> None:
+    def send(self, report: m.Report) -> m.UploadReply:
         self.reports.append(report)
         self.arrived.release()
         if len(self.reports) <= self.num_lost:
             raise Unavailable("the line broke")
+        if isinstance(self.answer, NotFound):
+            raise self.answer
+        return self.answer
 
     def wait(self, number: int) -> None:
         for _ in range(number):
@@ -57,8 +63,13 @@ def line() -> Line:
 
 
 @pytest.fixture
-def beating(line: Line) -> Iterator[Heartbeat]:
-    heartbeat = Heartbeat(line.send, Trainer())
+def conditions() -> Conditions:
+    return Conditions(lambda: True, time.monotonic)
+
+
+@pytest.fixture
+def beating(line: Line, conditions: Conditions) -> Iterator[Heartbeat]:
+    heartbeat = Heartbeat(line.send, Trainer(), conditions)
     yield heartbeat
     heartbeat.stop()
 
@@ -80,8 +91,10 @@ def test_a_device_reports_its_step_while_it_works(line: Line, beating: Heartbeat
 
 
 @pytest.mark.parametrize("trainer", [object(), Trainer(ValueError("not now"))], ids=["without", "failing"])
-def test_a_device_whose_trainer_knows_no_step_reports_that_it_works(line: Line, trainer: object) -> None:
-    heartbeat = Heartbeat(line.send, trainer)
+def test_a_device_whose_trainer_knows_no_step_reports_that_it_works(
+    line: Line, trainer: object, conditions: Conditions
+) -> None:
+    heartbeat = Heartbeat(line.send, trainer, conditions)
     heartbeat.follow(WORK)
     line.wait(1)
     heartbeat.stop()
@@ -94,8 +107,8 @@ def test_a_lost_report_is_followed_by_the_next_one(line: Line, beating: Heartbea
     line.wait(4)
 
 
-def test_there_is_no_thread_without_an_interval() -> None:
-    heartbeat = Heartbeat(Line().send, object())
+def test_there_is_no_thread_without_an_interval(conditions: Conditions) -> None:
+    heartbeat = Heartbeat(Line().send, object(), conditions)
     before = threading.active_count()
     heartbeat.follow(replace(WORK, progress_s=0.0))
     heartbeat.follow(None)
@@ -108,3 +121,49 @@ def test_the_same_assignment_again_does_not_delay_the_next_report(line: Line, be
         beating.follow(WORK)
         time.sleep(INTERVAL_S / 4)
     assert len(line.reports) >= 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (replace(OPEN, round_state=m.RoundState.CLOSED), "the round has closed, or does not need this update"),
+        (NotFound("assignment run.1.tag: not made for device a; check in again"), "assignment run.1.tag: not made"),
+    ],
+    ids=["closed", "unknown"],
+)
+def test_a_reply_that_the_assignment_is_over_ends_a_pause_and_the_work(
+    line: Line, beating: Heartbeat, conditions: Conditions, answer: m.UploadReply | NotFound, reason: str
+) -> None:
+    beating.follow(WORK)
+    line.wait(1)
+    assert conditions.should_continue()
+    line.answer = answer
+    # A pause before the next try of an upload lasts up to a minute.
+    began_s = time.monotonic()
+    assert not conditions.wait(60.0)
+    assert time.monotonic() - began_s < 30.0
+    with pytest.raises(AssignmentOver, match=reason):
+        conditions.should_continue()
+    line.answer = OPEN
+    beating.follow(replace(WORK, assignment_id="run.2.tag"))
+    assert conditions.should_continue()
+
+
+def test_a_late_reply_does_not_end_the_next_assignment(conditions: Conditions) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def send(report: m.Report) -> m.UploadReply:
+        if report.assignment_id != WORK.assignment_id:
+            return OPEN
+        asked.set()
+        may_answer.wait(10.0)
+        return replace(OPEN, round_state=m.RoundState.CLOSED)
+
+    heartbeat = Heartbeat(send, object(), conditions)
+    heartbeat.follow(WORK)
+    assert asked.wait(10.0)
+    heartbeat.follow(replace(WORK, assignment_id="run.2.tag"))
+    may_answer.set()
+    time.sleep(5 * INTERVAL_S)
+    heartbeat.stop()
+    assert conditions.should_continue()

@@ -61,6 +61,7 @@ TARGETS: dict[tuple[SessionPhase, type[e.SessionEvent]], set[SessionPhase]] = {
     (SessionPhase.FETCHING, e.Moot): {SessionPhase.IDLE},
     (SessionPhase.FETCHING, e.Unable): {SessionPhase.REPORTING},
     (SessionPhase.TRAINING, e.UpdateStored): {SessionPhase.SENDING},
+    (SessionPhase.TRAINING, e.Moot): {SessionPhase.IDLE},
     (SessionPhase.TRAINING, e.Unable): {SessionPhase.REPORTING},
     (SessionPhase.TRAINING, e.Lost): {SessionPhase.TRAINING},
     (SessionPhase.SENDING, e.Replied): {SessionPhase.IDLE, SessionPhase.SENDING},

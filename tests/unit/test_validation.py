@@ -57,7 +57,8 @@ def test_a_good_update_passes() -> None:
     check_header(HEADER, EXPECTED)
     check_header(replace(HEADER, shifts=(2, 0, 1)), EXPECTED)
     check_header(with_counts(train_loss_q16=-5, eval_loss_q16=0, saturated=0, rounded=11), EXPECTED)
-    check_header(replace(with_counts(saturated=11), shifts=(2, 0, 1)), EXPECTED)
+    check_header(replace(with_counts(saturated=6), shifts=(2, 0, 1)), EXPECTED)
+    check_header(replace(with_counts(saturated=11), shifts=(2, 2, 2)), EXPECTED)
     check_header(with_counts(examples=MAX_EXAMPLES, words=-50), EXPECTED)
     check_header(with_counts(examples=MAX_EXAMPLES, trained_examples=1 << 40), EXPECTED)
     check_header(with_counts(eval_examples=5, eval_loss_q16=-3), EXPECTED)
@@ -156,8 +157,12 @@ WRONG = [
     (with_counts(rounded=12), "update: got rounded = 12, expected at most 11"),
     (with_counts(saturated=12), "update: got saturated = 12, expected at most 11"),
     (
+        replace(with_counts(saturated=7), shifts=(2, 0, 1)),
+        "update: got saturated = 7, expected at most 6: the values of the blocks with the largest shift, 2",
+    ),
+    (
         replace(with_counts(saturated=1), shifts=(0, 1, 0)),
-        "update: got saturated = 1 and shifts up to 1, expected 0 unless a block has the largest shift, 2",
+        "update: got saturated = 1, expected at most 0: the values of the blocks with the largest shift, 2",
     ),
     (with_counts(eval_loss_q16=-1), "update: got eval_loss_q16 = -1 and eval_examples = 0, expected 0"),
     (with_counts(eval_correct_int8=1), "update: got eval_correct_int8 = 1 and eval_examples = 0, expected 0"),

@@ -10,7 +10,7 @@ import random
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -108,12 +108,26 @@ def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> N
             partition=_partition(options),
         ),
     )
-    # The state on disk is complete at any moment, so the process need not wait for the call in progress.
-    handler = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    try:
+    with _ending_at_signals():
         client.run()
+
+
+@contextlib.contextmanager
+def _ending_at_signals() -> Iterator[None]:
+    """End the process with status 0 at SIGTERM, and at SIGHUP unless it was started with nohup.
+
+    The state on disk is complete at any moment, so the process need not wait for the call in progress.
+    """
+    handlers = {
+        number: signal.signal(number, lambda *_: sys.exit(0))
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
     finally:
-        signal.signal(signal.SIGTERM, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def _partition(options: argparse.Namespace) -> int | None:

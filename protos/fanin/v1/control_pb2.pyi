@@ -842,6 +842,27 @@ Global___RoundInfo: _TypeAlias = RoundInfo  # noqa: Y015
 class RunDescription(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class ProgressEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _fleet_pb2.TrainingProgress: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _fleet_pb2.TrainingProgress | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     GRID_FIELD_NUMBER: _builtins.int
@@ -850,6 +871,8 @@ class RunDescription(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     NUM_DEVICES_FIELD_NUMBER: _builtins.int
     NUM_GAVE_UP_FIELD_NUMBER: _builtins.int
+    NUM_REFUSED_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     SATURATED_FIELD_NUMBER: _builtins.int
     num_at_work: _builtins.int
@@ -860,6 +883,8 @@ class RunDescription(_message.Message):
     """All devices that have enrolled at this coordinator."""
     num_gave_up: _builtins.int
     """Devices that gave up an Assignment of the open Round."""
+    num_refused: _builtins.int
+    """Devices whose Update for the open Round was refused."""
     @_builtins.property
     def run(self) -> Global___RunInfo: ...
     @_builtins.property
@@ -872,6 +897,10 @@ class RunDescription(_message.Message):
 
     @_builtins.property
     def at_work(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def progress(self) -> _containers.MessageMap[_builtins.str, _fleet_pb2.TrainingProgress]:
+        """The last report of each device in at_work that reports progress."""
+
     @_builtins.property
     def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunWarned]:
         """The warnings of the Run, oldest first."""
@@ -891,12 +920,14 @@ class RunDescription(_message.Message):
         deadline_s: _builtins.float = ...,
         num_devices: _builtins.int = ...,
         num_gave_up: _builtins.int = ...,
+        num_refused: _builtins.int = ...,
+        progress: _abc.Mapping[_builtins.str, _fleet_pb2.TrainingProgress] | None = ...,
         warnings: _abc.Iterable[Global___RunWarned] | None = ...,
         saturated: Global___SaturatedDevices | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "progress", b"progress", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1173,7 +1204,7 @@ class RoundFailed(_message.Message):
     round: _builtins.int
     reason: _builtins.str
     others_wait: _builtins.bool
-    """Some Updates arrived, and enough other devices waited for a quorum. Such a failure does not count towards the failure
+    """Updates were missing, but enough other devices for a quorum waited. Such a failure does not count towards the failure
     of the Run.
     """
     def __init__(

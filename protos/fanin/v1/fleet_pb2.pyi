@@ -183,14 +183,18 @@ class _RoundStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RoundState
     ROUND_STATE_UNSPECIFIED: _RoundState.ValueType  # 0
     ROUND_STATE_OPEN: _RoundState.ValueType  # 1
     ROUND_STATE_CLOSED: _RoundState.ValueType  # 2
-    """The Round has all Updates that it needs, or it failed. Uploads under way are discarded. Accepted Updates count."""
+    """The Round has all Updates that it needs, or it failed, or the Assignment is over. Uploads under way are discarded.
+    Accepted Updates count.
+    """
 
 class RoundState(_RoundState, metaclass=_RoundStateEnumTypeWrapper): ...
 
 ROUND_STATE_UNSPECIFIED: RoundState.ValueType  # 0
 ROUND_STATE_OPEN: RoundState.ValueType  # 1
 ROUND_STATE_CLOSED: RoundState.ValueType  # 2
-"""The Round has all Updates that it needs, or it failed. Uploads under way are discarded. Accepted Updates count."""
+"""The Round has all Updates that it needs, or it failed, or the Assignment is over. Uploads under way are discarded.
+Accepted Updates count.
+"""
 Global___RoundState: _TypeAlias = RoundState  # noqa: Y015
 
 class _UpdateState:
@@ -286,7 +290,9 @@ class EnrollRequest(_message.Message):
     token: _builtins.str
     """An enrollment token of this coordinator."""
     public_key: _builtins.bytes
-    """Ed25519 (RFC 8032), 32 bytes."""
+    """The public key of this device, Ed25519 (RFC 8032), 32 bytes. The matching private key stays on the device and signs
+    every call. It names the device: one key is one device, and two devices with one key disturb each other.
+    """
     def __init__(
         self,
         *,
@@ -903,7 +909,8 @@ class Codec(_message.Message):
     5. Count `rounded`: values with q != scaled. Count `saturated`: values with |q| > L, which become L or -L.
 
     The payload is all q in the order of the flat vector, without a header: 4 bytes each (fixed32) or 1 byte each
-    (int8), two's complement. It has one size for all Updates of a Run. The coordinator reads a value as q * 2^(e + s),
+    (int8), two's complement. A device sends q from -L to L. The
+    coordinator also accepts -L - 1, and reads it as this number. It has one size for all Updates of a Run. The coordinator reads a value as q * 2^(e + s),
     times the weight of the Update: `examples`, which a Round with many examples divides by a power of two for all its
     Updates. The device does not apply the weight.
 
@@ -1503,7 +1510,7 @@ class Statistics(_message.Message):
         examples               examples that count: the weight of the Update; 1 to 2^40
         trained_examples       examples that the device trained on; absent: as many as count
         train_loss_q16         sum of the training loss over these examples, mean of the epochs, in units of 2^-16
-        rounded, saturated     see Codec; each at most the number of values
+        rounded, saturated     see Codec; each at most the number of values, saturated only those of blocks with s = max_shift
 
     About the Version that the Assignment starts from, on examples that the device does not train on:
 

@@ -202,13 +202,20 @@ class FleetStub:
        changes nothing.
 
     A new upload of a device ends its earlier one. The coordinator ends an upload that is silent for 60 s or averages
-    less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace. Report a failure, then
-    check in. The coordinator has already given the place of this device to others. It offers the device work again
-    after a pause, which doubles with each refused Update until one is accepted.
+    less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace, and the Assignment is
+    over (see Report). The coordinator offers the device work again after a pause, which doubles with each refused
+    Update until one is accepted.
     """
     Report: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportReply]
     """With a failure: gives the Assignment up, so that another device can take its place. With progress: says that this
     device still works for the Assignment. With neither: asks for the state of the Update.
+
+    An Assignment is over once this device gave it up or its Update was refused, when its Round closes, and when an Update
+    of it is accepted or discarded. From then on it gives no place: an Update is answered DISCARDED, or ACCEPTED if one was
+    accepted before. Check in. A check-in may return the same Assignment again, which then begins anew.
+
+    A progress is answered OPEN while the Update counts. CLOSED or NOT_FOUND (as after a change of the run key): the
+    Assignment is over. Stop the training, forget it and check in.
 
     A device with the capability reports_progress reports progress every Assignment.progress_s seconds, from the answer
     of its check-in to the last reply of its upload, from a thread of its own if its training blocks. The Round no longer
@@ -257,13 +264,20 @@ class FleetAsyncStub(FleetStub):
        changes nothing.
 
     A new upload of a device ends its earlier one. The coordinator ends an upload that is silent for 60 s or averages
-    less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace. Report a failure, then
-    check in. The coordinator has already given the place of this device to others. It offers the device work again
-    after a pause, which doubles with each refused Update until one is accepted.
+    less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace, and the Assignment is
+    over (see Report). The coordinator offers the device work again after a pause, which doubles with each refused
+    Update until one is accepted.
     """
     Report: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportReply]  # type: ignore[assignment]
     """With a failure: gives the Assignment up, so that another device can take its place. With progress: says that this
     device still works for the Assignment. With neither: asks for the state of the Update.
+
+    An Assignment is over once this device gave it up or its Update was refused, when its Round closes, and when an Update
+    of it is accepted or discarded. From then on it gives no place: an Update is answered DISCARDED, or ACCEPTED if one was
+    accepted before. Check in. A check-in may return the same Assignment again, which then begins anew.
+
+    A progress is answered OPEN while the Update counts. CLOSED or NOT_FOUND (as after a change of the run key): the
+    Assignment is over. Stop the training, forget it and check in.
 
     A device with the capability reports_progress reports progress every Assignment.progress_s seconds, from the answer
     of its check-in to the last reply of its upload, from a thread of its own if its training blocks. The Round no longer
@@ -333,9 +347,9 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
            changes nothing.
 
         A new upload of a device ends its earlier one. The coordinator ends an upload that is silent for 60 s or averages
-        less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace. Report a failure, then
-        check in. The coordinator has already given the place of this device to others. It offers the device work again
-        after a pause, which doubles with each refused Update until one is accepted.
+        less than 4 KiB/s. INVALID_ARGUMENT: the Update does not fit its Assignment; it left no trace, and the Assignment is
+        over (see Report). The coordinator offers the device work again after a pause, which doubles with each refused
+        Update until one is accepted.
         """
 
     @_abc_1.abstractmethod
@@ -346,6 +360,13 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_fleet_pb2.ReportReply, _abc.Awaitable[_fleet_pb2.ReportReply]]:
         """With a failure: gives the Assignment up, so that another device can take its place. With progress: says that this
         device still works for the Assignment. With neither: asks for the state of the Update.
+
+        An Assignment is over once this device gave it up or its Update was refused, when its Round closes, and when an Update
+        of it is accepted or discarded. From then on it gives no place: an Update is answered DISCARDED, or ACCEPTED if one was
+        accepted before. Check in. A check-in may return the same Assignment again, which then begins anew.
+
+        A progress is answered OPEN while the Update counts. CLOSED or NOT_FOUND (as after a change of the run key): the
+        Assignment is over. Stop the training, forget it and check in.
 
         A device with the capability reports_progress reports progress every Assignment.progress_s seconds, from the answer
         of its check-in to the last reply of its upload, from a thread of its own if its training blocks. The Round no longer

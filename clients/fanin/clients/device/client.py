@@ -36,7 +36,7 @@ from fanin.edge.runtimes.base import NamedInputs
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
-from fanin.protos.errors import FaninError
+from fanin.protos.errors import FaninError, NotFound
 
 MAX_DELAY_S: Final = 0.3
 """Longest delay before an upload with a ``delay_seed``."""
@@ -179,7 +179,7 @@ class _ClientHost:
     def __init__(self, client: Client, parts: ClientParts, conditions: Conditions, max_updates: int) -> None:
         self._client = client
         self._trainer = parts.trainer
-        self._heartbeat = Heartbeat(parts.transport.report, parts.trainer)
+        self._heartbeat = Heartbeat(parts.transport.report, parts.trainer, conditions)
         self._conditions = conditions
         self._max_updates = max_updates
         self._logged = ("", "")
@@ -262,16 +262,18 @@ class Heartbeat:
     """Reports the progress of one device, on a thread of its own.
 
     A training may block its thread for minutes, and so may the code of a Flower app. The thread begins with the first
-    Assignment that wants reports.
+    Assignment that wants reports. A reply may say that the Assignment is over: then the work for it ends.
 
     Args:
-        send: Sends a report. Its FaninError means that this report was lost.
+        send: Sends a report. NotFound means that the Assignment is over, another FaninError that this report was lost.
         trainer: Knows how far the training is, or does not.
+        conditions: End the work.
     """
 
-    def __init__(self, send: Callable[[m.Report], object], trainer: object) -> None:
+    def __init__(self, send: Callable[[m.Report], m.UploadReply], trainer: object, conditions: Conditions) -> None:
         self._send = send
         self._trainer = trainer
+        self._conditions = conditions
         self._changed = threading.Condition()
         self._assignment: m.Assignment | None = None
         self._is_over = False
@@ -284,6 +286,7 @@ class Heartbeat:
             if _id(wanted) == _id(self._assignment):
                 return
             self._assignment = wanted
+            self._conditions.begin_assignment()
             self._changed.notify()
             if self._thread is None and wanted is not None:
                 self._thread = threading.Thread(target=self._run, name="fanin progress", daemon=True)
@@ -298,11 +301,21 @@ class Heartbeat:
     def _run(self) -> None:
         while (assignment := self._next()) is not None:
             assignment_id = assignment.assignment_id
+            report = m.Report(assignment_id=assignment_id, progress=self._progress_of(assignment_id))
             try:
-                self._send(m.Report(assignment_id=assignment_id, progress=self._progress_of(assignment_id)))
+                if self._send(report).round_state is m.RoundState.CLOSED:
+                    self._end(assignment_id, "the round has closed, or does not need this update")
+            except NotFound as exc:
+                self._end(assignment_id, str(exc))
             except FaninError as exc:
-                # The session notices a broken connection or a lost Assignment by its own calls.
+                # The session notices a broken connection by its own calls.
                 LOG.debug("progress: %s", exc)
+
+    def _end(self, assignment_id: str, reason: str) -> None:
+        """End the work for an Assignment, unless the device has gone on to another one."""
+        with self._changed:
+            if _id(self._assignment) == assignment_id:
+                self._conditions.end_assignment(f"the assignment is over: {reason}")
 
     def _progress_of(self, assignment_id: str) -> m.TrainingProgress:
         trainer = self._trainer

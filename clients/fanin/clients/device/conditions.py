@@ -1,8 +1,11 @@
-"""The conditions under which a device works: the app's ``may_work`` and the client's ``stop``.
+"""The conditions under which a device works: the app's ``may_work``, the client's ``stop``, and the Assignment.
 
 A training or a transfer takes minutes, so the conditions are also checked inside it. ``should_continue`` is called
 before each batch and before each piece of a download or an upload. It returns True or raises ``Interrupted``. A trainer
 that does not catch the exception stops within one batch.
+
+An Assignment is over once the coordinator says so to a report of progress, from another thread. This ends the step, and
+also a pause before the next one.
 
 ``may_work`` may read files or ask a system service, while a batch may take less than a millisecond. So inside a step
 it is called at most every ``ASK_EVERY_S``. A device stops after at most that time and one batch or piece.
@@ -24,6 +27,10 @@ ShouldContinue = Callable[[], bool]
 
 class Interrupted(Exception):
     """The device must stop: a condition no longer holds, or the client is to stop. Do not catch it."""
+
+
+class AssignmentOver(Interrupted):
+    """The Assignment is over: its Update is not needed."""
 
 
 class Conditions:
@@ -52,6 +59,8 @@ class Conditions:
         # The end of an upload does not wait for gRPC's thread, which may still be in ``may_work``.
         self._asking = threading.Lock()
         self._is_stopping = threading.Event()
+        self._has_news = threading.Event()
+        self._over = ""
 
     @property
     def is_stopping(self) -> bool:
@@ -61,10 +70,23 @@ class Conditions:
     def stop(self) -> None:
         """Interrupt the current step, and prevent further steps. May be called from any thread."""
         self._is_stopping.set()
+        self._has_news.set()
+
+    def begin_assignment(self) -> None:
+        """Note that the device works for another Assignment, or for none."""
+        self._over = ""
+
+    def end_assignment(self, reason: str) -> None:
+        """Interrupt the work for the Assignment, which is over for this reason. May be called from any thread."""
+        self._over = reason
+        self._has_news.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait this long, or until ``stop`` is called. Returns whether it was called."""
-        return self._is_stopping.wait(seconds)
+        """Wait this long, or until ``stop`` is called or the Assignment is over. Return whether ``stop`` was called."""
+        if not self.is_stopping:
+            self._has_news.wait(seconds)
+            self._has_news.clear()
+        return self.is_stopping
 
     def hold(self) -> bool:
         """Return whether the device may work now. Calls ``may_work``, one thread at a time."""
@@ -74,12 +96,23 @@ class Conditions:
         return may_work
 
     def should_continue(self) -> bool:
-        """Return True. Raises Interrupted if the client is to stop, or if ``may_work`` returned False."""
+        """Return True.
+
+        Raises:
+            AssignmentOver: The Assignment is over.
+            Interrupted: The client is to stop, or ``may_work`` returned False.
+        """
         if self.is_stopping:
             raise Interrupted("the client stops")
+        self.check_assignment()
         if self._now() - self._last_check_s >= self._ask_every_s and not self.hold():
             raise Interrupted("may_work no longer holds")
         return True
+
+    def check_assignment(self) -> None:
+        """Raise AssignmentOver if the Assignment is over."""
+        if self._over:
+            raise AssignmentOver(self._over)
 
     def _ask(self) -> bool:
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, TypeVar, assert_never
 
-from fanin.clients.device.conditions import Conditions, Interrupted, ShouldContinue
+from fanin.clients.device.conditions import AssignmentOver, Conditions, Interrupted, ShouldContinue
 from fanin.clients.device.downloads import DownloadCalls, Downloader, Wanted
 from fanin.clients.device.models import OpenedModel, file_chunks, served_files, trained_files
 from fanin.clients.device.serving import Serving
@@ -89,7 +89,10 @@ class SessionHost(Protocol):
         ...
 
     def follow(self, assignment: m.Assignment | None) -> None:
-        """Report every ``progress_s`` seconds that this device works for an Assignment. None ends that."""
+        """Report every ``progress_s`` seconds that this device works for an Assignment. None ends that.
+
+        If a reply says that the Assignment is over, ``conditions`` end the work for it.
+        """
         ...
 
     def observe(self, session: Session, action: e.SessionAction, event: e.SessionEvent) -> None:
@@ -180,7 +183,10 @@ class SessionDriver:
     async def _attempt(self, action: e.SessionAction) -> e.SessionEvent:
         """Carry out one action and return its outcome as an event."""
         try:
+            self._parts.conditions.check_assignment()
             return await self._do(action)
+        except AssignmentOver as exc:
+            return e.Moot(reason=str(exc))
         except Interrupted as exc:
             return e.WorkPaused(reason=str(exc))
         except (FaninError, OSError) as exc:

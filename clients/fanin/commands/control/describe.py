@@ -24,7 +24,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.protos.control import MAX_DESCRIBED_ROUNDS, RoundInfo, RunDescription
-from fanin.protos.messages import FIRST_EPOCH
+from fanin.protos.messages import FIRST_EPOCH, TrainingProgress
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import KeyField, SectionField, fields_of, keys_of
 from fanin.protos.texts import counted
@@ -79,7 +79,9 @@ def description_row(description: RunDescription) -> dict[str, object]:
         "num_devices": description.num_devices,
         "num_at_work": description.num_at_work,
         "at_work": list(description.at_work),
+        "progress": {device: asdict(each) for device, each in description.progress.items()},
         "num_gave_up": description.num_gave_up,
+        "num_refused": description.num_refused,
         "saturated": {
             "num_devices": description.saturated.num_devices,
             "num_values": dict(description.saturated.num_values),
@@ -97,6 +99,15 @@ def _round_row(info: RoundInfo, plan: Plan | None) -> dict[str, object]:
     if plan is not None:
         row |= {"training": asdict(plan.training_in(info.round)), "flower": asdict(plan.flower_in(info.round))}
     return row
+
+
+def _progress_text(progress: TrainingProgress | None) -> str:
+    """Return the last report of a device after its id; empty without a step."""
+    if progress is None or not progress.step:
+        return ""
+    of = f" of {progress.num_steps}" if progress.num_steps else ""
+    loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
+    return f"  step {progress.step}{of}{loss}"
 
 
 def description_text(description: RunDescription) -> str:
@@ -125,11 +136,13 @@ def description_text(description: RunDescription) -> str:
     deadline = f", {description.deadline_s:.0f} s left" if description.deadline_s else ""
     num_at_work, at_work = description.num_at_work, description.at_work
     lines.append(f"  devices   {num_at_work} at work of {description.num_devices} enrolled{deadline}")
-    lines += [f"            {device}" for device in at_work]
+    lines += [f"            {device}{_progress_text(description.progress.get(device))}" for device in at_work]
     if len(at_work) < num_at_work:
         lines.append(f"            and {num_at_work - len(at_work)} more")
     if description.num_gave_up:
         lines.append(f"  gave up   {description.num_gave_up} in this round; the coordinator's log has the reasons")
+    if description.num_refused:
+        lines.append(f"  refused   {description.num_refused} in this round; the coordinator's log has the reasons")
     lines += [f"  warning   {warning.text}" for warning in description.warnings]
     if description.saturated.num_devices:
         lines.append(f"  saturated in version {info.version}: {saturated_text(description.saturated)}")

@@ -49,7 +49,7 @@ def round_closed(round_number: int, accepted: Sequence[str]) -> RoundClosed:
 class RoundFailed:
     """A Round ended without a Version.
 
-    ``others_wait``: some Updates arrived, and enough other devices waited for a quorum. Such a failure does not count
+    ``others_wait``: Updates were missing, but enough other devices for a quorum waited. Such a failure does not count
     towards the failure of the Run.
     """
 

@@ -10,7 +10,7 @@ from fanin.protos.control.commands import check_rounds
 from fanin.protos.control.evaluations import VersionEvaluation
 from fanin.protos.control.principals import Principal
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import BundleRef, Delegation, Version
+from fanin.protos.messages import BundleRef, Delegation, TrainingProgress, Version
 from fanin.protos.plans import Plan
 
 MAX_DESCRIBED_ROUNDS: Final = 1000
@@ -171,6 +171,8 @@ class RunDescription:
         deadline_s: Seconds left in the open Round; 0 if its clock does not run.
         num_devices: Devices that are enrolled at this coordinator.
         num_gave_up: Devices that gave up an Assignment of the open Round.
+        num_refused: Devices whose Update for the open Round was refused.
+        progress: The last report of each device in ``at_work`` that reports progress.
         warnings: The warnings of the Run, oldest first.
         saturated: Devices with many saturated values in the Round that published the newest Version.
     """
@@ -183,6 +185,8 @@ class RunDescription:
     deadline_s: float
     num_devices: int
     num_gave_up: int = 0
+    num_refused: int = 0
+    progress: Mapping[str, TrainingProgress] = field(default_factory=lambda: MappingProxyType({}))
     warnings: tuple[RunWarned, ...] = ()
     saturated: SaturatedDevices = field(default_factory=SaturatedDevices)
 

@@ -150,7 +150,7 @@ def report_to_proto(report: Report) -> pb.ReportRequest:
         assignment_id=report.assignment_id,
         failure=report.failure,
         telemetry=telemetry_to_proto(report.telemetry),
-        progress=None if report.progress is None else _progress_to_proto(report.progress),
+        progress=None if report.progress is None else progress_to_proto(report.progress),
     )
 
 
@@ -159,15 +159,15 @@ def report_from_proto(message: pb.ReportRequest) -> Report:
         assignment_id=message.assignment_id,
         failure=message.failure,
         telemetry=telemetry_from_proto(message.telemetry),
-        progress=_progress_from_proto(message.progress) if message.HasField("progress") else None,
+        progress=progress_from_proto(message.progress) if message.HasField("progress") else None,
     )
 
 
-def _progress_to_proto(progress: TrainingProgress) -> pb.TrainingProgress:
+def progress_to_proto(progress: TrainingProgress) -> pb.TrainingProgress:
     return pb.TrainingProgress(step=progress.step, num_steps=progress.num_steps, loss=progress.loss)
 
 
-def _progress_from_proto(message: pb.TrainingProgress) -> TrainingProgress:
+def progress_from_proto(message: pb.TrainingProgress) -> TrainingProgress:
     loss = message.loss if message.HasField("loss") else None
     return TrainingProgress(step=message.step, num_steps=message.num_steps, loss=loss)
 

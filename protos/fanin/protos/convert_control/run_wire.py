@@ -1,6 +1,7 @@
 """Wire form of Runs, Rounds and their descriptions."""
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.control import (
@@ -27,6 +28,8 @@ from fanin.protos.convert import (
     bundle_to_proto,
     delegation_from_proto,
     delegation_to_proto,
+    progress_from_proto,
+    progress_to_proto,
     version_from_proto,
     version_to_proto,
 )
@@ -206,6 +209,8 @@ def description_to_proto(description: RunDescription) -> pb.RunDescription:
         deadline_s=description.deadline_s,
         num_devices=description.num_devices,
         num_gave_up=description.num_gave_up,
+        num_refused=description.num_refused,
+        progress={device: progress_to_proto(each) for device, each in description.progress.items()},
         warnings=[warned_to_proto(each) for each in description.warnings],
         saturated=saturated_to_proto(description.saturated),
     )
@@ -221,6 +226,10 @@ def description_from_proto(message: pb.RunDescription) -> RunDescription:
         deadline_s=message.deadline_s,
         num_devices=message.num_devices,
         num_gave_up=message.num_gave_up,
+        num_refused=message.num_refused,
+        progress=MappingProxyType(
+            {device: progress_from_proto(each) for device, each in sorted(message.progress.items())}
+        ),
         warnings=tuple(warned_from_proto(each) for each in message.warnings),
         saturated=saturated_from_proto(message.saturated),
     )

@@ -6,6 +6,7 @@ Modules, in reading order:
     checkins.py      long polls until there is work
     bulletin.py      newer Versions for devices without work
     retries.py       retry windows of devices without a place
+    doubles.py       devices whose key is online twice
     downloads.py     Chunks of Bundles and Versions
     uploads.py       one Update from its header to its last Chunk
     acceptance.py    the fate of a complete upload

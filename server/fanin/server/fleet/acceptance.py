@@ -76,7 +76,7 @@ async def accept(update: CompleteUpload, intake: Intake, files: Files) -> Fate:
     """
     # Before the decision, so that no change after it is missed.
     changed = intake.changed
-    match intake.prospect(update.header.round):
+    match intake.prospect(update.header.round, update.device):
         case Prospect.NOW:
             return await _commit(update, intake, files, changed)
         case Prospect.LATER:
@@ -100,7 +100,7 @@ async def _commit(update: CompleteUpload, intake: Intake, files: Files, changed:
             await files.run(spool.withdraw, header, update.device)
             raise
     committed = await intake.commit(update.device, header, update.upload.resumed_bytes)
-    if committed is None and intake.prospect(header.round, was_refused=True) is Prospect.LATER:
+    if committed is None and intake.prospect(header.round, update.device, is_full=True) is Prospect.LATER:
         return Later(changed=changed)
     if committed is None or committed.payload != header.payload:
         await files.run(spool.withdraw, header, update.device)

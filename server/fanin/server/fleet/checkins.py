@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fanin.protos import messages as m
+from fanin.protos.control import RunWarned
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.bulletin import Bulletin
+from fanin.server.fleet.doubles import Doubles
 from fanin.server.fleet.retries import retry_window
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
@@ -31,6 +33,7 @@ class CheckIns:
         self._limits = limits
         self._rng = rng
         self._parked = runs.parked
+        self._doubles = Doubles()
 
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
         """See ``Coordinator.check_in``."""
@@ -65,6 +68,9 @@ class CheckIns:
         if earlier is not None and not earlier.answer.done():
             # The wait keeps two processes with one key from replacing each other as fast as the network allows.
             earlier.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
+            if self._doubles.note(device, asyncio.get_running_loop().time()):
+                for driver in self._runs.running():
+                    driver.warn(_online_twice(device))
         if len(self._parked) >= self._limits.max_parked:
             retry_min_s, retry_max_s = retry_window(self._devices.num_devices)
             return m.Wait(retry_min_s=retry_min_s, retry_max_s=retry_max_s)
@@ -139,3 +145,11 @@ class CheckIns:
             if not refusal:
                 suitable[device] = capabilities
         return suitable
+
+
+def _online_twice(device: str) -> RunWarned:
+    text = (
+        f"two processes check in as device {device} and end each other's calls: they have one key, as after a copy of "
+        "a state folder; stop one of them, and start it with a --state of its own"
+    )
+    return RunWarned(code="shared_key", subject=device, text=text)

@@ -78,7 +78,7 @@ class Uploads:
             driver.intake.note_storage(cannot_write(exc))
             raise
         except InvalidInput as exc:
-            # The same Assignment would bring the same Update. So the device loses its place, also without a report.
+            # The same Assignment would bring the same Update. So it is over, also without a report.
             driver.intake.refuse(round_number, device, str(exc))
             raise
         finally:
@@ -226,7 +226,7 @@ class _Request:
 
     def may_count(self) -> bool:
         """Return whether the Update counts, or may count in the next Round. Raises Unavailable if undecided."""
-        return self.driver.intake.prospect(self.round) is not Prospect.NEVER
+        return self.driver.intake.prospect(self.round, self.device) is not Prospect.NEVER
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -289,7 +289,7 @@ def _expected(driver: RunDriver, round_number: int) -> Expected:
 
 def _last_reply(request: _Request, upload: Upload, state: m.UpdateState) -> m.UploadReply:
     return m.UploadReply(
-        round_state=request.driver.intake.round_state(request.round),
+        round_state=request.driver.intake.round_state(request.round, request.device),
         update_state=state,
         received_bytes=upload.received_bytes,
     )

@@ -6,6 +6,8 @@ The driver carries it out and reports the result as the next event.
 
 from dataclasses import dataclass
 
+from fanin.protos.control import RunWarned
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedIn:
@@ -148,8 +150,15 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Warn:
+    """Record a warning of the Run. It belongs to no Round."""
+
+    warning: RunWarned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GoOn:
     """Open the next Round, or let the Run rest."""
 
 
-Effect = Assign | KeepDeadline | RecordGone | Accumulate | Close | Fold | Publish | Fail | GoOn
+Effect = Assign | KeepDeadline | RecordGone | Accumulate | Close | Fold | Publish | Fail | Warn | GoOn

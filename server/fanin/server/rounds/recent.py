@@ -26,6 +26,8 @@ class RecentRounds:
     def __init__(self, max_staleness: int) -> None:
         self.max_staleness = max_staleness
         self._rounds: dict[int, OpenedRound] = {}
+        # By Round: the devices whose Assignment is over, because they gave it up or their Update was refused.
+        self._over: dict[int, set[str]] = {}
         # Number of these Rounds that start from a Version with this Chunk.
         self._chunks: Counter[str] = Counter()
         self._lineage = 0
@@ -75,8 +77,22 @@ class RecentRounds:
         """Return whether an Update for a Round counts in the current Round."""
         return round_number == current.round or self.counts_from(round_number, current.base_version)
 
+    def begin_assignment(self, round_number: int, device: str) -> None:
+        """Note that a device received the Assignment of a Round, perhaps once more after it was over."""
+        self._over.get(round_number, set()).discard(device)
+
+    def end_assignment(self, round_number: int, device: str) -> None:
+        """Note that a device gave up its Assignment of a Round, or that its Update was refused."""
+        if round_number in self._rounds:
+            self._over.setdefault(round_number, set()).add(device)
+
+    def is_over(self, round_number: int, device: str) -> bool:
+        """Return whether the Assignment of a device is over, although its Round may be open."""
+        return device in self._over.get(round_number, ())
+
     def forget(self, record: RoundRecord) -> None:
         """Forget a Round."""
+        self._over.pop(record.round, None)
         opened = self._rounds.pop(record.round)
         self._chunks.subtract(ref.sha256 for ref in opened.base.chunks)
         self._chunks = +self._chunks

@@ -105,11 +105,11 @@ class Worker:
                 raise
             except Exception as exc:  # Any error: a Run without a worker would hang.
                 trouble = trouble_of(effect, exc)
-                LOG.error("run %s: %s failed: %s", self._run_id, trouble.effect, exc, exc_info=_needs_trace(exc))
-            tried_s = asyncio.get_running_loop().time() - began_s
-            if tried_s >= trouble.give_up_after_s and await self._is_given_up(
-                queued, trouble.given_up(tried_s), give_up
-            ):
+                tried_s = asyncio.get_running_loop().time() - began_s
+                is_last = tried_s >= trouble.give_up_after_s
+                text = f"{trouble.effect} failed{' and is given up' * is_last}"
+                LOG.error("run %s: %s: %s", self._run_id, text, exc, exc_info=_needs_trace(exc))
+            if is_last and await self._is_given_up(queued, trouble.given_up(tried_s), give_up):
                 return
             self.trouble = trouble.reason
             with contextlib.suppress(TimeoutError):

@@ -1,5 +1,7 @@
 """The description of a Run for operators: its record, and the state of the Round under way if it is driven here."""
 
+from types import MappingProxyType
+
 from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
 from fanin.protos.errors import Corrupted
 from fanin.server.rounds.troubles import reason_of
@@ -62,8 +64,10 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
         rounds=tuple(_info(one, live.phase if one is latest[0] else None) for one in latest[:num_rounds]),
         grid=latest[0].record.grid if latest else (),
         num_at_work=len(live.at_work),
-        at_work=live.at_work[:MAX_NAMED_DEVICES],
+        at_work=(at_work := live.at_work[:MAX_NAMED_DEVICES]),
+        progress=MappingProxyType({device: last for device in at_work if (last := live.progress(device)) is not None}),
         num_gave_up=live.num_gave_up,
+        num_refused=live.num_refused,
         deadline_s=remaining_s,
         num_devices=stores.devices.num_devices,
         warnings=await stores.runs.warnings(view.run_id),

@@ -12,6 +12,8 @@ from enum import Enum
 from itertools import islice
 from typing import Final
 
+from rpds import HashTrieSet
+
 from fanin.protos import messages as m
 from fanin.protos.errors import Superseded, Unavailable
 from fanin.server.rounds import events as e
@@ -19,6 +21,7 @@ from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.troubles import SEE_LOG
 from fanin.server.runs.driving.course import Course
+from fanin.server.runs.driving.shortage import starvation_of
 from fanin.server.runs.parking import Parked
 from fanin.server.runs.ranges import DeviceRanges
 from fanin.server.runs.setups import refusal_of
@@ -27,8 +30,6 @@ from fanin.server.storage.records import CommittedUpdate
 from fanin.server.storage.stores import DriverStores
 
 LOG: Final = logging.getLogger("fanin.server.runs.intake")
-MAX_SHOWN: Final = 200
-"""Characters of a device's reason that are shown to operators."""
 
 
 class Prospect(Enum):
@@ -60,8 +61,7 @@ class Intake:
     @property
     def num_places(self) -> int:
         """Number of devices that the open Round can assign now."""
-        machine = self._course.round
-        return 0 if machine is None else machine.num_places(self._course.now())
+        return self._course.num_places
 
     def holds(self, device: str) -> bool:
         """Return whether a device holds an Assignment in the open Round."""
@@ -107,38 +107,6 @@ class Intake:
         self._note_choice(course.work.record.round, candidates, has_chosen=bool(chosen))
         return tuple(device.device_id for device in chosen)
 
-    @property
-    def starvation(self) -> str:
-        """The text for operators while the selection policy chooses none of the waiting devices; empty otherwise."""
-        num_waiting = len(self._course.passed_over)
-        if not num_waiting or not self.num_places:
-            return ""
-        name = self._course.setup.plan.cohort.selection
-        return f"selection policy {name} chose none of {num_waiting} waiting device{'s' * (num_waiting > 1)}"
-
-    @property
-    def failures(self) -> str:
-        """The text for operators about the devices that gave up in the open Round; empty without one."""
-        machine = self._course.round
-        num = 0 if machine is None else len(machine.cohort.gave_up)
-        if not num:
-            return ""
-        # Quoted and cut, because it is a peer's text.
-        return f"{num} device{'s' * (num > 1)} gave up, the last with: {self._course.last_failure!r:.{MAX_SHOWN}}"
-
-    @property
-    def shortage(self) -> str:
-        """The text for operators about an open Round that waits for devices for a known cause; empty otherwise."""
-        machine, work = self._course.round, self._course.work
-        if self.starvation or machine is None or work is None or not machine.assigns:
-            return self.starvation
-        cohort = machine.cohort
-        # A device that gave up and tries again will probably give up again.
-        num_again = sum(device in cohort.at_work for device in cohort.gave_up)
-        if not self.failures or cohort.num_taken - num_again >= machine.rules.quorum:
-            return ""
-        return f"round {work.record.round} waits: {self.failures}"
-
     def _note_choice(self, round_number: int, candidates: Sequence[WaitingDevice], *, has_chosen: bool) -> None:
         course = self._course
         if has_chosen:
@@ -147,7 +115,7 @@ class Intake:
         course.passed_over.update(device.device_id for device in candidates)
         if self._warned_round != round_number:
             self._warned_round = round_number
-            LOG.warning("run %s: round %d waits: %s", course.run_id, round_number, self.starvation)
+            LOG.warning("run %s: round %d waits: %s", course.run_id, round_number, starvation_of(course))
 
     def pause_s(self, device: str) -> float:
         """Return the seconds until a device that pauses may receive an Assignment again, 0.0 if it may have one now."""
@@ -155,17 +123,18 @@ class Intake:
 
     @property
     def others_wait(self) -> bool:
-        """Whether enough suitable devices for a quorum wait, without those that pause or are selected last."""
-        now, standing = self._course.now(), self._course.standing
+        """Whether there are enough suitable devices for a quorum: they wait and cost no Round, or sent an Update."""
+        machine, standing = self._course.round, self._course.standing
+        accepted = HashTrieSet[str]() if machine is None else machine.cohort.accepted
         good = (
             device
             for device, parked in self._parked.items()
-            if now >= standing.returns_at(device)
-            and not standing.is_last(device, now)
+            if device not in accepted
+            and not standing.has_cost(device)
             and not self.refusal(parked.check_in.capabilities)
         )
-        quorum = self._course.setup.plan.cohort.quorum
-        return sum(1 for _ in islice(good, quorum)) == quorum
+        num_missing = self._course.setup.plan.cohort.quorum - len(accepted)
+        return sum(1 for _ in islice(good, num_missing)) == num_missing
 
     def refusal(self, capabilities: m.Capabilities) -> str:
         """Return why a device with these capabilities cannot take part in the Run, or an empty string if it can."""
@@ -194,6 +163,7 @@ class Intake:
             return False
         if is_new:
             course.at_work.begin(device, course.work.record.round, course.now() + course.round.rules.deadline_s)
+            course.recent.begin_assignment(course.work.record.round, device)
             course.participation.note(device, course.work.record.round)
         return True
 
@@ -202,14 +172,19 @@ class Intake:
 
         A device that the coordinator no longer knows, because it was silent or because the coordinator was started
         again, gets a place again if one is free.
+
+        Raises:
+            Unavailable: Whether the Update counts is undecided.
         """
         course = self._course
+        if self.prospect(round_number, device) is Prospect.NEVER:
+            return m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.DISCARDED)
         if course.work is not None and course.round is not None and self._counts_now(round_number):
             cohort = course.round.cohort
-            is_back = round_number == course.work.record.round and device not in cohort.gave_up
-            if device in cohort.at_work or (is_back and device not in cohort.accepted and self._place(device)):
+            is_back = round_number == course.work.record.round and device not in cohort.accepted
+            if device in cohort.at_work or (is_back and self._place(device)):
                 course.watch(device, progress)
-        return m.UploadReply(round_state=self.round_state(round_number), update_state=m.UpdateState.RECEIVING)
+        return m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.RECEIVING)
 
     async def with_state(self, device: str, assignment: m.Assignment) -> m.Assignment:
         """Return an Assignment with the Round of the device's initial state, read from the record.
@@ -241,19 +216,22 @@ class Intake:
         """The event that is set at the next change of the Run."""
         return self._course.changed
 
-    def prospect(self, round_number: int, *, was_refused: bool = False) -> Prospect:
-        """Return whether an Update for a Round counts.
+    def prospect(self, round_number: int, device: str, *, is_full: bool = False) -> Prospect:
+        """Return whether an Update of a device for a Round counts.
 
         Args:
             round_number: The Round of its Assignment.
-            was_refused: Whether the record has refused the Update for the open Round, which was full or had closed.
+            device: The device.
+            is_full: Whether the record did not take the Update for the open Round, which was full or had closed.
 
         Raises:
             Unavailable: This is undecided while the Run is paused between two Rounds or the coordinator is ending.
         """
         course = self._course
+        if course.recent.is_over(round_number, device):
+            return Prospect.NEVER
         counts_now = self._counts_now(round_number)
-        if counts_now and not was_refused:
+        if counts_now and not is_full:
             return Prospect.NOW
         is_between = course.run.state.is_live and not course.is_open and course.recent.get(round_number) is not None
         if not course.recent.max_staleness or not (counts_now or is_between):
@@ -282,7 +260,7 @@ class Intake:
         """
         course = self._course
         work, buffer = course.work, course.run.start.plan.cohort.buffer
-        if work is None or not self._counts_now(header.round):
+        if work is None or not self._counts_now(header.round) or course.recent.is_over(header.round, device):
             return None
         update = CommittedUpdate(device_id=device, round=work.record.round, header=header)
         try:
@@ -310,23 +288,25 @@ class Intake:
         if accepted is not None:
             # After its commit, an error may have kept the Update from the machine.
             self._count(accepted)
-            return m.UploadReply(round_state=self.round_state(round_number), update_state=m.UpdateState.ACCEPTED)
-        is_open = self.prospect(round_number) is not Prospect.NEVER
+            state = self.round_state(round_number, device)
+            return m.UploadReply(round_state=state, update_state=m.UpdateState.ACCEPTED)
+        is_open = self.prospect(round_number, device) is not Prospect.NEVER
         return m.UploadReply(
             round_state=m.RoundState.OPEN if is_open else m.RoundState.CLOSED,
             update_state=m.UpdateState.RECEIVING if is_open else m.UpdateState.DISCARDED,
         )
 
-    def round_state(self, round_number: int) -> m.RoundState:
+    def round_state(self, round_number: int, device: str) -> m.RoundState:
         """Return the state of the Round of an Update whose own state is known: open if another Update counts now."""
         try:
-            return m.RoundState.CLOSED if self.prospect(round_number) is Prospect.NEVER else m.RoundState.OPEN
+            is_closed = self.prospect(round_number, device) is Prospect.NEVER
+            return m.RoundState.CLOSED if is_closed else m.RoundState.OPEN
         except Unavailable:
             # Nothing counts until the Run is resumed. The device must not wait for that: it may work for other Runs.
             return m.RoundState.CLOSED
 
     def give_up(self, round_number: int, device: str, failure: str) -> bool:
-        """Free the place of a device that will not fulfil its Assignment, which then pauses.
+        """End the Assignment of a device that will not fulfil it, and free its place. The device then pauses.
 
         Args:
             round_number: The Round of the Assignment.
@@ -338,11 +318,12 @@ class Intake:
         """
         had_place = self._free(round_number, device, failure)
         if had_place:
+            self._course.refused.discard(device)
             self._course.standing.give_up(device, self._course.now())
         return had_place
 
     def refuse(self, round_number: int, device: str, reason: str) -> None:
-        """Free the place of a device whose Update was refused. Each refused Update makes its pause longer.
+        """End the Assignment of a device whose Update was refused. Each refused Update makes its pause longer.
 
         Args:
             round_number: The Round of the Assignment.
@@ -350,16 +331,18 @@ class Intake:
             reason: The error of the Update.
         """
         self._course.standing.refuse(device, self._course.now())
-        self._free(round_number, device, reason)
+        if self._free(round_number, device, reason) and self._counts_now(round_number):
+            self._course.refused.add(device)
 
     def refuse_any(self, device: str, reason: str) -> None:
-        """Free the place of a device if it has one: it sent an Update that names no Assignment."""
+        """End the Assignment of a device if it has one: it sent an Update that names no Assignment."""
         round_number = self._course.at_work.round_of(device)
         if round_number is not None:
             self.refuse(round_number, device, reason)
 
     def _free(self, round_number: int, device: str, failure: str) -> bool:
         course = self._course
+        course.recent.end_assignment(round_number, device)
         if course.at_work.round_of(device) != round_number:
             return False
         course.stop_working(device)

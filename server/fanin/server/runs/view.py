@@ -6,10 +6,11 @@ coordinator answers these for every Run of the record, also for one that another
 continued.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fanin.protos.control import RoundPhase, RunState
-from fanin.protos.messages import Version
+from fanin.protos.messages import TrainingProgress, Version
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.records import RunRecord
 
@@ -51,6 +52,8 @@ class LiveRun:
         phase: The phase of the Round under way, None without one.
         at_work: The devices at work in the open Round, sorted.
         num_gave_up: Devices that gave up in the open Round.
+        num_refused: Devices whose Update was refused in the open Round.
+        progress: Returns the last report of progress of a device, None without one.
         left_s: Seconds to the deadline of the open Round, 0.0 if its clock does not run.
     """
 
@@ -58,6 +61,8 @@ class LiveRun:
     phase: RoundPhase | None = None
     at_work: tuple[str, ...] = ()
     num_gave_up: int = 0
+    num_refused: int = 0
+    progress: Callable[[str], TrainingProgress | None] = lambda _device: None
     left_s: float = 0.0
 
 

@@ -75,6 +75,13 @@ class Standing:
         faults = self._faults.get(device)
         return faults is not None and now < faults.last_until
 
+    def has_cost(self, device: str) -> bool:
+        """Return whether a device has a fault that is not free. Time does not change it: only an accepted Update does.
+
+        So a Run whose devices all fail runs out of devices without such a fault.
+        """
+        return self._count(device) > FREE_GIVE_UPS
+
     def _count(self, device: str) -> int:
         faults = self._faults.get(device)
         return 0 if faults is None else faults.count

@@ -69,7 +69,7 @@ def failure_of(
 
     Args:
         round_number: The Round.
-        num_updates: Its Updates. Without one, the cause is probably not a few devices.
+        num_updates: Its Updates.
         cohort: The Plan's quorum and deadline.
         cause: A known cause, or empty.
         others_wait: Whether enough other devices wait for a quorum.
@@ -79,7 +79,7 @@ def failure_of(
     return RoundFailed(
         round=round_number,
         reason=f"{reason}; {cause}" if cause else reason,
-        others_wait=others_wait and num_updates > 0,
+        others_wait=others_wait,
     )
 
 

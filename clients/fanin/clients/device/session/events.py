@@ -86,7 +86,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moot:
-    """The coordinator no longer knows the Assignment, or does not accept this Update."""
+    """The coordinator no longer knows the Assignment, or does not need this Update."""
 
     reason: str
 

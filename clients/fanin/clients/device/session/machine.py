@@ -291,6 +291,7 @@ TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], SessionTrans
         (SessionPhase.FETCHING, Moot): _moot,
         (SessionPhase.FETCHING, Unable): _unable,
         (SessionPhase.TRAINING, UpdateStored): _trained,
+        (SessionPhase.TRAINING, Moot): _moot,
         (SessionPhase.TRAINING, Unable): _unable,
         (SessionPhase.SENDING, Replied): _replied,
         (SessionPhase.SENDING, Moot): _moot,

@@ -5,6 +5,7 @@ Modules, in reading order:
     drivers.py       the drivers of a coordinator, and why it does not drive the other Runs
     driver.py        ``RunDriver``: carries out effects and opens one Round after another
     course.py        the state of one Run in memory
+    shortage.py      why an open Round waits for devices
     stopping.py      when a Run rests
     warnings.py      what an operator should look at while a Run continues
 """

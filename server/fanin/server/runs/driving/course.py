@@ -51,7 +51,8 @@ class Course:
         is_leaving: Whether the coordinator is about to end, or another one drives the Run.
         storage_problem: Why the last upload could not be stored; empty if it could.
         passed_over: Devices that waited while the selection policy chose no device for the open Round.
-        last_failure: The reason of the last device that gave up in the open Round.
+        refused: Devices that lost their place in the open Round because their Update was refused.
+        last_failure: The reason of the last device that gave up or was refused in the open Round.
         changed: Set, and replaced by a new event, at each change.
     """
 
@@ -77,6 +78,7 @@ class Course:
         self.is_leaving = False
         self.storage_problem = ""
         self.passed_over: set[str] = set()
+        self.refused: set[str] = set()
         self.last_failure = ""
         self.changed = asyncio.Event()
         self._on_change = on_change
@@ -100,6 +102,16 @@ class Course:
     def is_suspended(self) -> bool:
         """Whether the fate of an Update cannot be decided now: the Run is paused, or the coordinator is ending."""
         return self.run.state is RunState.PAUSED or self.is_leaving
+
+    @property
+    def num_places(self) -> int:
+        """Number of devices that the open Round can assign now."""
+        return 0 if self.round is None else self.round.num_places(self.now())
+
+    @property
+    def num_gave_up(self) -> int:
+        """Number of devices that gave up in the open Round, without those that were refused."""
+        return 0 if self.round is None else len(self.round.cohort.gave_up) - len(self.refused)
 
     def now(self) -> float:
         """Return the time on the machine's clock, in seconds."""
@@ -194,6 +206,7 @@ class Course:
         self.work, self.round = None, None
         self.storage_problem = ""
         self.passed_over.clear()
+        self.refused.clear()
         self.last_failure = ""
 
     def leave(self, superseded: Superseded) -> None:

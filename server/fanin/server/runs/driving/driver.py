@@ -18,6 +18,7 @@ from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.driving.course import Course
+from fanin.server.runs.driving.shortage import failures_of, shortage_of
 from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.runs.intake import Intake
@@ -99,7 +100,7 @@ class RunDriver:
     def trouble(self) -> str:
         """The obstacle to the Run's progress, other than missing Updates; empty without one."""
         problem = self.course.storage_problem if self.course.is_open else ""
-        return self.course.worker.trouble or (f"uploads wait: {problem}" if problem else "") or self.intake.shortage
+        return self.course.worker.trouble or (f"uploads wait: {problem}" if problem else "") or shortage_of(self.course)
 
     @property
     def live(self) -> LiveRun:
@@ -111,7 +112,9 @@ class RunDriver:
             trouble=self.trouble,
             phase=machine.phase,
             at_work=tuple(sorted(machine.cohort.at_work)),
-            num_gave_up=len(machine.cohort.gave_up),
+            num_gave_up=self.course.num_gave_up,
+            num_refused=len(self.course.refused),
+            progress=self.course.presence.of,
             left_s=0.0 if machine.deadline is None else max(machine.deadline - self.course.now(), 0.0),
         )
 
@@ -144,12 +147,20 @@ class RunDriver:
         self.course.worker.hurry()
         self.course.announce()
 
+    def warn(self, warning: RunWarned) -> None:
+        """Record a warning, unless this driver has recorded it before."""
+        if self._warnings.is_new(warning):
+            self._warnings.note((warning,))
+            self.course.worker.put(None, e.Warn(warning=warning))
+
     # Effects.
 
     async def _carry_out(self, queued: QueuedEffect) -> None:
         work, effect = queued
         if isinstance(effect, e.GoOn):
             await self._end_round()
+        elif isinstance(effect, e.Warn):
+            await self._warn((effect.warning,))
         elif work is not None and self._is_wanted(work, effect):
             await self._carry_out_for(work, effect)
 
@@ -162,8 +173,8 @@ class RunDriver:
 
     async def _carry_out_for(self, work: RoundWork, effect: e.Effect) -> None:
         match effect:
-            case e.Assign() | e.GoOn():
-                raise AssertionError("assignments are answered at once, and a next round has no work yet")
+            case e.Assign() | e.GoOn() | e.Warn():
+                raise AssertionError("assignments are answered at once, and the others belong to no round")
             case e.KeepDeadline():
                 await self._keep_deadline(work.record, effect.deadline)
             case e.RecordGone():
@@ -176,7 +187,7 @@ class RunDriver:
                 machine = self.course.round
                 lacks_quorum = machine is not None and len(machine.cohort.accepted) < machine.rules.quorum
                 others_wait = lacks_quorum and self.intake.others_wait
-                self._follow(work, await work.close(self.intake.failures, others_wait=others_wait))
+                self._follow(work, await work.close(failures_of(self.course), others_wait=others_wait))
             case e.Fold():
                 await work.fold(effect.accepted)
                 self.course.report(work, e.ParametersStored())
@@ -208,7 +219,6 @@ class RunDriver:
     async def _give_up(self, queued: QueuedEffect, reason: str) -> None:
         """Fail the Round of an effect that cannot be carried out or, if no Round is under way, the Run."""
         work, effect = queued
-        LOG.error("run %s: %s is given up: %s", self.run_id, type(effect).__name__, reason)
         if work is not None and self._is_wanted(work, effect):
             self.course.report(work, e.Broken(reason=reason))
             self.course.announce()

@@ -17,8 +17,8 @@ from fanin.protos.plans import StopPlan
 from fanin.protos.texts import counted
 
 MAX_FAILED_ROUNDS: Final = 3
-"""Consecutive failed Rounds after which the Run fails, for any reasons but one: some devices sent no Update, while
-enough others waited. The next Rounds select those others, so the Run does not end because of a few devices."""
+"""Consecutive failed Rounds after which the Run fails, for any reasons but one: devices sent no Update, while enough
+others waited. The next Rounds select those others, so devices do not end the Run until no others are left."""
 
 
 def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, stop: StopPlan) -> str:

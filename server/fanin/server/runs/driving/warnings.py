@@ -38,7 +38,7 @@ class UpdateWarnings:
     def of_round(self, round_number: int, updates: Mapping[str, UpdateFacts]) -> tuple[RunWarned, ...]:
         """Return the new warnings about the Updates of a published Round, by device."""
         warnings = [*self._capped(round_number, updates), *self._cut(round_number, updates), *self._shared(updates)]
-        return tuple(each for each in warnings if (each.code, each.subject) not in self._recorded)
+        return tuple(each for each in warnings if self.is_new(each))
 
     def of_devices(self, contributors: Contributors, *, has_ended: bool) -> tuple[RunWarned, ...]:
         """Return the new warning about the number of devices of the Run so far.
@@ -61,6 +61,10 @@ class UpdateWarnings:
         )
         is_known = ("scaffold_devices", compared) in self._recorded
         return () if is_known else (RunWarned(code="scaffold_devices", subject=compared, text=text),)
+
+    def is_new(self, warning: RunWarned) -> bool:
+        """Return whether a warning is not recorded yet."""
+        return (warning.code, warning.subject) not in self._recorded
 
     def note(self, recorded: Iterable[RunWarned]) -> None:
         """Remember recorded warnings, which are not new any more."""

@@ -1,0 +1,40 @@
+"""Why an open Round waits for devices: the texts for operators. They follow from the state of the Run alone."""
+
+from typing import Final
+
+from fanin.protos.texts import counted
+from fanin.server.runs.driving.course import Course
+
+MAX_SHOWN: Final = 200
+"""Characters of a device's reason that are shown to operators."""
+
+
+def starvation_of(course: Course) -> str:
+    """Return the text while the selection policy chooses none of the waiting devices; empty otherwise."""
+    num_waiting = len(course.passed_over)
+    if not num_waiting or not course.num_places:
+        return ""
+    name = course.setup.plan.cohort.selection
+    return f"selection policy {name} chose none of {counted(num_waiting, 'waiting device')}"
+
+
+def failures_of(course: Course) -> str:
+    """Return the text about the devices that gave up or were refused in the open Round; empty without one."""
+    num_refused = len(course.refused)
+    parts = [f"{counted(course.num_gave_up, 'device')} gave up"] if course.num_gave_up else []
+    parts += [f"{counted(num_refused, 'device')} {'was' if num_refused == 1 else 'were'} refused"] * bool(num_refused)
+    # Quoted and cut, because it may be a peer's text.
+    return f"{' and '.join(parts)}, the last with: {course.last_failure!r:.{MAX_SHOWN}}" if parts else ""
+
+
+def shortage_of(course: Course) -> str:
+    """Return the text about an open Round that waits for devices for a known cause; empty otherwise."""
+    machine, work, starvation, failures = course.round, course.work, starvation_of(course), failures_of(course)
+    if starvation or machine is None or work is None or not machine.assigns:
+        return starvation
+    cohort = machine.cohort
+    # A device that gave up and tries again will probably give up again.
+    num_again = sum(device in cohort.at_work for device in cohort.gave_up)
+    if not failures or cohort.num_taken - num_again >= machine.rules.quorum:
+        return ""
+    return f"round {work.record.round} waits: {failures}"
