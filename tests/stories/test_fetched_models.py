@@ -19,7 +19,10 @@ from support.plain_files import in_litert, in_onnxruntime
 from torch import Tensor, nn
 
 from fanin.edge.assembly.assemble import assemble
+from fanin.edge.bundles.arrays import write_arrays
+from fanin.edge.parameter_files import read_parameters
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.tensors import TensorTable
 
 X = np.random.default_rng(3).standard_normal((5, linear.NUM_INPUTS)).astype(np.float32)
 INT8 = "the model is the int8 one of the bundle; --app APP, with the App of the run, writes the float one\n"
@@ -83,6 +86,8 @@ def test_a_fetched_version_loads_into_the_module(fanin: Fanin, host: Hosted, tmp
     path = tmp_path / "version.npz"
     outcome = fanin("fetch", "tied", "--state", host.state, "--out", path)
     assert outcome.status == 0 and outcome.out.endswith(f"written to {path}\n"), outcome
+    note = "the file has no num_batches_tracked, which does not travel; use load_state_dict(state, strict=False)"
+    assert outcome.err == f"note: {note}\n"
 
     module = Tied()
     state = {name: torch.from_numpy(value) for name, value in np.load(path).items()}
@@ -92,6 +97,26 @@ def test_a_fetched_version_loads_into_the_module(fanin: Fanin, host: Hosted, tmp
     with torch.no_grad():
         x = app.inputs["x"]
         torch.testing.assert_close(module.eval()(x), app.module.eval()(x), rtol=0.0, atol=0.0)
+
+
+def test_a_fetched_version_of_a_flower_app_is_a_complete_state(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    module(torch.randn(4, 2))
+    arrays = {name: value.numpy() for name, value in module.state_dict().items()}
+    bundle = write_arrays(arrays, tmp_path / "bundle", f.PUBLISHER, "flower")
+    host.start_run(f.plan(), bundle, f.PUBLISHER, "flower")
+    path = tmp_path / "version.npz"
+    outcome = fanin("fetch", "flower", "--state", host.state, "--out", path)
+    assert outcome.status == 0, outcome
+    counter = "1.num_batches_tracked (int64)"
+    assert outcome.err == f"note: {counter}: the values of the initial arrays, because only float32 arrays travel\n"
+    state = {name: torch.from_numpy(value) for name, value in np.load(path).items()}
+    assert list(state) == list(arrays)
+    loaded = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    loaded.load_state_dict(state, strict=True)
+    assert loaded[1].num_batches_tracked == 1
+    # The file is also one of parameters.
+    assert read_parameters(path)[0] == TensorTable.of({spec.name: spec.shape for spec in bundle.manifest.table.specs})
 
 
 def test_int8_and_float_files_of_an_app_are_fetched(

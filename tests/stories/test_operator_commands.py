@@ -77,6 +77,32 @@ def test_run_with_an_invalid_plan(fanin: Fanin, host: Hosted, text: str, message
     assert snapshot(host.state) == before
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "evaluation.best=recall",
+            "plan: evaluation.best: got 'recall', expected one of ['accuracy', 'accuracy_int8', 'int8_agreement', ",
+        ),
+        ('flower.roles."layer.*"=statistic', "plan: got flower.roles, but the bundle has graphs, which read no such "),
+        ("training.batch_size=5", "plan: got training.batch_size 5, but the bundle's train graphs are for 8; choose "),
+    ],
+)
+def test_a_plan_that_the_app_cannot_carry_out_is_refused_before_the_export(
+    fanin: Fanin, host: Hosted, override: str, message: str
+) -> None:
+    source = host.folder / "apps.py"
+    source.write_text('from support.models import app_of\n\napp = app_of("mlp")\n')
+    plan = host.folder / "app.toml"
+    plan.write_text(PLAN.replace('bundle = "bundle"', f'app = "{source}:app"'))
+    words = ("run", plan, "--state", host.state, "--key", host.folder / "publisher.key")
+    before = snapshot(host.state)
+    outcome = fanin(*words, "--set", "evaluation.data=digits", "--set", override)
+    assert one_line(outcome, "run").startswith(message)
+    assert "preparing the module" not in outcome.err
+    assert snapshot(host.state) == before
+
+
 def test_run_without_a_plan_a_key_or_the_publishers_bundle(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
     before = snapshot(host.state)
     words = ("run", host.folder / "plan.toml", "--state", host.state, "--key")

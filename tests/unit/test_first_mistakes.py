@@ -1,5 +1,6 @@
 """Mistakes in a first App: one error each, with the remedy and the line. Numpy arrays are accepted."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,8 +199,45 @@ def test_an_error_of_an_app_names_the_line_that_creates_it(tmp_path: Path) -> No
     path = tmp_path / "mistaken.py"
     text = "import torch\nfrom fanin.edge.export import App\n\n\ndef app():\n    return App(\n        {}\n    )\n"
     path.write_text(text.format('name="a", module=torch.nn.Linear(4, 3), calibration=None, batch_size=2.0'))
-    with pytest.raises(UnsupportedModel, match=rf"^App a: batch_size: got 2.0, .* \(at {path}:6\)$"):
+    with pytest.raises(
+        UnsupportedModel, match=rf"^App a: batch_size: got 2.0, .* \(at {path}:6, while '{path}:app' is loaded\)$"
+    ):
         load_app(f"{path}:app")
+
+
+def test_an_error_of_another_app_of_the_file_names_both(tmp_path: Path) -> None:
+    path = tmp_path / "several.py"
+    options = "module=torch.nn.Linear(4, 3), batch_size=2, num_classes=3"
+    path.write_text(
+        "import torch\nfrom fanin.edge.export import App\n\n"
+        f"good = App(name='good', calibration=torch.ones(4, 4), {options})\n"
+        f"wide = App(name='wide', calibration=torch.ones(4, 4).double(), {options})\n"
+    )
+    expected = r"^App wide: calibration data: got torch.float64 \(4, 4\), expected float32 values .*; convert it by "
+    with pytest.raises(UnsupportedModel, match=rf"{expected}.* \(at {path}:5, while '{path}:good' is loaded\)$"):
+        load_app(f"{path}:good")
+
+
+class Locked(nn.Linear):
+    """A layer with a lock, which cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.lock = threading.Lock()
+
+
+class CopiedLock(Locked):
+    """The same with a copy of its own."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "CopiedLock":
+        return CopiedLock()
+
+
+def test_a_module_that_cannot_be_copied_is_refused_with_its_attribute() -> None:
+    expected = r"App first: module 1 \(Locked\) with lock cannot be copied \(TypeError: cannot pickle '_thread.lock'"
+    with pytest.raises(UnsupportedModel, match=expected):
+        app(module=nn.Sequential(nn.Identity(), Locked()))
+    prepare(app(module=nn.Sequential(nn.Identity(), CopiedLock())))
 
 
 @pytest.mark.parametrize(

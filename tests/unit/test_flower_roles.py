@@ -1,5 +1,6 @@
 """Roles of arrays of Flower apps: by the names of torch's buffers, and by ``[flower.roles]`` of the Plan."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from support.errors import raises
 
-from fanin.clients.planfile import parse_plan
+from fanin.clients.planfile import check_overrides, parse_plan
 from fanin.edge.bundles.arrays import write_arrays
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import FaninError, InvalidInput, InvalidPlan
@@ -132,3 +133,17 @@ def test_initial_arrays_out_of_their_range_are_refused_by_name(tmp_path: Path) -
     with raises(InvalidInput, f"tensor 'bn.running_var': got -0.5, {reason}"):
         write_arrays(arrays, tmp_path / "bundle", SigningKey.generate(), "named")
     assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("key", ['flower.roles."layer.*"', "flower.roles.'layer.*'", "flower.roles.layer.*"])
+def test_a_pattern_of_an_option_may_have_the_quotes_of_toml(key: str) -> None:
+    expected = {"layer.*": TensorRole(role=RoleKind.STATISTIC)}
+    assert parse_plan(HEAD, "p.toml", [f"{key}=statistic"]).plan.flower.roles == expected
+    with pytest.raises(InvalidPlan, match=r"^--set: flower\.roles\.layer\.\*: got 'trained', expected one of"):
+        parse_plan(HEAD, "p.toml", [f"{key}=trained"])
+
+
+@pytest.mark.parametrize("key", ['flower.roles."layer.*', 'flower.roles.*."w"'])
+def test_a_key_with_wrong_quotes_is_refused(key: str) -> None:
+    with pytest.raises(InvalidPlan, match=rf"^--set {re.escape(key)}: got quotes that TOML does not read \("):
+        check_overrides([f"{key}=statistic"])

@@ -197,6 +197,47 @@ def test_a_forward_may_use_any_memory_format(graph_format: str, case: str) -> No
     assert abs(loss - float(expected)) <= ROUNDING * abs(float(expected))
 
 
+def depthwise(*layers: nn.Module) -> nn.Module:
+    """Return layers after a depthwise convolution, whose form stores images in another order."""
+    torch.manual_seed(0)
+    body = (nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, padding=1, groups=8))
+    return nn.Sequential(*body, *layers, nn.Flatten(), nn.LazyLinear(3))
+
+
+VIEWS: dict[str, Callable[[], nn.Module]] = {
+    "a pool after a norm": lambda: depthwise(nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(2)),
+    "an uneven pool after a frozen norm": lambda: depthwise(nn.BatchNorm2d(8).eval(), nn.AdaptiveAvgPool2d((4, 5))),
+    "a pool of a signal": lambda: nn.Sequential(
+        nn.Flatten(2),
+        nn.Conv1d(3, 8, 1),
+        nn.Conv1d(8, 8, 3, groups=8),
+        nn.BatchNorm1d(8),
+        nn.AdaptiveAvgPool1d(2),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    ),
+    "a linear layer along rows": lambda: depthwise(nn.BatchNorm2d(8), nn.Linear(6, 3)),
+    "a view of samples and channels": lambda: depthwise(
+        Own(lambda x, _: x.view(x.shape[0] * 8, -1).cumsum(1).view(x.shape[0], 8, 36), random(1))
+    ),
+    "a view after a norm and permute": lambda: depthwise(
+        nn.BatchNorm2d(8), Own(lambda x, _: x.permute(0, 2, 3, 1).contiguous().view(x.shape[0], -1), random(1))
+    ),
+}
+
+
+@pytest.mark.parametrize("case", in_ci(VIEWS, ("a pool after a norm", "a view of samples and channels")))
+@pytest.mark.parametrize("graph_format", FORMATS)
+def test_a_view_after_a_depthwise_convolution_is_exported(graph_format: str, case: str) -> None:
+    module = VIEWS[case]().train()
+    module(IMAGES)
+    loss, x = _losses(export_bundle(app(module, IMAGES), (graph_format,)), graph_format)
+    with torch.no_grad():
+        logits = module.eval()(torch.from_numpy(x))
+        expected = nn.functional.cross_entropy(logits, torch.arange(BATCH_SIZE) % 3, reduction="sum")
+    assert abs(loss - float(expected)) <= ROUNDING * abs(float(expected))
+
+
 def test_an_app_keeps_the_memory_format_of_its_module() -> None:
     module = network().to(memory_format=LAST)
     prepared = prepare(app(module, IMAGES))

@@ -83,6 +83,18 @@ def test_a_batch_that_has_no_variance_moves_no_statistic(num: int) -> None:
         assert torch.equal(next_statistics[name], value)
 
 
+@pytest.mark.parametrize("spatial", [(), (1, 1)])
+def test_a_single_value_is_normalized_by_the_running_statistics(spatial: tuple[int, ...]) -> None:
+    norm = random_norm(spatial, 0.1, affine=True)
+    x = torch.randn(4, 3, *spatial, dtype=torch.float64, requires_grad=True)
+    output, next_statistics = run_norm(norm, x, torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(next_statistics, statistics(norm), **CLOSE)
+    expected = norm.eval()(x[1:2])
+    torch.testing.assert_close(output[1:2], expected, **CLOSE)
+    slopes = [torch.autograd.grad(each.square().sum(), (x, *norm.parameters())) for each in (output[1:2], expected)]
+    torch.testing.assert_close(*slopes, **CLOSE)
+
+
 def test_of_several_values_one_sample_is_enough() -> None:
     norm = random_norm((5,), 0.1, affine=True)
     x = torch.randn(4, 3, 5, dtype=torch.float64)

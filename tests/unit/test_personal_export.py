@@ -211,7 +211,7 @@ def test_one_pattern_without_a_list_is_refused() -> None:
 def test_the_engine_vmap_refuses_personal_parameters() -> None:
     problem = (
         "App split: local: got ['head.*'], expected no personal parameters for the engine vmap: clients that train "
-        "together start from one Version; use engine='graph'"
+        "together start from one Version"
     )
     with raises(UnsupportedModel, problem):
         VectorStep(app_with(local=["head.*"]))

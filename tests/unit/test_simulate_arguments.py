@@ -155,6 +155,19 @@ def test_a_metric_that_cannot_be_computed_is_refused_before_the_export(metric: o
         simulate(*regression((1,)), cohort=2, rounds=1, settings=settings)
 
 
+def test_an_unknown_best_metric_is_refused_before_the_export(capsys: pytest.CaptureFixture[str]) -> None:
+    app, clients = regression((1,))
+    settings = SimulationSettings(
+        plan={"training.learning_rate": 0.1, "evaluation.best": "accuracy"},
+        test=clients.examples,
+        metrics={"mine": lambda predictions, targets: 0.0},
+    )
+    names = ["loss", "mine", "mine_int8", "squared_error", "squared_error_int8"]
+    with raises(InvalidPlan, f"plan: evaluation.best: got 'accuracy', expected one of {names}"):
+        simulate(app, clients, cohort=2, rounds=1, settings=settings)
+    assert "exporting" not in capsys.readouterr().err
+
+
 def test_a_plan_with_evaluations_needs_test_examples() -> None:
     settings = SimulationSettings(plan={"training.learning_rate": 0.1, "evaluation.data": "digits"})
     with pytest.raises(InvalidInput, match=r"simulate: got a plan with \[evaluation\] data or metrics, and no test"):

@@ -65,8 +65,32 @@ REFUSAL = (
 def test_the_engine_graph_refuses_a_module_that_cannot_be_exported_by_its_part_and_line() -> None:
     clients = clients_of(4, 4)
     settings = SimulationSettings(plan={"training.learning_rate": 0.1}, quiet=True)
-    with pytest.raises(UnsupportedModel, match=f"^{REFUSAL}.*; or engine='vmap' simulates it without an export, if "):
+    with pytest.raises(UnsupportedModel, match=f"^{REFUSAL}.*; or engine='vmap' simulates it without an export "):
         simulate(unexported_app(Modulus(), clients), clients, cohort=2, rounds=1, settings=settings)
+
+
+class Branch(nn.Module):
+    """A layer that torch cannot trace either."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x, with a sign that depends on its values."""
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("layer", "options"),
+    [(Branch, {}), (Modulus, {"recipe": Recipe(local=("1.bias",))})],
+    ids=["no trace", "personal parameters"],
+)
+@pytest.mark.parametrize("engine", ["graph", "vmap"])
+def test_no_engine_is_advised_if_none_can_train(
+    engine: str, layer: type[nn.Module], options: dict[str, object]
+) -> None:
+    clients = clients_of(4, 4)
+    settings = SimulationSettings(engine=engine, plan={"training.learning_rate": 0.1}, quiet=True)
+    with pytest.raises(UnsupportedModel) as excinfo:
+        simulate(unexported_app(layer(), clients, **options), clients, cohort=2, rounds=1, settings=settings)
+    assert "engine=" not in str(excinfo.value)
 
 
 CASES = (("vmap", Modulus), ("auto", Modulus), ("vmap", Inverse), ("auto", Inverse))

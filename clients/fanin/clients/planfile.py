@@ -97,11 +97,12 @@ def override_of(text: str, source: str = SET) -> Override:
     """Return the override that ``key=value`` describes.
 
     Args:
-        text: A dotted key and a TOML value; any other value is a string.
+        text: A dotted key and a TOML value; any other value is a string. A name in a table, such as a pattern of
+            ``flower.roles``, may have the quotes that TOML needs.
         source: The name of the option or argument in error messages.
 
     Raises:
-        InvalidPlan: The text has no key or no value.
+        InvalidPlan: The text has no key or no value, or a quote of the key has no end.
     """
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
@@ -112,7 +113,25 @@ def override_of(text: str, source: str = SET) -> Override:
         tables = {}
     # A line break in the text could begin another key.
     parsed = tables["value"] if set(tables) == {"value"} else value
-    return Override(path=path.strip(), value=parsed, source=source)
+    return Override(path=_unquoted(path.strip(), source), value=parsed, source=source)
+
+
+def _unquoted(path: str, source: str) -> str:
+    """Return a dotted key without the quotes of TOML. Raises InvalidPlan."""
+    if not {*path} & {'"', "'"}:
+        return path
+    try:
+        table: object = tomllib.loads(f"{path} = 0")
+    except (ValueError, RecursionError) as exc:
+        raise InvalidPlan(
+            f"{source} {path}: got quotes that TOML does not read ({exc}), expected a name in quotes as in "
+            f"{source} 'flower.roles.\"layer.*\"=statistic'; a name without = and quotes needs none"
+        ) from exc
+    names = []
+    while isinstance(table, dict):
+        ((name, table),) = table.items()
+        names.append(name)
+    return ".".join(names)
 
 
 def check_overrides(texts: Iterable[str] | None) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.data.stores import num_held_out
+from fanin.edge.bundles.arrays import read_layout
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError
@@ -310,6 +311,7 @@ def _with_baseline(
 def _result(prepared: Preparation, plan: Plan, engine: str, rows: RowLists) -> Result:
     table, subject = prepared.bundle.manifest.table, prepared.subject
     app = None if isinstance(subject, FlowerSubject) else subject.app
+    layout = read_layout(prepared.bundle) if isinstance(subject, FlowerSubject) else None
     best = None
     if rows.best is not None and app is not None:
         best = BestVersion(app=app, table=table, row=rows.best[0], parameters=rows.best[1])
@@ -327,4 +329,5 @@ def _result(prepared: Preparation, plan: Plan, engine: str, rows: RowLists) -> R
         best=best,
         digests=tuple(rows.digests),
         is_complete=rows.is_complete,
+        layout=layout,
     )

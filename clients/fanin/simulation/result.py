@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fanin.edge.tensors import Float32s, TensorTable
+from fanin.edge.bundles.arrays import ArrayLayout
+from fanin.edge.tensors import Array, Float32s, TensorTable
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.simulation.devices.events import SimulationEvent
 from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, cells
@@ -74,6 +75,8 @@ class Result:
         baseline_end: Why the baseline ended before the last Round; empty if it did not.
         local: The personal parameters of each client that has trained, by its index and by name.
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
+        layout: The names of a Flower app's arrays in its order, and the initial values of those that do not travel.
+            None for an App.
     """
 
     app: "App | None"
@@ -92,6 +95,7 @@ class Result:
     baseline_end: str = ""
     repeats: "tuple[Result, ...]" = ()
     local: Mapping[int, Mapping[str, Float32s]] = field(default_factory=dict)
+    layout: ArrayLayout | None = None
 
     def __repr__(self) -> str:
         return f"Result({_summary(self.app, self.rounds[-1])}; see .rounds, .clients, .failures, .events and .arrays)"
@@ -120,12 +124,17 @@ class Result:
             )
         from fanin.edge.export.prepare import with_parameters
 
-        return with_parameters(self.app, {**self.arrays, **self.local[client]})
+        return with_parameters(self.app, {**self.table.views(self.parameters), **self.local[client]})
 
     @property
-    def arrays(self) -> dict[str, Float32s]:
-        """The final parameters by name, each in its shape."""
-        return dict(self.table.views(self.parameters))
+    def arrays(self) -> dict[str, Array]:
+        """The final parameters by name, each in its shape.
+
+        A Flower app has all of its arrays in its order. Those that are not float32 do not travel, and have their
+        initial values.
+        """
+        views = self.table.views(self.parameters)
+        return dict(views) if self.layout is None else self.layout.complete(views)
 
     @property
     def spread(self) -> tuple[SpreadRow, ...]:

@@ -36,6 +36,8 @@ def _of_archive(data: bytes) -> tuple[TensorTable, Float32s]:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as exc:
         raise InvalidInput(f"not a readable .npz file of plain arrays ({exc})") from exc
+    # Counters of a Flower app, such as num_batches_tracked: a fetched file has them, and no Version.
+    arrays = {name: array for name, array in arrays.items() if array.dtype.kind not in "biu"}
     for name, array in arrays.items():
         if array.dtype != np.float32:
             raise InvalidInput(f"got {name} of {array.dtype}, expected float32 arrays by the names of the parameters")

@@ -1,6 +1,6 @@
 """``fanin fetch``: download a Version of a Run, verify it, and write it as an .npz file or a folder.
 
-    OUT.npz                one array a tensor
+    OUT.npz                one array a tensor; of a Flower app all arrays, also those that do not travel
     OUT/parameters         the canonical bytes, for ``fanin infer --version``
     OUT/version.json       number, parent, digests, signer and signature
     OUT/bundle/            with --bundle: the Bundle, for ``fanin infer`` and ``fanin inspect``
@@ -47,13 +47,15 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import check_place, wrong_usage
 from fanin.commands.control.places import FACTS, PARAMETERS, check_replaced, put, restore
 from fanin.commands.control.standalone import check_targets, precision_of, standalone_models
+from fanin.edge.bundles.arrays import ArrayLayout, read_layout
 from fanin.edge.bundles.bundle import FETCHED_FOLDER, MANIFEST_FILE, Bundle, SignedManifest, save_bundle
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.versions import check_version
-from fanin.edge.tensors import decode_parameters
+from fanin.edge.tensors import Array, decode_parameters
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import InvalidInput, InvalidVersion, NotFound
 from fanin.protos.messages import UNSEEN, Version
+from fanin.protos.roles import RoleKind
 
 if TYPE_CHECKING:
     from fanin.clients.operator import Operator
@@ -64,11 +66,12 @@ FILES_OF_OTHERS: Final = frozenset((".bin", ".npy", ".onnx", ".pt", ".pth", ".sa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedVersion:
-    """A verified Version with its canonical bytes and its Bundle."""
+    """A verified Version with its canonical bytes and its Bundle, and the layout of a Bundle without graphs."""
 
     version: Version
     data: bytes
     bundle: Bundle
+    layout: ArrayLayout | None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -132,7 +135,10 @@ def fetch(
     written = {} if out is None else {str(out): save(out, fetched, artifacts, force=force)}
     for path, data in models.items():
         written[str(path)] = save_model(path, data, force=force)
-    if models and (note := note_on_local(fetched.bundle)):
+    notes = [note_on_local(fetched.bundle)] if models else []
+    if out is not None and out.suffix == ".npz":
+        notes.append(_note_on_counters(fetched))
+    for note in filter(None, notes):
         sys.stderr.write(f"note: {note}\n")
     if json:
         row = {**version_row(fetched), "out": None if out is None else str(out), "written": any(written.values())}
@@ -162,6 +168,16 @@ def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) 
         check_place(f"--{option}", path)
     if bundle and (out is None or out.suffix == ".npz"):
         raise InvalidInput(f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER")
+
+
+def _note_on_counters(fetched: FetchedVersion) -> str:
+    """Return a note for an .npz file about the arrays of the module that no Version has; "" if none is known."""
+    if fetched.layout is not None:
+        local = ", ".join(f"{name} ({value.dtype})" for name, value in fetched.layout.local.items())
+        return f"{local}: the values of the initial arrays, because only float32 arrays travel" if local else ""
+    if any(role.role is RoleKind.STATISTIC for role in fetched.bundle.manifest.table.roles.values()):
+        return "the file has no num_batches_tracked, which does not travel; use load_state_dict(state, strict=False)"
+    return ""
 
 
 def _has_bundle(out: Path | None, bundle: Bundle) -> bool:
@@ -208,7 +224,8 @@ def fetch_version(operator: "Operator", run_id: str, number: int | None, publish
     parameters = operator.parameter_bytes(version)
     if decode_parameters(parameters)[0] != bundle.manifest.table:
         raise InvalidVersion(f"{what}: names or shapes differ from its bundle's")
-    return FetchedVersion(version=version, data=parameters, bundle=bundle)
+    layout = None if bundle.manifest.signatures else read_layout(bundle)
+    return FetchedVersion(version=version, data=parameters, bundle=bundle, layout=layout)
 
 
 def version_row(fetched: FetchedVersion) -> dict[str, object]:
@@ -247,9 +264,12 @@ def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | No
 
     def write_file(draft: Path) -> None:
         table, flat = decode_parameters(fetched.data)
+        arrays: dict[str, Array] = dict(table.views(flat))
+        if fetched.layout is not None:
+            arrays = fetched.layout.complete(arrays)
         # numpy.savez takes arrays as keyword arguments, so a tensor named like one of its parameters would fail.
         with zipfile.ZipFile(draft, "w") as archive:
-            for name, array in table.views(flat).items():
+            for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
 

@@ -4,12 +4,13 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fanin.clients.planfile import check_overrides, read_plan
+from fanin.clients.planfile import PlanFile, check_overrides, read_plan
 from fanin.commands.console.show import follow, run_row
 from fanin.commands.console.terminal import (
     DEFAULT_KEY,
@@ -96,7 +97,7 @@ def run(
                 bundle = _open(folder, publisher, key)
             else:
                 step(f"exporting the App {source.app}")
-                bundle = _export(source.app, Path(scratch), publisher, max_int8_drop)
+                bundle = _export(source, Path(scratch), publisher, max_int8_drop)
             step("publishing the bundle")
             operator.publish_bundle(bundle)
             step("starting the run")
@@ -121,10 +122,22 @@ def _open(folder: Path, publisher: SigningKey, key: Path) -> Bundle:
     return open_folder(folder, trusted=(publisher.public,))
 
 
-def _export(app: str, out: Path, publisher: SigningKey, max_int8_drop: float | None) -> Bundle:
-    """Export an App, print the notes of the export, and return the Bundle."""
-    from fanin.edge.export import export, load_app
+def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: float | None) -> Bundle:
+    """Export the App of a Plan, print the notes of the export, and return the Bundle.
 
-    exported = export(load_app(app), out, publisher, max_drop=max_int8_drop)
+    The coordinator checks the complete Plan with the Bundle. What the App alone decides is refused before the export.
+    """
+    from fanin.edge.export import export, load_app
+    from fanin.server.evaluation.metrics import check_best
+    from fanin.server.runs.admission import check_training
+    from fanin.simulation.setup.arguments import facts_of
+
+    app, plan = load_app(source.app), source.plan
+    # Stages may be installed on the coordinator alone, so it checks those of SCAFFOLD.
+    check_training("plan", plan, {}, replace(facts_of(app), has_control=False))
+    if plan.evaluation.data:
+        names = [each.name for each in plan.evaluation.metrics]
+        check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
+    exported = export(app, out, publisher, max_drop=max_int8_drop)
     print_notes(exported.notes)
     return exported.bundle

@@ -167,7 +167,8 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
         step = vector_step(app, bundle, workload, device)
     except UnsupportedModel as exc:
         if is_vmap(engine):
-            raise
+            # The App has an export, so this engine can train it.
+            raise UnsupportedModel(f"{exc}; use engine='graph'") from exc
         cost = f"all rounds train in about {graph_s:.2g} s by graph"
         return Chosen(engine="graph", reason=f"engine graph, because vmap is not possible: {exc}; {cost}")
     if is_vmap(engine):
@@ -213,8 +214,7 @@ def vector_step(app: "App", bundle: Bundle, workload: Workload, device: str) -> 
 
     if not workload.has_one_size:
         raise UnsupportedModel(
-            "simulate: the schedule of the Plan changes the batch size, and the engine vmap has a step of one size; "
-            "use engine='graph'"
+            "simulate: the schedule of the Plan changes the batch size, and the engine vmap has a step of one size"
         )
     return VectorStep(app.for_batches(bundle.manifest.batch_size), device)
 

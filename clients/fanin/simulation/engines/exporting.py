@@ -69,8 +69,7 @@ def app_bundle(app: "App", folder: Path, key: SigningKey, engine: str, recorded:
         exported = export(app, folder, key, formats=(FORMAT,), max_drop=math.inf)
     except UnsupportedModel as exc:
         if engine == "graph":
-            remedy = "engine='vmap' simulates it without an export, if torch can trace it"
-            raise UnsupportedModel(f"{exc}; or {remedy} (docs/simulation.md)") from exc
+            raise UnsupportedModel(f"{exc}{_vmap_advice(app)}") from exc
         from fanin.edge.export.vectorized.runtime import TorchRuntime
 
         try:
@@ -84,6 +83,19 @@ def app_bundle(app: "App", folder: Path, key: SigningKey, engine: str, recorded:
         for quality in exported.measured.values()
     )
     return AppBundle(bundle=exported.bundle, runtime=open_runtime(FORMAT), note=note)
+
+
+def _vmap_advice(app: "App") -> str:
+    """Return the advice to simulate an App without an export; "" if that fails, too."""
+    from fanin.edge.export.vectorized.runtime import TorchRuntime
+    from fanin.edge.export.vectorized.step import VectorStep
+
+    try:
+        TorchRuntime(app)
+        VectorStep(app)
+    except UnsupportedModel:
+        return ""
+    return "; or engine='vmap' simulates it without an export (docs/simulation.md)"
 
 
 def check_no_int8(plan: Plan) -> None:

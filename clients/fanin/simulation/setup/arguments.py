@@ -19,6 +19,7 @@ from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.plans.entries import BASE64
+from fanin.server.evaluation.metrics import check_best
 from fanin.server.runs.admission import TrainFacts, check_training
 from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
@@ -185,7 +186,8 @@ def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: Si
     """Check a Plan's requirements for the App's train graphs and for metrics.
 
     Raises:
-        InvalidPlan: The train graphs cannot carry out the Plan, or a metric is not installed.
+        InvalidPlan: The train graphs cannot carry out the Plan, a metric is not installed, or none has the name in
+            ``evaluation.best``.
         InvalidInput: A metric of the settings would never be computed.
     """
     own, statistics = settings.own_metrics, {each.name for each in plan.statistics}
@@ -198,14 +200,21 @@ def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: Si
             f"simulate: metrics: got {unused} and no test examples, expected data to compute them on; set test in the "
             f"settings, or declare a statistic such as {OF_VALIDATION}{unused[0]} in the plan"
         )
+    if settings.test is not None:
+        names = {each.name for each in plan.evaluation.metrics} | own.keys()
+        check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
+    check_training("simulate", plan, stages, facts_of(app))
+
+
+def facts_of(app: "App") -> TrainFacts:
+    """Return the settings that a Plan may change in the train graphs that an App will have."""
     recipe = app.recipe
-    facts = TrainFacts(
+    return TrainFacts(
         has_proximal=recipe.proximal,
         has_control=recipe.scaffold,
         optimizer=recipe.optimizer.settings,
         batch_sizes=tuple(sorted((app.batch_size, *app.other_batch_sizes))),
     )
-    check_training("simulate", plan, stages, facts)
 
 
 def _toml(value: object) -> str:

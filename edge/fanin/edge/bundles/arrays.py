@@ -54,6 +54,10 @@ class ArrayLayout:
     names: tuple[str, ...]
     local: Mapping[str, Array]
 
+    def complete(self, travelling: Mapping[str, Array]) -> dict[str, Array]:
+        """Return all arrays in the order of the code: those that travel, and the others with their initial values."""
+        return {name: travelling[name] if name in travelling else self.local[name].copy() for name in self.names}
+
 
 def write_arrays(arrays: Mapping[str, Array], folder: Path | str, key: SigningKey, name: str) -> Bundle:
     """Sign a Bundle without graphs and write it.

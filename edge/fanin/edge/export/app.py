@@ -29,7 +29,7 @@ from fanin.edge.export.inputs.named import (
 from fanin.edge.export.inputs.outputs import Output, Paths, checked_paths, picked
 from fanin.edge.export.inputs.sequences import check_lengths
 from fanin.edge.export.losses import Loss, cross_entropy
-from fanin.edge.export.modules.accepted import check_module
+from fanin.edge.export.modules.accepted import check_copies, check_module
 from fanin.edge.export.optimizers.fields import integer
 from fanin.edge.export.optimizers.optimizer import Tensors
 from fanin.edge.export.optimizers.recipe import Recipe
@@ -292,6 +292,8 @@ def _check_parts(app: App) -> None:
             f"{what}: preprocess: got {type(app.preprocess).__name__}, expected a torch.nn.Module; call the function "
             "in the forward of one"
         )
+    if app.preprocess is not None:
+        check_copies(f"{what}: preprocess", app.preprocess)
 
 
 def _named_parameters(loss: object) -> list[tuple[str, torch.nn.Parameter]]:

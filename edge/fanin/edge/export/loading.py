@@ -92,8 +92,9 @@ def _guarded(kind: str, where: str, call: Callable[[], T]) -> T:
         return call()
     except UnsupportedModel as exc:
         # An App that its own code creates is refused there; an error of this module has no such line.
+        # The file may create other Apps than the one that is loaded.
         line = own_line(exc)
-        raise UnsupportedModel(f"{exc} (at {line})" if line else str(exc)) from exc
+        raise UnsupportedModel(f"{exc} (at {line}, while {where!r} is loaded)" if line else str(exc)) from exc
     except FaninError:
         raise
     except (Exception, SystemExit) as exc:

@@ -48,8 +48,8 @@ TRACEABLE: Final = (
 REPLACE: Final = "replace that part of the model, or freeze it; fanin export --check names it"
 """The remedy for an operator that a format lacks, while the layer is unknown."""
 SAMPLES: Final = (
-    "write x.shape[0] instead of that number in the forward (x.view(x.shape[0], -1) or x.flatten(1)), and replace "
-    "operators that need a fixed number (torch.cdist)"
+    "write x.shape[0] instead of that number or len(x) in the forward (x.view(x.shape[0], -1) or x.flatten(1)), and "
+    "replace operators that need a fixed number (torch.cdist)"
 )
 ROOM: Final = str(Path(__file__).parent)
 NOT_THE_APPS: Final = (

@@ -19,6 +19,8 @@ from fanin.protos.errors import InvalidPlan
 
 LOWER_IS_BETTER: Final = frozenset({"loss", "squared_error", "squared_error_int8"})
 """The metrics of every model of which the smallest value is the best."""
+OF_LABELS: Final = ("accuracy", "accuracy_int8", "int8_agreement", "loss")
+OF_VALUES: Final = ("loss", "squared_error", "squared_error_int8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,23 @@ def unknown_values(metrics: Iterable[str]) -> VersionMetrics:
     return VersionMetrics(num_examples=0, values=dict.fromkeys(names, math.nan))
 
 
+def check_best(best: str, metrics: Iterable[str], *, has_labels: bool) -> None:
+    """Raise InvalidPlan unless a model can have the metric ``best``. The check needs no graph.
+
+    Args:
+        best: The metric that ranks Versions.
+        metrics: The names of further metrics.
+        has_labels: Whether the model predicts labels, and no values.
+    """
+    names = {*(OF_LABELS if has_labels else OF_VALUES), *unknown_values(metrics).values}
+    if best not in names:
+        raise _unknown_best(best, names)
+
+
+def _unknown_best(best: str, names: Iterable[str]) -> InvalidPlan:
+    return InvalidPlan(f"plan: evaluation.best: got {best!r}, expected one of {sorted(names)}")
+
+
 def score_of(best: str, values: Mapping[str, float], metrics: Mapping[str, Metric] = NO_METRICS) -> float:
     """Return the value that ranks Versions by the metric ``best``: larger is better.
 
@@ -80,7 +99,7 @@ def score_of(best: str, values: Mapping[str, float], metrics: Mapping[str, Metri
         InvalidPlan: There is no such metric.
     """
     if best not in values:
-        raise InvalidPlan(f"plan: evaluation.best: got {best!r}, expected one of {sorted(values)}")
+        raise _unknown_best(best, values)
     metric = metrics.get(best.removesuffix(INT8))
     is_lower = best in LOWER_IS_BETTER if metric is None else not metric.higher_is_better
     return -values[best] if is_lower else values[best]

@@ -7,9 +7,9 @@ computes their values for a Version, here and on devices::
     conv(x, weight, bias) -> batch_norm(gain, offset, mean, variance)     becomes     conv(x, weight', bias')
 
 Frozen statistics, gain or offset of a norm are constants of the manifest. If the product and its norm are completely
-frozen, weight' and bias' are constants of the graph. A norm is kept in three cases: it does not follow a product, other
-operators use the product too, or the norm moves and the weight does not. In the last case weight' would be a slot as
-large as the frozen weight.
+frozen, weight' and bias' are constants of the graph. A norm is kept in four cases: it does not follow a product, other
+operators use the product too, the product already has a norm folded in, or the norm moves and the weight does not. In
+the last case weight' would be a slot as large as the frozen weight.
 
 The codes of a bias use the scales of its weight. So a frozen bias next to a moving weight is filled like a slot, from a
 constant of the manifest. The scales of a frozen weight next to a moving bias are such a constant, too.
@@ -198,6 +198,9 @@ class _Folding:
         named = [self._leaf(source) for source in (*_operands(product), *node.args[1:4], spread)]
         weight, bias, gain, offset, mean, variance = (name or "" for name in named)
         if None in named or (weight not in self._moving and {gain, variance} & self._moving):
+            return
+        # The values of a product with a norm are not stored in a Version, so nothing is derived from them.
+        if {weight, bias} & self.folded.keys():
             return
         name = f"{weight}{FOLDED}{self._num_norms or ''}"
         self._num_norms += 1

@@ -1,5 +1,6 @@
 """The requirements for the module of an App, checked before the module runs."""
 
+import copy
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -42,3 +43,33 @@ def check_module(what: str, module: object) -> None:
                     "computes it in forward; replace torch.nn.utils.weight_norm by "
                     "torch.nn.utils.parametrizations.weight_norm"
                 )
+    check_copies(what, module)
+
+
+def check_copies(what: str, module: torch.nn.Module) -> None:
+    """Raise UnsupportedModel, with the attribute, unless ``copy.deepcopy`` copies the module: an App keeps its own."""
+    # The values of tensors need no copy here.
+    tensors = {id(value): value for value in (*module.parameters(), *module.buffers())}
+    try:
+        copy.deepcopy(module, dict(tensors))
+    except Exception as exc:  # the code of any attribute
+        for path, layer in module.named_modules():
+            others = {id(inner): inner for inner in layer.modules()}
+            for name, value in vars(layer).items():
+                where = f"module {path or 'itself'} ({type(layer).__name__}) with {name}"
+                _check_copy(f"{what}: {where}", value, others | tensors)
+        raise _uncopied(f"{what}: module {type(module).__name__}", exc) from exc
+
+
+def _check_copy(what: str, value: object, memo: dict[int, object]) -> None:
+    try:
+        copy.deepcopy(value, dict(memo))
+    except Exception as exc:  # the code of the attribute
+        raise _uncopied(what, exc) from exc
+
+
+def _uncopied(what: str, exc: Exception) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{what} cannot be copied ({type(exc).__name__}: {' '.join(str(exc).split())}), expected a module for "
+        "copy.deepcopy; keep such an object outside of the module, or give its class a __deepcopy__"
+    )

@@ -4,6 +4,10 @@ torch's BatchNorm changes its buffers in place and counts every sample. A train 
 of an epoch is padded. So mean and variance are computed over the unmasked samples, and the next running statistics are
 outputs of the graph. They travel with the parameters and are averaged over devices like these.
 
+torch refuses a batch with one value for each channel, because it has no variance. A device cannot refuse the last
+example of its data, so such a batch is normalized by the running statistics, as in evaluation, and leaves them
+unchanged. By its own mean every value would be zero, and the step would train on no feature of the example.
+
 Reference:
     Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1.
 """
@@ -25,7 +29,7 @@ class TrackedNorm(nn.Module):
     """A BatchNorm layer with the same parameters and buffers under the same names, but without side effects.
 
     Call ``begin`` before a pass and ``finish`` after it. A batch with at most one value for each channel has no
-    variance, and leaves both statistics unchanged.
+    variance: it is normalized by both running statistics, and leaves them unchanged.
     """
 
     running_mean: Tensor
@@ -76,7 +80,11 @@ class TrackedNorm(nn.Module):
         before = self._following or inputs
         share = self._momentum * (num > 1.0).to(x.dtype)
         self._following = {name: before[name] + share * (now[name] - before[name]) for name in STATISTICS}
-        return self._normalized(flat, mean, square_sum / num.clamp(min=1.0)).reshape(x.shape)
+        variance = square_sum / num.clamp(min=1.0)
+        if flat.shape[2] == 1:
+            mean = torch.where(num > 1.0, mean, inputs["running_mean"])
+            variance = torch.where(num > 1.0, variance, inputs["running_var"])
+        return self._normalized(flat, mean, variance).reshape(x.shape)
 
     def _normalized(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         y = (x - _column(mean, x)) * _column(torch.rsqrt(variance + self._epsilon), x)

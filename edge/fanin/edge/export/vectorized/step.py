@@ -115,12 +115,12 @@ class VectorStep:
         if app.lengths is not None and app.lengths.shorter:
             raise UnsupportedModel(
                 f"App {app.name}: lengths: got {list(app.lengths.sizes)}, expected a single length for the engine "
-                "vmap: clients that train together have batches of one shape; use engine='graph'"
+                "vmap: clients that train together have batches of one shape"
             )
         if app.recipe.local:
             raise UnsupportedModel(
                 f"App {app.name}: local: got {list(app.recipe.local)}, expected no personal parameters for the engine "
-                "vmap: clients that train together start from one Version; use engine='graph'"
+                "vmap: clients that train together start from one Version"
             )
         place = torch.device(device)
         prepared = prepare(app)
@@ -234,10 +234,10 @@ class VectorStep:
                 singles = [self._one(*(self._of(name, moved[name], client) for name in feed)) for client in range(2)]
         except Exception as exc:  # Any error: an operator without a batching rule may raise any.
             reason = str(exc).strip().partition("\n")[0]
-            raise UnsupportedModel(f"{what}: {reason}; use engine='graph'") from exc
+            raise UnsupportedModel(f"{what}: {reason}") from exc
         for name, both, *each in zip(self._outputs, together, *singles, strict=True):
             if _difference(both, torch.stack(each)) > TOLERANCE:
-                raise UnsupportedModel(f"{what}: {name} has another value than in a step alone; use engine='graph'")
+                raise UnsupportedModel(f"{what}: {name} has another value than in a step alone")
 
     def _two(self, name: str, value: Tensor) -> Tensor:
         """Return an input of two clients. The samples of the second one are in reversed order."""

@@ -45,12 +45,15 @@ class BlockLayout:
         return rows.reshape(channels, self.step * width, self.num * samples)
 
     def images(self, values: Tensor) -> Tensor:
-        """Convert values (C, step * width, num * N) to images (N, C, height, width)."""
+        """Convert values (C, step * width, num * N) to images (N, C, height, width).
+
+        The images are contiguous, like torch's: a view in the App or in an operator depends on it.
+        """
         channels, (height, width) = values.shape[0], self.size
         if self.num > 1:
             values = values.reshape(channels, self.step * width, self.num, -1).transpose(1, 2)
         rows = values.reshape(channels, self.num * self.step, width, -1)
-        return (rows if self.is_exact else rows[:, :height]).permute(3, 0, 1, 2)
+        return (rows if self.is_exact else rows[:, :height]).permute(3, 0, 1, 2).contiguous()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
