@@ -197,6 +197,34 @@ def by_rank() -> App:
     return _drawing(lambda _: 1.0 + int(os.environ.get("RANK", "0")))
 
 
+class Drifting(nn.Linear):
+    """A layer whose bias starts at 0. The second rank changes it in the third step, as a faulty processor would."""
+
+    step = 0
+
+    def __init__(self, change: float) -> None:
+        super().__init__(16, 16)
+        nn.init.zeros_(self.bias)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, 8, 16) to (B, 8, 16)."""
+        self.step += self.training
+        if self.step == 3 and os.environ.get("RANK") == "1":
+            self.bias.data.add_(self.change)
+        return super().forward(x)
+
+
+def drifting() -> App:
+    """Return an App whose copies move apart."""
+    return _app(lambda: _net(lambda: Drifting(0.1)))
+
+
+def rounding() -> App:
+    """Return an App whose copies differ by far less than their values, but not less than a bias near 0."""
+    return _app(lambda: _net(lambda: Drifting(1e-5)))
+
+
 def always() -> App:
     """Return an App that draws in evaluation, too."""
 

@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from fanin.datacenter.checkpoints.progress import MARKER, folder_name
 from fanin.datacenter.config.settings import (
     CheckpointSettings,
     DataSettings,
+    EvaluationSettings,
     LayoutSettings,
     ModelSettings,
     StopSettings,
@@ -203,6 +205,26 @@ def test_a_draw_that_no_mesh_can_repeat_is_refused(app: str, message: str, tmp_p
 def test_ranks_that_differ_in_training_end_the_job(app: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FaninError, match=message):
         on_mesh(config_of(tmp_path, app, UNSPLIT), "tp=2", tmp_path / "job")
+
+
+def test_copies_that_differ_end_the_job_before_a_checkpoint_stores_one_of_them(tmp_path: Path) -> None:
+    config = replace(
+        config_of(tmp_path, "drifting", UNSPLIT),
+        checkpoints=CheckpointSettings(folder=tmp_path / "kept", every=2),
+        evaluation=EvaluationSettings(every=10),
+    )
+    message = (
+        r"got other values of layers\.\d\.bias on the ranks of dp_replicate \(they differ by 0\..* explains 0.001\)"
+    )
+    with pytest.raises(UnsupportedModel, match=message):
+        on_mesh(config, "dp_replicate=2", tmp_path / "job")
+    assert folder_name(2) in (tmp_path / "kept" / MARKER).read_text()
+
+
+def test_copies_of_a_bias_near_zero_may_differ_by_rounding(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "rounding", UNSPLIT)
+    config = replace(config, training=replace(config.training, learning_rate=1e-7))
+    assert len(on_mesh(config, "dp_replicate=2", tmp_path / "job").losses) == NUM_STEPS
 
 
 def test_a_rank_without_values_draws_as_many_numbers_while_it_builds_an_app() -> None:
