@@ -197,6 +197,34 @@ def by_rank() -> App:
     return _drawing(lambda _: 1.0 + int(os.environ.get("RANK", "0")))
 
 
+class Drifting(nn.Linear):
+    """A layer whose bias starts at 0. The second rank changes it in the third step, as a faulty processor would."""
+
+    step = 0
+
+    def __init__(self, change: float) -> None:
+        super().__init__(16, 16)
+        nn.init.zeros_(self.bias)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, 8, 16) to (B, 8, 16)."""
+        self.step += self.training
+        if self.step == 3 and os.environ.get("RANK") == "1":
+            self.bias.data.add_(self.change)
+        return super().forward(x)
+
+
+def drifting() -> App:
+    """Return an App whose copies move apart."""
+    return _app(lambda: _net(lambda: Drifting(0.1)))
+
+
+def rounding() -> App:
+    """Return an App whose copies differ by far less than their values, but not less than a bias near 0."""
+    return _app(lambda: _net(lambda: Drifting(1e-5)))
+
+
 def always() -> App:
     """Return an App that draws in evaluation, too."""
 
@@ -205,3 +233,68 @@ def always() -> App:
             return functional.dropout(super().forward(x), 0.3)
 
     return _app(lambda: _net(lambda: Noisy(16, 16)))
+
+
+class Stack(nn.Module):
+    """Skips each of its layers by a random number, as the encoders of transformers do.
+
+    Reference:
+        LayerDrop: Fan et al. 2019, arXiv 1909.11556.
+    """
+
+    def __init__(self, chance: float, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4))
+        self.chance, self.dropout = chance, dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, 8, 16) to (B, 8, 16)."""
+        for layer in self.layers:
+            if not self.training or torch.rand([]) >= self.chance:
+                x = functional.dropout(layer(x), self.dropout, self.training)
+        return x
+
+
+class Skipped(nn.Linear):
+    """A layer that skips itself by a random number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, 8, 16) to (B, 8, 16)."""
+        if self.training and torch.rand(()) < 0.4:
+            return x
+        return x + torch.tanh(super().forward(x))
+
+
+def layerdrop() -> App:
+    """Return an App whose encoder skips layers, and the dropout after them."""
+    return _app(lambda: nn.Sequential(Stack(0.4), nn.Flatten(), nn.Linear(128, 4)))
+
+
+def skipping() -> App:
+    """Return an App whose layers skip themselves."""
+    return _app(lambda: _net(lambda: Skipped(16, 16)))
+
+
+class Kept(nn.Linear):
+    """A layer with dropout that a small random number keeps, and a large one skips."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, 8, 16) to (B, 8, 16)."""
+        if self.training and not torch.bernoulli(torch.tensor(0.6)):
+            return x
+        return x + functional.dropout(torch.tanh(super().forward(x)), 0.1, self.training)
+
+
+def keeping() -> App:
+    """Return an App whose layers are kept by a small number."""
+    return _app(lambda: _net(lambda: Kept(16, 16)))
+
+
+def skipping_first() -> App:
+    """Return an App whose first stage may have no gradient."""
+    return _app(lambda: Net(nn.Identity(), lambda: Skipped(16, 16), nn.Sequential(nn.Flatten(), nn.Linear(128, 4))))
+
+
+def embedded() -> App:
+    """Return an App with a module before an encoder that skips layers, and without dropout between them."""
+    return _app(lambda: nn.Sequential(nn.Linear(16, 16), Stack(0.4, 0.0), nn.Flatten(), nn.Linear(128, 4)))

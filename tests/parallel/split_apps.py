@@ -1,5 +1,7 @@
 """Apps that a wrong layout would train as different models."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +38,32 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor) -> Tensor:
         shape = (HEADS, -1) if self.fixed else (-1, 16 // HEADS)
         return x.unflatten(-1, shape).transpose(1, 2)
+
+
+class Recurrence(nn.Module):
+    """A recurrent layer. Its output is a view whose values are in another order than its memory."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.cell = kind(16, 16, batch_first=True)  # type: ignore[call-arg]  # the mode is that of a subclass
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, 8, 16) to (B, 8, 16)."""
+        output: Tensor = self.cell(x)[0]
+        return output
+
+
+class Perceptron(nn.Module):
+    """Two layers with 15 values between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 15), nn.Linear(15, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, 8, 16) to (B, 8, 16)."""
+        output: Tensor = self.down(torch.relu(self.up(x)))
+        return output
 
 
 class Block(nn.Module):
@@ -107,3 +135,26 @@ def scaled() -> App:
 def noisy() -> App:
     """Return an App whose loss differs between evaluations."""
     return _rows("noisy", noise=0.5)
+
+
+def _with_blocks(name: str, block: Callable[[], nn.Module]) -> App:
+    """Return an App whose blocks are others than attention."""
+    plain = _rows(name)
+    with seeded(0):
+        plain.module.blocks = nn.ModuleList(block() for _ in range(2))
+    return plain
+
+
+def lstm() -> App:
+    """Return an App of two LSTM."""
+    return _with_blocks("lstm", lambda: Recurrence(nn.LSTM))
+
+
+def gru() -> App:
+    """Return an App of two GRU."""
+    return _with_blocks("gru", lambda: Recurrence(nn.GRU))
+
+
+def odd() -> App:
+    """Return an App with a width that tp=2 cannot split."""
+    return _with_blocks("odd", Perceptron)

@@ -61,6 +61,25 @@ def test_a_module_that_its_layout_describes_trains_as_in_one_process(mesh: str, 
     np.testing.assert_allclose(result.metrics.trained.losses, reference.metrics.trained.losses, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("app", "changes"),
+    [
+        ("lstm", {}),
+        pytest.param("gru", {}, marks=pytest.mark.nightly),
+        pytest.param("lstm", {"schedule": "GPipe"}, marks=pytest.mark.nightly),
+    ],
+)
+def test_recurrent_layers_train_in_a_pipeline_as_in_one_process(
+    app: str, changes: dict[str, str], tmp_path: Path
+) -> None:
+    layout = replace(LAYOUT, plan={})
+    reference = train(config_of(tmp_path, app, "none", layout), 0, 1)
+    config = config_of(tmp_path, app, "pp=2", layout)
+    config = replace(config, parallel=replace(config.parallel, **changes))  # type: ignore[arg-type]  # one table
+    result = launch(config, 2, tmp_path / "job")
+    np.testing.assert_allclose(result.metrics.trained.losses, reference.metrics.trained.losses, rtol=1e-5)
+
+
 @pytest.mark.nightly
 def test_a_module_that_draws_in_evaluation_is_not_compared(tmp_path: Path) -> None:
     result = launch(config_of(tmp_path, "noisy", "tp=2"), 2, tmp_path / "job")
@@ -92,6 +111,19 @@ WITHOUT_ROWS = replace(LAYOUT, plan={name: style for name, style in LAYOUT.plan.
             "tp=2",
             LAYOUT,
             r"for the same 8 samples the gradient of blocks\.0\.attention\.gain and 1 more parameter .* is not split, ",
+        ),
+        (
+            "odd",
+            "tp=2",
+            replace(LAYOUT, plan={"blocks.*": "shared", "blocks.*.up": "column", "blocks.*.down": "row"}),
+            r"^tp: got blocks\.0\.up\.weight of \[15, 16\], whose 15 outputs .* and tp 2, expected a multiple",
+        ),
+        pytest.param(
+            "odd",
+            "tp=2",
+            replace(LAYOUT, plan={"blocks.*.down": "row"}),
+            r"^tp: got blocks\.0\.down\.weight of \[16, 15\], whose 15 inputs .* or remove the styles of this block",
+            marks=pytest.mark.nightly,
         ),
         pytest.param(
             "gained",

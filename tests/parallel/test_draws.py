@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from fanin.datacenter.checkpoints.progress import MARKER, folder_name
 from fanin.datacenter.config.settings import (
     CheckpointSettings,
     DataSettings,
+    EvaluationSettings,
     LayoutSettings,
     ModelSettings,
     StopSettings,
@@ -50,10 +52,11 @@ SPLIT = LayoutSettings(
     sequence="layers",
 )
 UNSPLIT = replace(SPLIT, plan={"embed": "whole", "head.1": "logits"}, num_heads=0, num_kv_heads=0, feed_forward=0)
+STACKED = LayoutSettings(layers="1.layers", num_layers=4, inputs=("0",), outputs=("2", "3"), plan={"3": "logits"})
 NUM_STEPS = 20
 
 
-def config_of(folder: Path, app: str = "fused", layout: LayoutSettings = SPLIT) -> TrainConfig:
+def config_of(folder: Path, app: str = "fused", layout: LayoutSettings | None = SPLIT) -> TrainConfig:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 8, 16)).astype(np.float32)
     np.savez(folder / "rows.npz", x=x, y=(x.mean(1) @ rng.normal(size=(16, 4))).argmax(1).astype(np.int32))
@@ -100,6 +103,44 @@ def test_a_mesh_draws_the_numbers_of_one_process(
 ) -> None:
     config = config_of(tmp_path, app)
     assert_equal(on_mesh(config, mesh, tmp_path / "job", **changes), alone(config))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "app", "layout", "changes"),
+    [
+        ("dp_replicate=2", "layerdrop", None, {}),
+        ("pp=2", "embedded", STACKED, {"microbatches": 2}),
+        pytest.param("dp_replicate=2", "keeping", None, {"recompute": "full"}, marks=pytest.mark.nightly),
+        pytest.param("dp_shard=2", "layerdrop", None, {"microbatches": 2}, marks=pytest.mark.nightly),
+        pytest.param("tp=2", "embedded", STACKED, {}, marks=pytest.mark.nightly),
+        pytest.param(
+            "pp=2",
+            "embedded",
+            STACKED,
+            {"microbatches": 4, "schedule": "InterleavedZeroBubble"},
+            marks=pytest.mark.nightly,
+        ),
+    ],
+)
+def test_a_mesh_skips_the_layers_that_one_process_skips(
+    mesh: str, app: str, layout: LayoutSettings | None, changes: dict[str, object], tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, app, layout)
+    assert_equal(on_mesh(config, mesh, tmp_path / "job", **changes), alone(config))
+
+
+@pytest.mark.nightly
+def test_copies_that_skip_layers_resume_with_the_numbers_of_an_uninterrupted_job(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "layerdrop", None)
+    kept = replace(config, checkpoints=CheckpointSettings(folder=tmp_path / "kept"))
+    on_mesh(replace(kept, stop=StopSettings(steps=7)), "dp_replicate=2", tmp_path / "job")
+    losses = on_mesh(kept, "dp_replicate=2", tmp_path / "job").losses
+    np.testing.assert_allclose(losses, alone(config).losses, rtol=0, atol=1e-10)
+
+
+def test_a_first_stage_that_may_skip_all_of_its_layers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"layers.0 draws one random number for all examples .* use pp=1"):
+        on_mesh(config_of(tmp_path, "skipping_first", UNSPLIT), "pp=2", tmp_path / "job", microbatches=2)
 
 
 def test_one_process_repeats_its_draws_and_follows_its_seed(tmp_path: Path) -> None:
@@ -164,6 +205,26 @@ def test_a_draw_that_no_mesh_can_repeat_is_refused(app: str, message: str, tmp_p
 def test_ranks_that_differ_in_training_end_the_job(app: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(FaninError, match=message):
         on_mesh(config_of(tmp_path, app, UNSPLIT), "tp=2", tmp_path / "job")
+
+
+def test_copies_that_differ_end_the_job_before_a_checkpoint_stores_one_of_them(tmp_path: Path) -> None:
+    config = replace(
+        config_of(tmp_path, "drifting", UNSPLIT),
+        checkpoints=CheckpointSettings(folder=tmp_path / "kept", every=2),
+        evaluation=EvaluationSettings(every=10),
+    )
+    message = (
+        r"got other values of layers\.\d\.bias on the ranks of dp_replicate \(they differ by 0\..* explains 0.001\)"
+    )
+    with pytest.raises(UnsupportedModel, match=message):
+        on_mesh(config, "dp_replicate=2", tmp_path / "job")
+    assert folder_name(2) in (tmp_path / "kept" / MARKER).read_text()
+
+
+def test_copies_of_a_bias_near_zero_may_differ_by_rounding(tmp_path: Path) -> None:
+    config = config_of(tmp_path, "rounding", UNSPLIT)
+    config = replace(config, training=replace(config.training, learning_rate=1e-7))
+    assert len(on_mesh(config, "dp_replicate=2", tmp_path / "job").losses) == NUM_STEPS
 
 
 def test_a_rank_without_values_draws_as_many_numbers_while_it_builds_an_app() -> None:

@@ -65,7 +65,7 @@ def parts_of(job: Job, model: Decoder) -> list[tuple[StageSizes, nn.Module]]:
     for rank in range(NUM_RANKS):
         for stage in pipeline_stages.split(model, job.facts.layout, pipeline, rank, ()):
             modules[stage.index] = stage.part
-            stage.part.register_forward_hook(pipeline_stages.clone_view_output)
+            stage.part.register_forward_hook(pipeline_stages.sendable_output)
     stages = [stage for rank in range(NUM_RANKS) for stage in job.stages(rank)]
     return [(stage, modules[stage.index]) for stage in sorted(stages, key=lambda stage: stage.index)]
 

@@ -70,7 +70,12 @@ def train(
         Path | None, typer.Option("--resume", help="Resume from the newest checkpoint in this folder, on any mesh.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Write the final parameters to this .safetensors file.")
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="FILE.safetensors",
+            help="Write the final parameters to this file. Its folder is checked before the training starts.",
+        ),
     ] = None,
     restarts: Annotated[
         int, typer.Option("--restarts", help="How often the job restarts from its checkpoint after it lost a rank.")

@@ -30,6 +30,7 @@ from fanin.datacenter.observers.events import (
 )
 from fanin.datacenter.observers.observer import Observers, Publish
 from fanin.datacenter.parallel.engine import Engine
+from fanin.datacenter.parallel.steps.replicas import check_replicas
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.rates import Noise
 from fanin.datacenter.training.state import LoopStart, LoopState
@@ -130,7 +131,7 @@ class JobCheckpoints:
             self._checkpoints.on_written = lambda step: publish(CheckpointWritten(num_steps=step))
 
     def on(self, event: Event) -> None:
-        """Save if the settings require a checkpoint after this event. Raises StorageFull or Diverged."""
+        """Save if the settings require a checkpoint after this event. Raises the errors of ``save``."""
         every = self._settings.every
         match event:
             case StepSettled(num_steps=num_steps) if every and num_steps % every == 0:
@@ -150,9 +151,12 @@ class JobCheckpoints:
         self.save(self._loop)
 
     def save(self, loop: TrainingLoop) -> None:
-        """Save the current state unless it is already saved. Raises StorageFull or Diverged."""
+        """Save the current state unless it is already saved. Raises StorageFull, Diverged or UnsupportedModel."""
         if self._checkpoints is None or self._saved_step == loop.state.step:
             return
+        # The job can resume from the earlier checkpoint if the copies, of which one is stored, differ now.
+        self._finish()
+        check_replicas(loop.engine.rank_model)
         self._saved_step = loop.state.step
         failure = None
         if self._trace is not None:

@@ -36,7 +36,9 @@ from fanin.datacenter.parallel.pipelines.stages import (
     Skip,
     StageModule,
     check_draws,
-    clone_view_output,
+    check_skips,
+    sendable_gradient,
+    sendable_output,
     split,
     stage_of_parameters,
 )
@@ -46,7 +48,7 @@ from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.transforms.data import HALF, apply_data_parallel
 from fanin.datacenter.parallel.transforms.meta import is_on_meta, materialize
 from fanin.datacenter.parallel.transforms.recompute import apply_recompute
-from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel, head_of, wait_for_output
+from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel, check_widths, head_of, wait_for_output
 from fanin.datacenter.parallel.transforms.ties import (
     Tie,
     build_tie,
@@ -168,6 +170,7 @@ def build(
     layout = model.layout
     check_job(layout, parallel, training, 1 if mesh is None else mesh.size())
     check_layout(layout, model.module)
+    check_widths(model.module, layout, parallel.mesh.tp)
     if parallel.offload and mesh is None:
         raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank or more: FSDP2 needs a mesh")
     apply_precision(model.module, parallel.precision)
@@ -209,12 +212,13 @@ def parameter_table(model: TrainableModel, parallel: ParallelSettings) -> dict[s
 
     Raises:
         InvalidInput: the layout does not cover a parameter, so a pipeline would lose it, or a module that draws.
-        UnsupportedModel: the mesh would separate shared parameters.
+        UnsupportedModel: the mesh would separate shared parameters, or a step may skip all of its first stage.
     """
     num_stages = parallel.pipeline().num_stages if parallel.pipelined else 1
     stage_of = stage_of_parameters(model.module, model.layout, num_stages, parallel.times, every_name=True)
     check_shared(model.module, model.layout, parallel.mesh, stage_of)
     check_draws(model.draws, model.layout, num_stages, parallel.times)
+    check_skips(model.draws, model.module, model.layout, num_stages, parallel.times)
     others = other_names(model.module)
     return {
         name: ParameterEntry(stage=stage_of[name], shape=value.shape, dtype=value.dtype, others=others.get(name, ()))
@@ -289,7 +293,8 @@ def _apply_to_stage(stage: StageModule, layout: Layout, parallel: ParallelSettin
     if half is not None and not parallel.sharded:
         # FSDP2 has its own policy for half precision.
         part.forward = torch.autocast(device.type, half)(part.forward)
-    runner = part if mesh is None else apply_data_parallel(part, layers, mesh, parallel)
+    may_skip = place.draws.may_skip
+    runner = part if mesh is None else apply_data_parallel(part, layers, mesh, parallel, may_skip=may_skip)
     if parallel.sharded and is_on_meta(part):
         materialize(part, torch.device("cpu") if parallel.offload else device)
     return runner
@@ -339,10 +344,11 @@ def build_schedule(
     check_torch()
     assert place.mesh is not None, "a pipeline has ranks"
     pipeline = parallel.pipeline()
-    if pipeline.rules.splits_backward:
-        for index, runner in runners.items():
-            if index < pipeline.num_stages - 1:
-                runner.register_forward_hook(clone_view_output)
+    for index, runner in runners.items():
+        if index < pipeline.num_stages - 1:
+            runner.register_forward_hook(sendable_output)
+        if index > 0:
+            runner.register_forward_pre_hook(sendable_gradient)
     stages = [
         ObservedStage(runner, index, pipeline.num_stages, place.device, group=place.mesh.get_group(PIPELINE))
         for index, runner in runners.items()

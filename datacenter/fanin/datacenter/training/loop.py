@@ -287,7 +287,7 @@ class TrainingLoop:
 
         Raises:
             Diverged: The validation loss is not finite.
-            UnsupportedModel: The ranks of tp have different values of a parameter that they do not split.
+            UnsupportedModel: The copies of a parameter, on ranks of tp or of dp_replicate, differ.
         """
         settings, state = self._config.evaluation, self.state
         check_replicas(self.engine.rank_model)

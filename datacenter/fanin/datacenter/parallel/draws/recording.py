@@ -1,12 +1,15 @@
 """Finds the draws of a model before it is spread over ranks.
 
-A copy of the complete module runs forward on a few examples of the job, with torch's fake tensors: they have shapes and
-no values. Each random operator adds its shape to the module that called it. The passes with 2 and with 3 examples show
-which dimension has the examples. A module that needs values, such as one that branches on them, runs on the CPU with
-its own values instead. If it has none, its draws stay unknown, which is an error only if it draws (``step``).
+A copy of the complete module runs forward on a few examples of the job, with torch's fake tensors: they have shapes
+and no values. Each random operator adds its shape to the module that called it. The passes with 2 and with 3 examples
+show which dimension has the examples. A module may skip a layer by one number of the step (LayerDrop): the passes
+with the largest and with the smallest number find the draws of a layer that is skipped by either. A module that needs
+values, such as one that branches on them, runs on the CPU with its own values instead. If it has none, its draws stay
+unknown, which is an error only if it draws (``step``).
 """
 
 import copy
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +33,8 @@ from fanin.edge.runtimes.randomness import RandomKind
 from fanin.protos.errors import UnsupportedModel
 
 NUM_EXAMPLES: Final = (2, 3)
-HIGH: Final = 1.0 - 2.0**-24
-"""The value of each draw: the largest uniform one, so that a layer that is dropped by chance is not."""
+EXTREMES: Final = (1.0 - 2.0**-24, 2.0**-24)
+"""The values of the draws of a pass: the largest uniform value, and the smallest one above 0."""
 FUSED: Final = nn.functional.scaled_dot_product_attention
 DRAW_BY_TORCH: Final = (
     "draw by torch: nn.Dropout, torch.rand, randn, rand_like or bernoulli, without a generator of your own"
@@ -147,12 +150,19 @@ class _Recorder:
         self._scopes = [""]
 
     def drawn(self, num: int, *, training: bool) -> Drawn:
-        """Return the draws of a pass over ``num`` examples. Raises UnsupportedModel."""
+        """Return the draws of a pass over ``num`` examples, of which none is skipped. Raises UnsupportedModel."""
+        high = self._pass(num, EXTREMES[0], training=training)
+        if all(math.prod(shape) > 1 for draws in high.values() for _, shape in draws):
+            return high
+        low = self._pass(num, EXTREMES[1], training=training)
+        return {name: max(high.get(name, []), low.get(name, []), key=len) for name in {**high, **low}}
+
+    def _pass(self, num: int, uniform: float, *, training: bool) -> Drawn:
         drawn: Drawn = defaultdict(list)
 
         def values(kind: RandomKind, shape: tuple[int, ...], device: torch.device) -> Tensor:
             drawn[self._scopes[-1]].append((kind, shape))
-            value = HIGH if kind == "uniform" else 1.0
+            value = uniform if kind == "uniform" else 1.0
             # The code may branch on a scalar. A fake tensor keeps the value of one that is created in this way.
             return torch.full(shape, value, device=device) if shape else torch.tensor(value, device=device)
 

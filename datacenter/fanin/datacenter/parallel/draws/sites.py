@@ -30,6 +30,10 @@ class DrawShape:
         """Number of values for one example."""
         return math.prod(self.shape)
 
+    def is_like(self, kind: RandomKind, shape: tuple[int, ...]) -> bool:
+        """Return whether a draw has this one's kind and number of dimensions."""
+        return (self.kind, len(self.shape)) == (kind, len(shape))
+
     def of(self, num_examples: int) -> tuple[int, ...]:
         """Return the complete shape for a number of examples."""
         return tuple(size * num_examples if dim == self.dim else size for dim, size in enumerate(self.shape))
@@ -50,6 +54,11 @@ class Site:
     train: tuple[DrawShape, ...] = ()
     evaluate: tuple[DrawShape, ...] = ()
     attention: bool = False
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether it draws a number of the step, by which it may skip a layer."""
+        return any(draw.dim is None for draw in self.train)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,6 +95,11 @@ class RankDraws:
                 module.forward = not_compiled(self.of(name, module.forward))
                 self._drawing.add(module)
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether a step may skip a layer of the model."""
+        return any(site.may_skip for _, site in self._model.modules())
+
     def draws_in(self, module: nn.Module) -> bool:
         """Return whether a module, or a part of it, draws."""
         return not self._drawing.isdisjoint(module.modules())
@@ -171,10 +176,15 @@ class RankDraws:
         name, current = self._names[-1], self._pass
         assert current is not None, "modules draw from here in a pass only"
         site, number = self._model.sites[name], current.counts[name]
-        current.counts[name] += 1
         known = site.train if current.training else site.evaluate
-        if number >= len(known) or (known[number].kind, len(known[number].shape)) != (kind, len(shape)):
+        # A number of the step may have skipped the draws that follow it. The kind and the number of dimensions do not
+        # depend on the mesh, so each mesh resumes at the same draw.
+        last = len(known) if any(draw.dim is None for draw in known[:number]) else number + 1
+        fits = (each for each in range(number, last) if known[each : each + 1] and known[each].is_like(kind, shape))
+        number = next(fits, len(known))
+        if number == len(known):
             raise RandomDraw(f"{kind} values {list(shape)}, expected the draws of the pass before the first step")
+        current.counts[name] = number + 1
         draw = known[number]
         examples = current.examples if draw.dim is not None else range(1)
         rows = draw_rows(kind, _hash(f"{DOMAIN}:{current.key}:{name}:{number}"), examples, draw.num_values, device)

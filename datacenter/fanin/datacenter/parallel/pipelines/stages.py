@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fanin.datacenter.parallel.draws.sites import ModelDraws
 from fanin.datacenter.parallel.layout import Layout
 from fanin.datacenter.parallel.pipelines.schedules import Pipeline
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 NO_COPIES: Final[Mapping[int, object]] = MappingProxyType({})
 
@@ -115,11 +115,14 @@ def stage_of_parameters(
 
 
 def check_draws(draws: ModelDraws, layout: Layout, num_stages: int, times: Sequence[float]) -> None:
-    """Raise InvalidInput if a module draws random numbers in several stages of a pipeline, or outside of them."""
+    """Raise InvalidInput if a module draws random numbers in several stages of a pipeline, or outside of them.
+
+    Outside of them it may draw numbers of the step, such as those of LayerDrop: each stage draws the same ones.
+    """
     shares = cut(layout.sizes.num_layers, num_stages, times)
     for name, site in draws.modules() if num_stages > 1 else ():
         stages = {_stage_of(alias, layout, shares) for alias in site.names}
-        if None in stages:
+        if None in stages and any(draw.dim is not None for draw in site.train):
             raise InvalidInput(
                 f"pipeline: {name or 'the forward of the model'} draws random numbers and is in none of "
                 f"{_parts(layout)}, so each stage would repeat it; draw in one of these modules, or use pp=1"
@@ -128,6 +131,25 @@ def check_draws(draws: ModelDraws, layout: Layout, num_stages: int, times: Seque
             raise InvalidInput(
                 f"pipeline: {' and '.join(site.names)} are one module that draws random numbers in several stages, "
                 "expected one stage; create a module for each layer, or use pp=1"
+            )
+
+
+def check_skips(draws: ModelDraws, module: nn.Module, layout: Layout, num_stages: int, times: Sequence[float]) -> None:
+    """Raise UnsupportedModel if a step may skip all that the first stage of a pipeline trains.
+
+    torch's schedules run backward through each stage, and fail if its outputs need no gradient.
+    """
+    trained = (value.requires_grad for name in layout.inputs for value in module.get_submodule(name).parameters())
+    if num_stages == 1 or any(trained):
+        return
+    shares = cut(layout.sizes.num_layers, num_stages, times)
+    for name, site in draws.modules():
+        if site.may_skip and {_stage_of(alias, layout, shares) for alias in site.names} & {None, 0}:
+            raise UnsupportedModel(
+                f"pipeline: {name or 'the forward of the model'} draws one random number for all examples and may skip "
+                f"a layer by it (LayerDrop), got no parameter that is trained before {layout.layers}, expected one: a "
+                "first stage whose layers are all skipped has no gradient; name a trained module in inputs of the "
+                "layout, or use pp=1"
             )
 
 
@@ -194,12 +216,20 @@ def chain_error(module: nn.Module, layout: Layout, inputs: Tensor) -> float:
             part.training = mode
 
 
-def clone_view_output(part: nn.Module, inputs: object, output: Tensor) -> Tensor:
-    """Forward hook: return the output of a stage, cloned if it is a view.
+def sendable_output(part: nn.Module, inputs: object, output: Tensor) -> Tensor:
+    """Forward hook: return the output of a stage with its values in order, in memory of its own.
 
-    If a schedule splits the backward pass, torch 2.13 detaches this output in place, which fails for a view.
+    torch 2.13 sends and receives contiguous tensors only; the output of a recurrent layer, such as an LSTM of
+    ``batch_first``, is not. If a schedule splits the backward pass, it also detaches this output in place, which fails
+    for a view.
     """
-    return output.clone() if output._is_view() else output
+    return output.clone(memory_format=torch.contiguous_format) if output._is_view() else output.contiguous()
+
+
+def sendable_gradient(part: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Forward pre-hook: make the gradient of a stage's input contiguous, because it is sent, too."""
+    if inputs[0].requires_grad:
+        inputs[0].register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]  # torch's
 
 
 def skeleton(

@@ -38,7 +38,8 @@ class ObservedStage(PipelineStage):
 
     Attributes:
         publish: Receives a StageComputed for each microbatch; None without an observer.
-        before: Receives the number of each microbatch before it is computed forward.
+        before: Receives the number of each microbatch before it is computed forward, also by the inference of
+            shapes.
     """
 
     publish: Publish | None = None
@@ -73,6 +74,9 @@ class ObservedStage(PipelineStage):
 
     def _prepare_forward_infra(self, *args: object, **kwargs: object) -> object:  # type: ignore[override]
         self._saved = tuple(value.clone() for value in self.submod.buffers())
+        if self.before is not None:
+            # The inference computes a microbatch, too, and each stage of this rank begins its draws anew.
+            self.before(0)
         return super()._prepare_forward_infra(*args, **kwargs)  # type: ignore[arg-type]
 
     def _post_metadata_inference_cleanup(self) -> None:

@@ -7,5 +7,5 @@ Modules, in the order of a step:
 - ``gradients``: completes, measures and clips the gradients
 - ``scaling``: the loss scale of fp16
 - ``optimizer``: builds the optimizer of a stage
-- ``replicas``: whether the ranks of tp still have equal parameters
+- ``replicas``: whether the ranks of tp and dp_replicate still have equal parameters
 """

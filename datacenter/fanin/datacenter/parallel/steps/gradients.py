@@ -20,13 +20,13 @@ def check_copies(runners: Iterable[nn.Module]) -> None:
     """Check that each trained parameter of a copied model has a gradient.
 
     DistributedDataParallel sums gradients in buckets. A bucket with a parameter that the loss did not use is never
-    summed, and the next step fails.
+    summed, and the next step fails. For a model that may skip layers it looks for such parameters itself.
 
     Raises:
         UnsupportedModel: Some have none.
     """
     for runner in runners:
-        if isinstance(runner, DistributedDataParallel):
+        if isinstance(runner, DistributedDataParallel) and not runner.find_unused_parameters:
             values = runner.module.named_parameters()
             unused = [name for name, value in values if value.requires_grad and value.grad is None]
             if unused:

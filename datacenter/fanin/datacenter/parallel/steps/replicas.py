@@ -1,53 +1,86 @@
-"""Compares the parameters that ``tp`` does not split: its ranks must have equal ones.
+"""Compares the copies of parameters: ranks of ``tp`` and of ``dp_replicate`` must have equal ones.
 
-They start equal and get equal gradients, so nothing keeps them equal later. A forward that differs between the ranks,
-by a clock or by random numbers of a generator that nobody watches, changes the model without an error.
+They start equal and get equal gradients, so nothing keeps them equal later. A forward that differs between the ranks of
+tp, by a clock or by random numbers of a generator that nobody watches, changes the model without an error. So does a
+faulty processor of a copy. A checkpoint stores one copy, so a resumed job would then train another model.
 """
 
+import math
+from collections.abc import Iterator
 from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from fanin.datacenter.parallel.build import RankModel
-from fanin.datacenter.ranks.mesh import TENSOR
+from fanin.datacenter.ranks.mesh import REPLICATE, TENSOR
 from fanin.protos.errors import UnsupportedModel
 
 TOLERANCE: Final = 1e-3
-"""Norm of a difference relative to the norm of the parameter. Equal kernels give equal bits. Other processors do not,
-and neither do kernels of a GPU that add in any order."""
+"""Norm of a difference, relative to ``_scale`` of the parameter. Equal kernels give equal bits. Fused kernels of a GPU
+that add in any order, and other processors, differ by 1e-7 in a step: the sum of a million such random differences is
+1e-4. Ranks with different functions differ by about the learning rate in one step."""
 
 
 @torch.no_grad()
 def check_replicas(model: RankModel) -> None:
-    """Raise UnsupportedModel on all ranks if an unsplit parameter differs between ranks of tp. A collective."""
-    if model.mesh is None or model.parallel.mesh.tp == 1:
+    """Raise UnsupportedModel on all ranks if the copies of a parameter differ. A collective."""
+    sizes = {TENSOR: model.parallel.mesh.tp, REPLICATE: model.parallel.mesh.dp_replicate}
+    axes = [axis for axis, size in sizes.items() if size > 1]
+    if model.mesh is None or not axes:
         return
-    group = model.mesh.get_group(TENSOR)
-    worst, worst_name = 0.0, ""
-    for part in model.parts.values():
-        for name, value in part.named_parameters():
-            if not isinstance(value, DTensor) or not _is_replicated(value):
-                continue
-            own = value.to_local().to(model.device)
+    worst = (0.0, "", "")
+    for axis in axes:
+        group = model.mesh.get_group(axis)
+        copies = [(name, value) for part in model.parts.values() for name, value in _copies(part, axis)]
+        typical = _typical_value([value for _, value in copies])
+        for name, value in copies:
+            own = value.to(model.device)
             first = own.clone()
             dist.broadcast(first, group=group, group_src=0)
-            error, norm = (float(torch.linalg.vector_norm(each, dtype=torch.float64)) for each in (own - first, first))
-            ratio = error / norm if norm else error
-            if ratio > worst:
-                worst, worst_name = ratio, name
-    ratios: list[tuple[float, str]] = [(0.0, "")] * dist.get_world_size()
-    dist.all_gather_object(ratios, (worst, worst_name))
-    worst, worst_name = max(ratios)
-    if worst > TOLERANCE:
+            scale = max(_norm(first), typical * first.numel() ** 0.5)
+            worst = max(worst, (_norm(own - first) / scale if scale else 0.0, name, axis))
+    rows = [worst] * dist.get_world_size()
+    dist.all_gather_object(rows, worst)
+    ratio, name, axis = max(rows)
+    if ratio > TOLERANCE:
+        reason = (
+            "because tp does not split it: the forward or the loss differs between the ranks; draw random numbers by "
+            "torch alone, and use no clock and no rank number"
+            if axis == TENSOR
+            else "because all copies add the same gradients: let the forward change no parameter, check the processors "
+            "of the machines, and resume from the last checkpoint"
+        )
         raise UnsupportedModel(
-            f"model: got other values of {worst_name} on the ranks of tp (they differ by {worst:.2g} of its norm), "
-            "expected equal ones, because tp does not split it: the forward or the loss differs between the ranks; "
-            "draw random numbers by torch alone, and use no clock and no rank number"
+            f"model: got other values of {name} on the ranks of {axis} (they differ by {ratio:.2g} of its norm, and "
+            f"rounding explains {TOLERANCE:g}), expected equal ones, {reason}"
         )
 
 
-def _is_replicated(value: DTensor) -> bool:
-    names = value.device_mesh.mesh_dim_names or ()
-    return TENSOR in names and isinstance(value.placements[names.index(TENSOR)], Replicate)
+def _copies(part: nn.Module, axis: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and this rank's values of each parameter that the ranks of an axis copy."""
+    for name, value in part.named_parameters():
+        local, placements = value.detach(), dict[str, Placement]()
+        if isinstance(value, DTensor):
+            local = value.to_local()
+            placements = dict(zip(value.device_mesh.mesh_dim_names or (), value.placements, strict=True))
+        # DistributedDataParallel copies parameters that are on no mesh with its axis.
+        default = Replicate() if axis == REPLICATE else None
+        if isinstance(placements.get(axis, default), Replicate):
+            yield name, local
+
+
+def _typical_value(values: list[Tensor]) -> float:
+    """Return the root of the mean square of all values.
+
+    A bias that starts at zero has a norm of rounding alone, with which no difference can be compared.
+    """
+    square = sum(_norm(value) ** 2 for value in values)
+    mean = square / max(1, sum(value.numel() for value in values))
+    return math.sqrt(mean)
+
+
+def _norm(value: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value, dtype=torch.float64))

@@ -21,7 +21,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def apply_data_parallel(
-    part: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, settings: ParallelSettings
+    part: nn.Module, layers: list[nn.Module], mesh: DeviceMesh, settings: ParallelSettings, *, may_skip: bool
 ) -> nn.Module:
     """Apply data parallelism to a part of the model.
 
@@ -30,6 +30,8 @@ def apply_data_parallel(
         layers: its layers, which FSDP2 shards one at a time.
         mesh: the ranks.
         settings: how the model is spread.
+        may_skip: whether a step may leave a layer out. DistributedDataParallel then looks for parameters without a
+            gradient in each step; otherwise it would wait for them.
 
     Returns:
         The module that a training step calls: the part itself, or DistributedDataParallel around it.
@@ -40,7 +42,11 @@ def apply_data_parallel(
     if settings.mesh.dp_replicate > 1 and any(value.requires_grad for value in part.parameters()):
         # All ranks start with equal parameters, so none are sent. Buffers are not synchronized.
         return DistributedDataParallel(
-            part, process_group=mesh.get_group(REPLICATE), forward_sync_buffers=False, init_sync=False
+            part,
+            process_group=mesh.get_group(REPLICATE),
+            forward_sync_buffers=False,
+            init_sync=False,
+            find_unused_parameters=may_skip,
         )
     return part
 

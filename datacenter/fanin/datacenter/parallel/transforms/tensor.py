@@ -223,6 +223,32 @@ def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, 
         _split_layer_stream(part, layout, mesh)
 
 
+def check_widths(module: nn.Module, layout: Layout, num_ranks: int) -> None:
+    """Check that tp gives each rank as many outputs of a column or kv layer, or inputs of a row layer, as any other.
+
+    Args:
+        module: the complete model.
+        layout: the splitting plan.
+        num_ranks: ranks of tp.
+
+    Raises:
+        InvalidInput: the size of a layer is no multiple of ``num_ranks``. The message names its weight.
+    """
+    for name, part in module.named_modules():
+        style = style_of_module(name, layout.plan)
+        # With fewer heads than ranks, no rank has a shard of a key or value layer.
+        split = ("column", "row", "kv") if layout.sizes.num_kv_heads % num_ranks == 0 else ("column", "row")
+        if not isinstance(part, nn.Linear) or style not in split:
+            continue
+        what, size = ("inputs", part.in_features) if style == "row" else ("outputs", part.out_features)
+        if size % num_ranks:
+            raise InvalidInput(
+                f"tp: got {name}.weight of {list(part.weight.shape)}, whose {size} {what} the style {style!r} splits, "
+                f"and tp {num_ranks}, expected a multiple of tp; build the module with another size, choose a tp that "
+                f"divides {size}, or remove the styles of this block from the plan"
+            )
+
+
 def _check_kind(name: str, module: nn.Module, style: Style) -> None:
     kind = SPLIT_KINDS.get(style, nn.Module)
     if not isinstance(module, kind):
