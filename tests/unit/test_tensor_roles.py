@@ -36,8 +36,8 @@ SHAPES: Final = {
 TABLE: Final = TensorTable.of(SHAPES)
 EXAMPLES: Final = {"a": 30, "b": 10}
 NESTEROV: Final = plan(
-    concurrency=2, buffer=2, quorum=2, max_rounds=9, outer_optimizer="nesterov", outer_learning_rate=0.5,
-    outer_momentum=0.5,
+    concurrency=2, buffer=2, quorum=2, max_rounds=9, outer_optimizer="nesterov",
+    outer_options={"learning_rate": 0.5, "momentum": 0.5},
 )  # fmt: skip
 Changes = Mapping[str, Mapping[str, float]]
 """The change of each tensor by each device; that of a tensor without one is 0."""
