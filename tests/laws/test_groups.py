@@ -176,7 +176,7 @@ def auxiliary_step(mean: Sequence[float], stage: Stage, num_updates: int = 3) ->
 def test_a_control_variate_moves_by_its_groups_mean_in_any_slices(
     before: list[float], mean: list[float], num_updates: int, num_devices: int, cuts: list[int]
 ) -> None:
-    step = auxiliary_step(mean, Scaffold(num_devices), num_updates)
+    step = auxiliary_step(mean, Scaffold(num_devices=num_devices), num_updates)
     assert step.tensors == ("control",)
     after = np.concatenate(list(step.tensor("control", np.split(np.array(before, np.float32), cuts))))
     assert after.dtype == np.float32

@@ -289,10 +289,10 @@ def test_an_error_of_the_stored_update_is_not_attributed_to_the_sum(rule: Rule, 
             ),
         ),
         (
-            {"rule": "trimmed_mean", "trim": 0.1, "concurrency": 8, "buffer": 8, "quorum": 8},
+            {"rule": "trimmed_mean", "rule_options": {"trim": 0.1}, "concurrency": 8, "buffer": 8, "quorum": 8},
             (
-                "plan: got aggregation.trim 0.1 and cohort.quorum 8, so that a trimmed mean of 8 updates leaves out "
-                "none; expected trim x quorum of at least 1: raise one of them"
+                "plan: got aggregation.rule_options.trim 0.1 and cohort.quorum 8, so that a trimmed mean of 8 updates "
+                "leaves out none; expected trim x quorum of at least 1: raise one of them"
             ),
         ),
         (

@@ -73,7 +73,7 @@ def plan_of(rng: random.Random) -> Plan:
     concurrency = rng.randint(2, 5)
     buffer = rng.randint(1, concurrency)
     is_robust = buffer == concurrency and concurrency >= 4 and rng.random() < 0.3
-    robust: dict[str, object] = {"rule": "trimmed_mean", "trim": 0.25} if is_robust else {}
+    robust: dict[str, object] = {"rule": "trimmed_mean", "rule_options": {"trim": 0.25}} if is_robust else {}
     return plan(
         concurrency=concurrency,
         buffer=buffer,

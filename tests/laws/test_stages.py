@@ -107,7 +107,7 @@ def test_scaffold_sends_option_two_of_the_paper() -> None:
 
 def test_our_stages_keep_the_contract() -> None:
     check_stage(ErrorFeedback())
-    check_stage(Scaffold(4))
+    check_stage(Scaffold(num_devices=4))
 
 
 class Odd:
@@ -308,7 +308,7 @@ def test_the_contract_refuses_tensors_that_are_no_tuple_of_names() -> None:
 
 
 def test_the_group_of_scaffold_counts_each_device_once() -> None:
-    assert Scaffold(4).groups == (Group(name="control", weighting=Weighting.ONE),)
+    assert Scaffold(num_devices=4).groups == (Group(name="control", weighting=Weighting.ONE),)
 
 
 @pytest.mark.parametrize(
@@ -330,17 +330,24 @@ def test_the_group_of_scaffold_counts_each_device_once() -> None:
         ),
         (
             [StageSpec(name="error_feedback", options={"share": 0.5})],
-            "plan: stages: error_feedback: got the options ['share'], expected []; remove share",
+            "plan: stages: error_feedback: options.share: unknown option, expected none; remove it",
         ),
         (
             [StageSpec(name="scaffold")],
-            "plan: stages: scaffold: got the options [], expected ['num_devices']; add num_devices",
+            "plan: stages: scaffold: options.num_devices: missing, expected an integer from 1 to 1099511627776; add it",
         ),
         (
             [StageSpec(name="scaffold", options={"num_devices": 2.5})],
             (
-                "plan: stages: scaffold: got num_devices 2.5, expected a whole number from 1 to 1099511627776: all "
-                "devices that take part in the Run"
+                "plan: stages: scaffold: options.num_devices: got 2.5, expected an integer from 1 to 1099511627776; "
+                "correct it"
+            ),
+        ),
+        (
+            [StageSpec(name="scaffold", options={"num_device": 2})],
+            (
+                "plan: stages: scaffold: options.num_device: unknown option, expected num_devices; did you mean "
+                "num_devices?"
             ),
         ),
     ],
@@ -356,7 +363,7 @@ def test_two_stages_cannot_add_one_group() -> None:
         "plan: stages: vector: got groups ['parameters', 'control', 'control'], expected different names, 'parameters' "
         "first; remove a stage",
     ):
-        layout_of(TABLE, {"one": Scaffold(2), "two": Scaffold(2)})
+        layout_of(TABLE, {"one": Scaffold(num_devices=2), "two": Scaffold(num_devices=2)})
 
 
 class Grouped(Scaffold):

@@ -68,7 +68,7 @@ def full_plan(concurrency: int, max_rounds: int) -> Plan:
         deadline_s=60.0,
         max_rounds=max_rounds,
         rule="trimmed_mean",
-        trim=0.4,
+        rule_options={"trim": 0.4},
         outer_optimizer="nesterov",
         stages=(scaffold(NUM_DEVICES), FEEDBACK),
     )

@@ -245,7 +245,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
         stages=() if staleness else tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
         statistics=tuple(draw(st.lists(DECLARED, max_size=3, unique_by=lambda each: each.name))),
         aggregation=p.AggregationPlan(
-            max_examples=examples, outer_learning_rate=draw(POSITIVE), max_staleness=staleness
+            max_examples=examples, outer_options={"learning_rate": draw(POSITIVE)}, max_staleness=staleness
         ),
         stop=p.StopPlan(
             max_rounds=draw(st.integers(1, 1 << 20)),

@@ -25,7 +25,7 @@ PUBLISHER = SigningKey(bytes(range(32)))
 SHAPES = {"a": (3, 5), "b": (7,)}
 
 
-AGGREGATION = ("max_staleness", "rule", "trim", "outer_optimizer", "outer_learning_rate", "outer_momentum")
+AGGREGATION = ("max_staleness", "rule", "rule_options", "outer_optimizer", "outer_options")
 
 
 def plan(**changes: object) -> Plan:

@@ -15,9 +15,9 @@ def test_the_plan_is_described_with_every_part_that_changes_the_result() -> None
     run_plan = plan(
         stages=(scaffold(3), FEEDBACK),
         rule="trimmed_mean",
-        trim=0.25,
+        rule_options={"trim": 0.25},
         outer_optimizer="nesterov",
-        outer_learning_rate=0.7,
+        outer_options={"learning_rate": 0.7},
     )
     lines = plan_lines(replace(run_plan, statistics=(Statistic(name="words", unit="words", bound=1000),)))
     assert lines == [
@@ -29,15 +29,15 @@ def test_the_plan_is_described_with_every_part_that_changes_the_result() -> None
         "            stages: name error_feedback",
         "            statistics: name words, unit words, bound 1000",
         (
-            "            aggregation: rule trimmed_mean, trim 0.25, outer_optimizer nesterov, outer_learning_rate 0.7, "
-            "outer_momentum 0.9"
+            "            aggregation: rule trimmed_mean, rule_options {trim = 0.25}, outer_optimizer nesterov, "
+            "outer_options {learning_rate = 0.7}"
         ),
         "            stop: max_rounds 3",
     ]
 
 
-def test_keys_that_the_rule_and_the_optimizer_do_not_read_are_not_described() -> None:
-    expected = "            aggregation: rule weighted_mean, outer_optimizer fedavg, outer_learning_rate 1"
+def test_options_that_a_plan_does_not_set_are_not_described() -> None:
+    expected = "            aggregation: rule weighted_mean, outer_optimizer fedavg"
     assert expected in plan_lines(plan())
 
 

@@ -24,8 +24,8 @@ WEIGHTS: Final = (30, 10)
 PLAN: Final = {
     "training.learning_rate": 1.0,
     "aggregation.outer_optimizer": "nesterov",
-    "aggregation.outer_learning_rate": 0.5,
-    "aggregation.outer_momentum": 0.5,
+    "aggregation.outer_options.learning_rate": 0.5,
+    "aggregation.outer_options.momentum": 0.5,
     "cohort.quorum": 2,
 }
 NAMED: Final = {

@@ -215,7 +215,9 @@ def test_a_trimmed_mean_keeps_the_grid_and_the_parameters_among_those_of_honest_
 ) -> None:
     """Three of ten devices lie, with the same weights as the others."""
     devices = [*[(Honest(index), {}) for index in range(7)], *[LIES[lie]] * 3]
-    outcome = run_virtual(federate(tmp_path, codec, devices, AggregationPlan(rule="trimmed_mean", trim=0.3)))
+    outcome = run_virtual(
+        federate(tmp_path, codec, devices, AggregationPlan(rule="trimmed_mean", rule_options={"trim": 0.3}))
+    )
     expected = honest_outcome(7, codec)
     pairs = zip(sum(expected.grids, ()), sum(outcome.grids, ()), strict=True)
     assert max(abs(expected_exponent - exponent) for expected_exponent, exponent in pairs) <= 4

@@ -19,8 +19,8 @@ from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
 
 NESTEROV = plan(
-    concurrency=2, buffer=2, quorum=2, max_rounds=9, outer_optimizer="nesterov", outer_learning_rate=0.5,
-    outer_momentum=0.8,
+    concurrency=2, buffer=2, quorum=2, max_rounds=9, outer_optimizer="nesterov",
+    outer_options={"learning_rate": 0.5, "momentum": 0.8},
 )  # fmt: skip
 SIZES = (0.01, 0.03, -0.02, 0.05)
 """The change of every parameter by both devices in each Round."""

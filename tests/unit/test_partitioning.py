@@ -272,12 +272,17 @@ def test_sequences_have_no_labels(by: Partitioner) -> None:
                 "'natural', 'pathological', 'quantity', 'shards'], which are installed here; did you mean dirichlet?"
             ),
         ),
-        ("iid", {"alpha": 1.0}, "partition: iid: got the options ['alpha'], expected none; remove them"),
-        ("shards", {}, "partition: shards: got the options [], expected ['per_client'], for example per_client=1"),
+        ("iid", {"alpha": 1.0}, "partition: iid.alpha: unknown option, expected none; remove it"),
+        ("label_skew", {}, "partition: label_skew.alpha: missing, expected a number; add it"),
+        (
+            "dirichlet",
+            {"alpa": 1.0},
+            "partition: dirichlet.alpa: unknown option, expected alpha; did you mean alpha?",
+        ),
         (
             "shards",
             {"per_client": 1.5},
-            "partition: shards: got per_client 1.5, expected an integer of at least 1",
+            "partition: shards.per_client: got 1.5, expected an integer; correct it",
         ),
         ("feature_skew", {"mixed": 1.5}, "partition: feature_skew: got mixed 1.5, expected 0.0 to 1.0"),
         ("quantity", {"alpha": 0.0}, "partition: quantity: got alpha 0.0, expected a positive number"),

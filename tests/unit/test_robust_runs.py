@@ -21,7 +21,7 @@ from fanin.server.aggregation.verify import verify_run
 
 SIZES = {"a": 0.01, "b": 0.02, "c": 0.04, "d": 0.05, "liar": 1e4}
 """The change of every parameter by each device's Update."""
-TRIMMED = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1, rule="trimmed_mean", trim=0.2)
+TRIMMED = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1, rule="trimmed_mean", rule_options={"trim": 0.2})
 MEAN = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1)
 
 
@@ -199,5 +199,5 @@ def test_a_plan_without_a_rule_has_the_weighted_mean() -> None:
     message = plan_to_proto(TRIMMED)
     assert plan_from_proto(message) == TRIMMED
     message.aggregation.ClearField("rule")
-    message.aggregation.ClearField("trim")
-    assert plan_from_proto(message).aggregation == AggregationPlan(rule="weighted_mean", trim=0.1)
+    message.aggregation.ClearField("rule_options")
+    assert plan_from_proto(message).aggregation == AggregationPlan(rule="weighted_mean")

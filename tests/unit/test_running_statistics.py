@@ -147,7 +147,7 @@ def assert_equal_to(result: Result, expected: State, rtol: float = 2e-5) -> None
         np.testing.assert_allclose(actual[name], values, rtol=rtol, atol=rtol / 10, err_msg=name)
 
 
-NESTEROV: Final = {"aggregation.outer_optimizer": "nesterov", "aggregation.outer_learning_rate": 0.7}
+NESTEROV: Final = {"aggregation.outer_optimizer": "nesterov", "aggregation.outer_options.learning_rate": 0.7}
 ADAM: Final = """
 import numpy as np
 
@@ -185,8 +185,8 @@ class Clip:
         return {}
 
 
-def clip(options):
-    return Clip(options["most"])
+def clip(most: float):
+    return Clip(most)
 """
 
 
@@ -212,7 +212,11 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("plan", "outer"),
-    [(NESTEROV, nesterov(0.7, 0.9)), ({"aggregation.outer_learning_rate": 1.5}, fedavg(1.5)), ({}, fedavg(1.0))],
+    [
+        (NESTEROV, nesterov(0.7, 0.9)),
+        ({"aggregation.outer_options.learning_rate": 1.5}, fedavg(1.5)),
+        ({}, fedavg(1.0)),
+    ],
     ids=["nesterov", "fedavg-1.5", "fedavg"],
 )
 def test_statistics_get_the_weighted_mean_under_each_outer_optimizer(plan: Mapping[str, object], outer: Outer) -> None:
@@ -229,7 +233,7 @@ def test_an_own_optimizer_needs_no_code_for_roles(site: Path) -> None:
 
 
 def test_a_robust_rule_works_on_parameters_and_statistics_get_the_weighted_mean() -> None:
-    result = simulated({"aggregation.rule": "trimmed_mean", "aggregation.trim": 0.25, **NESTEROV})
+    result = simulated({"aggregation.rule": "trimmed_mean", "aggregation.rule_options.trim": 0.25, **NESTEROV})
     assert_equal_to(result, expected_state(nesterov(0.7, 0.9), trimmed_mean))
 
 

@@ -204,7 +204,7 @@ def test_statistics_of_the_plan_are_summed_within_their_bounds(tmp_path: Path) -
 @pytest.mark.parametrize("habits", [CALM, WILD], ids=["calm", "wild"])
 def test_a_federation_in_memory_ends_in_the_same_bits_as_one_in_a_folder(tmp_path: Path, habits: Habits) -> None:
     scenario = Scenario(
-        plan=plan(deadline_s=PATIENT_S, outer_optimizer="nesterov", outer_momentum=0.5),
+        plan=plan(deadline_s=PATIENT_S, outer_optimizer="nesterov", outer_options={"momentum": 0.5}),
         bundle=bundle_in(tmp_path),
         publisher=PUBLISHER,
         members=members([habits] * 4),

@@ -239,7 +239,7 @@ class Plain:
         return {}
 
 
-def plain(options):
+def plain():
     return Plain()
 """
 
@@ -281,7 +281,7 @@ def test_a_check_in_names_the_stages_of_the_device(tmp_path: Path) -> None:
         ),
         (
             {"stages": (replace(FEEDBACK, options={"share": 0.5}),)},
-            "plan: stages: error_feedback: got the options ['share'], expected []; remove share",
+            "plan: stages: error_feedback: options.share: unknown option, expected none; remove it",
         ),
         (
             {"state": m.StageState(lineage=0, round=1)},

@@ -284,7 +284,7 @@ def test_verify_reports_an_inconsistent_record(tmp_path: Path, change: str, prob
         run = place.state.runs.run("run")
         assert run is not None
         run_plan = run.start.plan
-        slower_plan = replace(run_plan, aggregation=replace(run_plan.aggregation, outer_learning_rate=0.5))
+        slower_plan = replace(run_plan, aggregation=replace(run_plan.aggregation, outer_options={"learning_rate": 0.5}))
         plans = {"older": plan(buffer=1, quorum=1, max_staleness=1, max_rounds=3), "slower": slower_plan}
         values = {
             name: start_run_to_proto(replace(run.start, plan=other)).SerializeToString()

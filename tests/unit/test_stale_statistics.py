@@ -21,7 +21,7 @@ TABLE: Final = TensorTable.of(SHAPES)
 VAR, COUNT = slice(3, 6), 2
 OPTIMIZERS: Final = {
     "fedavg": {},
-    "nesterov": {"outer_optimizer": "nesterov", "outer_learning_rate": 0.7, "outer_momentum": 0.9},
+    "nesterov": {"outer_optimizer": "nesterov", "outer_options": {"learning_rate": 0.7, "momentum": 0.9}},
 }
 
 

@@ -38,8 +38,8 @@ SHAPES: Final = {
 TABLE: Final = TensorTable.of(SHAPES)
 EXAMPLES: Final = {"a": 30, "b": 10}
 NESTEROV: Final = plan(
-    concurrency=2, buffer=2, quorum=2, max_rounds=9, outer_optimizer="nesterov", outer_learning_rate=0.5,
-    outer_momentum=0.5,
+    concurrency=2, buffer=2, quorum=2, max_rounds=9, outer_optimizer="nesterov",
+    outer_options={"learning_rate": 0.5, "momentum": 0.5},
 )  # fmt: skip
 Changes = Mapping[str, Mapping[str, float]]
 """The change of each tensor by each device; that of a tensor without one is 0."""
@@ -184,7 +184,7 @@ def test_an_outer_step_out_of_the_range_of_a_parameter_fails_the_round(tmp_path:
         bundle = write_arrays({"gate": np.ones(2, np.float32)}, tmp_path / "bundle", PUBLISHER, "arrays")
         roles = {"gate": TensorRole(role=RoleKind.PARAMETER, lowest=0.5)}
         run_plan = replace(NESTEROV, flower=FlowerPlan(roles=roles))
-        run_plan = replace(run_plan, aggregation=replace(run_plan.aggregation, outer_learning_rate=2.0))
+        run_plan = replace(run_plan, aggregation=replace(run_plan.aggregation, outer_options={"learning_rate": 2.0}))
         await start(place.runs, bundle, run_plan)
         await settle()
         capabilities = replace(CAPABILITIES, graph_formats=("arrays",))
@@ -203,8 +203,8 @@ def test_an_outer_step_out_of_the_range_of_a_parameter_fails_the_round(tmp_path:
         failed, _stopped = [each for each in await events(place) if isinstance(each, RoundFailed)]
         assert failed.reason == (
             "tensor 'gate': the next version would have 2 values out of range, such as -0.5, expected at least 0.5, "
-            "because it is a parameter; lower aggregation.outer_learning_rate, or correct the role or range that the "
-            "run declares for the tensor; the coordinator's log has the details"
+            "because it is a parameter; lower aggregation.outer_options.learning_rate, or correct the role or range that "
+            "the run declares for the tensor; the coordinator's log has the details"
         )
         await place.runs.stop()
 

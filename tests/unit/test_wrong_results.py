@@ -199,7 +199,7 @@ FINITE = "expected finite values; correct it"
         ),
         (
             step(lambda state, values: (state, values * 1e300)),
-            "step returned values beyond float32 for the parameters; lower aggregation.outer_learning_rate",
+            "step returned values beyond float32 for the parameters; lower aggregation.outer_options.learning_rate",
         ),
         (
             mine(Momentum, begin=lambda self, parameters: None),

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Final, TypeVar
 
 from fanin.clients.textfiles import reason_of
@@ -20,6 +21,15 @@ from fanin.protos.plans.keys import PAGE, Fields, Key, KeyField, SectionField, f
 T = TypeVar("T")
 SET: Final = "--set"
 OPTIMIZER: Final = "optimizer"
+OPTIONS: Final = MappingProxyType(
+    {
+        "aggregation.trim": "aggregation.rule_options.trim",
+        "aggregation.outer_learning_rate": "aggregation.outer_options.learning_rate",
+        "aggregation.outer_momentum": "aggregation.outer_options.momentum",
+        "aggregation.momentum": "aggregation.outer_options.momentum",
+    }
+)
+"""Options of fanin's parts under the names that a reader may give them as keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,8 +289,10 @@ def _nearest(name: str, path: str, fields: Fields) -> str:
 
     The same name elsewhere is the nearest, then a similar one in the same section, then a similar one elsewhere. Of
     several paths of one name it is the shortest, and of those the first: ``training.epochs``, not ``schedule.epochs``.
-    The settings of an optimizer are names below each key ``optimizer``.
+    The settings of an optimizer are names below each key ``optimizer``, the options of a part below its table.
     """
+    if (path_of := OPTIONS.get(joined(path, name))) is not None:
+        return path_of
     by_depth = sorted(_all_names(ROOT, ""), key=lambda pair: joined(*pair).count("."))
     elsewhere = {each: joined(section, each) for section, each in reversed(by_depth)}
     if name in elsewhere:

@@ -974,14 +974,15 @@ class Stage(_message.Message):
         KEY_FIELD_NUMBER: _builtins.int
         VALUE_FIELD_NUMBER: _builtins.int
         key: _builtins.str
-        value: _builtins.float
+        @_builtins.property
+        def value(self) -> Global___Setting: ...
         def __init__(
             self,
             *,
             key: _builtins.str = ...,
-            value: _builtins.float = ...,
+            value: Global___Setting | None = ...,
         ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
         _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
@@ -991,12 +992,12 @@ class Stage(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
-    def options(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    def options(self) -> _containers.MessageMap[_builtins.str, Global___Setting]: ...
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        options: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        options: _abc.Mapping[_builtins.str, Global___Setting] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

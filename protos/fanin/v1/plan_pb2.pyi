@@ -197,12 +197,34 @@ Global___ScheduledChange: _TypeAlias = ScheduledChange  # noqa: Y015
 class Cohort(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SelectionOptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _fleet_pb2.Setting: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _fleet_pb2.Setting | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONCURRENCY_FIELD_NUMBER: _builtins.int
     BUFFER_FIELD_NUMBER: _builtins.int
     QUORUM_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     MIN_REPORT_S_FIELD_NUMBER: _builtins.int
     SELECTION_FIELD_NUMBER: _builtins.int
+    SELECTION_OPTIONS_FIELD_NUMBER: _builtins.int
     REPORT_FACTOR_FIELD_NUMBER: _builtins.int
     concurrency: _builtins.int
     """Devices at work at the same time."""
@@ -220,6 +242,10 @@ class Cohort(_message.Message):
     """Multiple of the time that the quorum took, from the same Assignment, after which the quorum suffices. Infinity: only at
     the deadline. Absent: 2.0.
     """
+    @_builtins.property
+    def selection_options(self) -> _containers.MessageMap[_builtins.str, _fleet_pb2.Setting]:
+        """The options of selection."""
+
     def __init__(
         self,
         *,
@@ -229,11 +255,12 @@ class Cohort(_message.Message):
         deadline_s: _builtins.float = ...,
         min_report_s: _builtins.float = ...,
         selection: _builtins.str | None = ...,
+        selection_options: _abc.Mapping[_builtins.str, _fleet_pb2.Setting] | None = ...,
         report_factor: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor", "_selection", b"_selection", "report_factor", b"report_factor", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor", "_selection", b"_selection", "buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "min_report_s", b"min_report_s", "quorum", b"quorum", "report_factor", b"report_factor", "selection", b"selection"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor", "_selection", b"_selection", "buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "min_report_s", b"min_report_s", "quorum", b"quorum", "report_factor", b"report_factor", "selection", b"selection", "selection_options", b"selection_options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__report_factor: _TypeAlias = _typing.Literal["report_factor"]  # noqa: Y015
     _WhichOneofArgType__report_factor: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor"]  # noqa: Y015
@@ -250,58 +277,90 @@ Global___Cohort: _TypeAlias = Cohort  # noqa: Y015
 class Aggregation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class RuleOptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _fleet_pb2.Setting: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _fleet_pb2.Setting | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class OuterOptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> _fleet_pb2.Setting: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _fleet_pb2.Setting | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MAX_EXAMPLES_FIELD_NUMBER: _builtins.int
-    OUTER_LEARNING_RATE_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
-    TRIM_FIELD_NUMBER: _builtins.int
     OUTER_OPTIMIZER_FIELD_NUMBER: _builtins.int
-    OUTER_MOMENTUM_FIELD_NUMBER: _builtins.int
+    RULE_OPTIONS_FIELD_NUMBER: _builtins.int
+    OUTER_OPTIONS_FIELD_NUMBER: _builtins.int
     max_examples: _builtins.int
     """Cap on the weight of one Update, in examples; 0: none."""
-    outer_learning_rate: _builtins.float
-    """The server learning rate of FedAvg's outer step."""
     max_staleness: _builtins.int
     """Most Versions by which the base of an Update may be behind the Round's; 0: stale Updates do not count."""
     rule: _builtins.str
     """The rule that makes one aggregate of the Updates; absent: weighted_mean."""
-    trim: _builtins.float
-    """The part of the Updates that trimmed_mean leaves out at each end; absent: 0.1."""
     outer_optimizer: _builtins.str
     """How the aggregate changes the parameters; absent: fedavg."""
-    outer_momentum: _builtins.float
-    """The momentum of an outer optimizer; absent: 0.9."""
+    @_builtins.property
+    def rule_options(self) -> _containers.MessageMap[_builtins.str, _fleet_pb2.Setting]:
+        """The options of the rule, and of the outer optimizer."""
+
+    @_builtins.property
+    def outer_options(self) -> _containers.MessageMap[_builtins.str, _fleet_pb2.Setting]: ...
     def __init__(
         self,
         *,
         max_examples: _builtins.int = ...,
-        outer_learning_rate: _builtins.float = ...,
         max_staleness: _builtins.int = ...,
         rule: _builtins.str | None = ...,
-        trim: _builtins.float | None = ...,
         outer_optimizer: _builtins.str | None = ...,
-        outer_momentum: _builtins.float | None = ...,
+        rule_options: _abc.Mapping[_builtins.str, _fleet_pb2.Setting] | None = ...,
+        outer_options: _abc.Mapping[_builtins.str, _fleet_pb2.Setting] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_outer_momentum", b"_outer_momentum", "_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_trim", b"_trim", "outer_momentum", b"outer_momentum", "outer_optimizer", b"outer_optimizer", "rule", b"rule", "trim", b"trim"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "outer_optimizer", b"outer_optimizer", "rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outer_momentum", b"_outer_momentum", "_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_trim", b"_trim", "max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_learning_rate", b"outer_learning_rate", "outer_momentum", b"outer_momentum", "outer_optimizer", b"outer_optimizer", "rule", b"rule", "trim", b"trim"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_optimizer", b"outer_optimizer", "outer_options", b"outer_options", "rule", b"rule", "rule_options", b"rule_options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__outer_momentum: _TypeAlias = _typing.Literal["outer_momentum"]  # noqa: Y015
-    _WhichOneofArgType__outer_momentum: _TypeAlias = _typing.Literal["_outer_momentum", b"_outer_momentum"]  # noqa: Y015
     _WhichOneofReturnType__outer_optimizer: _TypeAlias = _typing.Literal["outer_optimizer"]  # noqa: Y015
     _WhichOneofArgType__outer_optimizer: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer"]  # noqa: Y015
     _WhichOneofReturnType__rule: _TypeAlias = _typing.Literal["rule"]  # noqa: Y015
     _WhichOneofArgType__rule: _TypeAlias = _typing.Literal["_rule", b"_rule"]  # noqa: Y015
-    _WhichOneofReturnType__trim: _TypeAlias = _typing.Literal["trim"]  # noqa: Y015
-    _WhichOneofArgType__trim: _TypeAlias = _typing.Literal["_trim", b"_trim"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__outer_momentum) -> _WhichOneofReturnType__outer_momentum | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__outer_optimizer) -> _WhichOneofReturnType__outer_optimizer | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rule) -> _WhichOneofReturnType__rule | None: ...
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__trim) -> _WhichOneofReturnType__trim | None: ...
 
 Global___Aggregation: _TypeAlias = Aggregation  # noqa: Y015
 

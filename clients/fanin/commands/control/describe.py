@@ -37,13 +37,11 @@ _MAIN: Final = MappingProxyType(
         "codec": ("name", "max_shift"),
         "stages": ("name",),
         "statistics": ("name", "unit", "bound"),
-        "aggregation": ("rule", "trim", "outer_optimizer", "outer_learning_rate", "outer_momentum"),
+        "aggregation": ("rule", "outer_optimizer"),
         "stop": ("max_rounds",),
     }
 )
 """The keys of each section that are shown also with their defaults."""
-_UNUSED: Final = MappingProxyType({"weighted_mean": "trim", "fedavg": "outer_momentum"})
-"""The main key that each rule or outer optimizer does not read."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -177,12 +175,10 @@ def settings_lines(plan: Plan, round_number: int) -> list[str]:
 
 
 def _section_text(name: str, section: object) -> str:
-    unused = {_UNUSED.get(getattr(section, key.name)) for key in keys_of(type(section)) if key.type is str}
     texts = [
         f"{key.name} {_value_text(value)}"
         for key in keys_of(type(section))
-        if (value := getattr(section, key.name)) != key.default
-        or (key.name in _MAIN.get(name, ()) and key.name not in unused)
+        if (value := getattr(section, key.name)) != key.default or key.name in _MAIN.get(name, ())
     ]
     inner = [each for each in fields_of(type(section)).values() if isinstance(each, SectionField) and not each.is_list]
     texts += [f"{each.name}.{text}" for each in inner if (text := _section_text("", getattr(section, each.name)))]

@@ -248,56 +248,28 @@ def partitioner_of(name: str, options: Mapping[str, float]) -> Partitioner:
     Raises:
         InvalidInput: The name is unknown, or an option is wrong.
     """
-    if name in FACTORIES:
-        return FACTORIES[name](options)
     try:
-        return created("by", name, FACTORIES, GROUP, options)
+        return created("by", name, FACTORIES, GROUP, options=(name, options))
     except InvalidPlan as exc:
         raise InvalidInput(f"partition: {str(exc).removeprefix('plan: ')}") from exc
 
 
-def _option(name: str, options: Mapping[str, float], expected: str) -> float:
-    """Return the only option of a partitioner. Raises InvalidInput for another one, or none."""
-    if set(options) != {expected}:
-        raise InvalidInput(
-            f"partition: {name}: got the options {sorted(options)}, expected [{expected!r}], for example {expected}=1"
-        )
-    return options[expected]
-
-
-def _count(name: str, options: Mapping[str, float], expected: str) -> int:
-    value = _option(name, options, expected)
-    if not float(value).is_integer():
-        raise InvalidInput(f"partition: {name}: got {expected} {value}, expected an integer of at least 1")
-    return int(value)
-
-
-def _feature_skew(options: Mapping[str, float]) -> Partitioner:
-    return FeatureSkew(mixed=_option("feature_skew", options, "mixed") if options else 0.0)
-
-
-def _natural(options: Mapping[str, float]) -> Partitioner:
+def _natural() -> Partitioner:
     raise InvalidInput(
         "--by natural: expected data whose examples have an id, such as tinyshakespeare, and no options; in Python, "
         "use Natural(ids=...)"
     )
 
 
-def _iid(options: Mapping[str, float]) -> Partitioner:
-    if options:
-        raise InvalidInput(f"partition: iid: got the options {sorted(options)}, expected none; remove them")
-    return Iid()
-
-
-FACTORIES: Final[Mapping[str, Callable[[Mapping[str, float]], Partitioner]]] = MappingProxyType(
+FACTORIES: Final[Mapping[str, Callable[..., Partitioner]]] = MappingProxyType(
     {
-        "iid": _iid,
-        "dirichlet": lambda options: Dirichlet(alpha=_option("dirichlet", options, "alpha")),
-        "label_skew": lambda options: LabelSkew(alpha=_option("label_skew", options, "alpha")),
-        "quantity": lambda options: Quantity(alpha=_option("quantity", options, "alpha")),
-        "shards": lambda options: Shards(per_client=_count("shards", options, "per_client")),
-        "pathological": lambda options: Pathological(num_labels=_count("pathological", options, "num_labels")),
-        "feature_skew": _feature_skew,
+        "iid": Iid,
+        "dirichlet": Dirichlet,
+        "label_skew": LabelSkew,
+        "quantity": Quantity,
+        "shards": Shards,
+        "pathological": Pathological,
+        "feature_skew": FeatureSkew,
         "natural": _natural,
     }
 )

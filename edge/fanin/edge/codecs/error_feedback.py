@@ -8,11 +8,9 @@ Reference:
     algorithm 2. Seide et al. 2014, 1-Bit Stochastic Gradient Descent, section 2.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from fanin.edge.codecs.stage import StageContext, State, check_options
+from fanin.edge.codecs.stage import StageContext, State
 from fanin.edge.codecs.vector import PARAMETERS, Vector
 
 RESIDUAL = "residual"
@@ -20,12 +18,6 @@ RESIDUAL = "residual"
 
 class ErrorFeedback:
     """The stage ``error_feedback``. Its state is the residual: the accumulated error of the codec."""
-
-    @classmethod
-    def of(cls, options: Mapping[str, float]) -> "ErrorFeedback":
-        """Return the stage. Raises InvalidPlan for any option."""
-        check_options("error_feedback", options, ())
-        return cls()
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -12,26 +12,35 @@ Reference:
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 
-from fanin.edge.codecs.stage import StageContext, State, check_options
+from fanin.edge.codecs.stage import StageContext, State
 from fanin.edge.codecs.vector import PARAMETERS, Group, Vector, Weighting
 from fanin.edge.tensors import Float32s, Float64s
-from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import StageSpec
+from fanin.protos.plans.keys import Key
+from fanin.protos.plans.options import checked_options
 
 SCAFFOLD: Final = "scaffold"
 """The name of the stage."""
 CONTROL: Final = "control"
 NUM_DEVICES: Final = "num_devices"
 MAX_DEVICES: Final = 1 << 40
+ALL_DEVICES: Final = "The number of all devices that take part in the Run."
 
 
 def declared_devices(stages: Iterable[StageSpec]) -> int | None:
-    """Return the number of devices that the stage scaffold of a Plan declares; None without this stage."""
-    return next((int(stage.options[NUM_DEVICES]) for stage in stages if stage.name == SCAFFOLD), None)
+    """Return the number of devices that the stage scaffold of a Plan declares; None without this stage.
+
+    Raises:
+        InvalidPlan: The options of the stage are wrong.
+    """
+    where = f"plan: stages: {SCAFFOLD}: options"
+    given = (checked_options(where, Scaffold, stage.options, 0) for stage in stages if stage.name == SCAFFOLD)
+    return next((int(options[NUM_DEVICES]) for options in given), None)
 
 
 class Scaffold:
@@ -41,20 +50,8 @@ class Scaffold:
         num_devices: N, the number of all devices in the Run.
     """
 
-    def __init__(self, num_devices: int) -> None:
+    def __init__(self, num_devices: Annotated[int, Key(text=ALL_DEVICES, at_least=1, at_most=MAX_DEVICES)]) -> None:
         self._num_devices = num_devices
-
-    @classmethod
-    def of(cls, options: Mapping[str, float]) -> "Scaffold":
-        """Return the stage for the options of a Plan. Raises InvalidPlan."""
-        check_options(SCAFFOLD, options, (NUM_DEVICES,))
-        num_devices = options[NUM_DEVICES]
-        if not 1 <= num_devices <= MAX_DEVICES or num_devices != int(num_devices):
-            raise InvalidPlan(
-                f"plan: stages: scaffold: got {NUM_DEVICES} {num_devices:g}, expected a whole number from 1 to "
-                f"{MAX_DEVICES}: all devices that take part in the Run"
-            )
-        return cls(int(num_devices))
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ A stage that adds a group to the vector also has a tensor of the same name in ea
 coordinator computes it from the aggregate of the group, and devices download it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -21,7 +21,6 @@ import numpy as np
 
 from fanin.edge.codecs.vector import Group, Vector
 from fanin.edge.tensors import Float32s, Float64s
-from fanin.protos.errors import InvalidPlan
 
 State = Mapping[str, Float32s]
 """The tensors of one stage's state (num_values,), by name."""
@@ -94,12 +93,3 @@ class GroupStage(Stage, Protocol):
             num_updates: Number of Updates in the Round.
         """
         ...
-
-
-def check_options(name: str, options: Mapping[str, float], expected: Sequence[str]) -> None:
-    """Raise InvalidPlan unless these are the options of a stage."""
-    if set(options) != set(expected):
-        problem = f"plan: stages: {name}: got the options {sorted(options)}, expected {sorted(expected)}"
-        missing, unknown = sorted(set(expected) - set(options)), sorted(set(options) - set(expected))
-        advice = [f"{verb} {', '.join(names)}" for verb, names in (("add", missing), ("remove", unknown)) if names]
-        raise InvalidPlan(f"{problem}; {' and '.join(advice)}")

@@ -9,20 +9,18 @@ from fanin.edge.codecs.scaffold import SCAFFOLD, Scaffold
 from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.vector import MAIN, Group, VectorLayout
 from fanin.edge.tensors import TensorTable
-from fanin.protos.errors import InvalidPlan, foreign_text
+from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages.versions import MAX_AUXILIARY
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans import StageSpec
 from fanin.protos.plans.keys import shown
-from fanin.protos.plans.named import check_names, named, wrong_object
+from fanin.protos.plans.named import blamed, check_names, created, wrong_object
 
 GROUP: Final = "fanin.stages"
-"""The entry point group of stages in other distributions. An entry is a function ``(options) -> Stage``."""
-StageFactory = Callable[[Mapping[str, float]], Stage]
-"""Returns a stage for the options of the Plan. Raises InvalidPlan for wrong options."""
-STAGES: Final[Mapping[str, StageFactory]] = MappingProxyType(
-    {"error_feedback": ErrorFeedback.of, SCAFFOLD: Scaffold.of}
-)
+"""The entry point group of stages in other distributions. An entry is a function of options."""
+StageFactory = Callable[..., Stage]
+"""Returns a stage for the options of the Plan."""
+STAGES: Final[Mapping[str, StageFactory]] = MappingProxyType({"error_feedback": ErrorFeedback, SCAFFOLD: Scaffold})
 """The stages of fanin, by name."""
 
 
@@ -46,20 +44,10 @@ def stages_of(specs: Sequence[StageSpec]) -> Mapping[str, Stage]:
 
 def _stage_of(spec: StageSpec) -> Stage:
     """Return one stage. Its factory may be the code of another package. Raises InvalidPlan."""
-    factory = named("stages", spec.name, STAGES, GROUP)
-    where = f"plan: stages: {spec.name}"
-    if not callable(factory):
-        raise InvalidPlan(
-            f"{where}: got {type(factory).__name__} as its entry point, expected a function of the options; correct "
-            "that package"
-        )
-    try:
-        stage = factory(spec.options)
-        check_members(stage, where)
-    except InvalidPlan:
-        raise
-    except Exception as exc:  # Any error: the code may come from another package.
-        raise InvalidPlan(f"{where}: its package raised {foreign_text(exc)}; correct that package") from exc
+    where = f"stages: {spec.name}"
+    stage = created("stages", spec.name, STAGES, GROUP, options=(f"{where}: options", spec.options))
+    with blamed(f"plan: stages: {spec.name!r}", "correct that package"):
+        check_members(stage, f"plan: {where}")
     return stage
 
 

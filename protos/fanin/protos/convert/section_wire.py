@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import Message
 
-from fanin.protos.plans.entries import ROLES, SETTINGS, EntryKind, Setting
+from fanin.protos.plans.entries import OPTIONS, ROLES, SETTINGS, EntryKind, Setting
 from fanin.protos.plans.keys import KeyField, fields_of
 from fanin.protos.roles import TensorRole
 from fanin.v1 import fleet_pb2 as pb
@@ -106,6 +106,10 @@ def _role_from_proto(message: pb.TensorRole) -> object:
 
 
 _ENTRIES: Final[Mapping[EntryKind, tuple[Callable[..., None], Callable[..., object]]]] = MappingProxyType(
-    {SETTINGS: (write_setting, setting_from_proto), ROLES: (_write_role, _role_from_proto)}
+    {
+        OPTIONS: (write_setting, setting_from_proto),
+        SETTINGS: (write_setting, setting_from_proto),
+        ROLES: (_write_role, _role_from_proto),
+    }
 )
 """How the entries of a table that have messages of their own are written and read."""

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
+from fanin.protos.plans.entries import OPTIONS, Option
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 MAX_COHORT: Final = 1_000_000
@@ -99,6 +100,14 @@ class CohortPlan:
             see="selection.md",
         ),
     ] = "uniform"
+    selection_options: Annotated[
+        dict[str, Option],
+        Key(
+            text="The options of the policy. Those of fanin have none.",
+            entries=OPTIONS,
+            see="selection.md#a-policy-of-your-own",
+        ),
+    ] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if problem := range_problem(self, "cohort"):

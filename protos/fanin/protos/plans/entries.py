@@ -1,8 +1,9 @@
 """The entries of a key that is a table: which values they may have, and how they are read from TOML.
 
 ``ROLES`` are the roles of arrays, by patterns of their names: ``"statistic"``, or a table with a range.
-``NUMBERS`` are the options of stages. ``SETTINGS`` are the entries of a ConfigRecord of Flower: numbers, strings,
-booleans, bytes, and lists of one of these. TOML has no bytes, so they are written as a table: ``{ base64 = "AAEC" }``.
+``NUMBERS`` are the settings of an optimizer, ``OPTIONS`` those of a part that the Plan names. ``SETTINGS`` are the
+entries of a ConfigRecord of Flower: numbers, strings, booleans, bytes, and lists of one of these. TOML has no bytes, so
+they are written as a table: ``{ base64 = "AAEC" }``.
 """
 
 import base64
@@ -17,6 +18,8 @@ from fanin.protos.names import MAX_NAME_CHARS, NAME_FORM, is_name
 from fanin.protos.roles import RoleKind, TensorRole
 
 Scalar = bool | int | float | str | bytes
+Option = bool | int | float | str
+"""An entry of ``OPTIONS``."""
 Setting = Scalar | tuple[Scalar, ...]
 """An entry of ``SETTINGS``. All items of a list have one type."""
 SCALAR_NAMES: Final = MappingProxyType(
@@ -102,6 +105,12 @@ def _read_role(value: object) -> object:
         return value
 
 
+OPTIONS: Final = EntryKind(
+    text="a finite number, an integer of 64 bits, a string, true or false",
+    plural="numbers, strings, true and false",
+    accepts=lambda value: type(value) is not bytes and _is_scalar(value),
+    read=lambda value: value,
+)
 NUMBERS: Final = EntryKind(text="a finite number", plural="finite numbers", accepts=_is_number, read=as_float)
 SETTINGS: Final = EntryKind(
     text='a finite number, an integer of 64 bits, a string, true, false, bytes as { base64 = "AAEC" }, or a list of '

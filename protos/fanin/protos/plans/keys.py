@@ -179,11 +179,12 @@ def _declared(section: type) -> Fields:
     for field in fields(section):
         hint = hints[field.name]
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        members[field.name] = _key_field(field.name, hint, default) or _section_field(field.name, hint)
+        members[field.name] = key_field(field.name, hint, default) or _section_field(field.name, hint)
     return MappingProxyType(members)
 
 
-def _key_field(name: str, hint: object, default: object) -> KeyField | None:
+def key_field(name: str, hint: object, default: object) -> KeyField | None:
+    """Return the key that a name, hint and default declare; None if the hint is no ``Annotated[type, Key(...)]``."""
     if get_origin(hint) is not Annotated:
         return None
     kind, *metadata = get_args(hint)

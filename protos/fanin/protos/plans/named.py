@@ -6,15 +6,16 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
-from fanin.protos.errors import InvalidPlan, foreign_text
+from fanin.protos.errors import InvalidInput, InvalidPlan, foreign_text
 from fanin.protos.names import is_name
+from fanin.protos.plans.entries import Option
 from fanin.protos.plans.keys import shown
+from fanin.protos.plans.options import checked_options
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
-P = TypeVar("P")
 
 
 def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
@@ -48,7 +49,14 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
     raise InvalidPlan(f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}")
 
 
-def created(key: str, name: str, factories: Mapping[str, Callable[[P], T]], group: str, argument: P) -> T:
+def created(
+    key: str,
+    name: str,
+    factories: Mapping[str, Callable[..., T]],
+    group: str,
+    *arguments: object,
+    options: tuple[str, Mapping[str, Option]] | None = None,
+) -> T:
     """Call the factory that a Plan names, and return its result.
 
     Args:
@@ -56,21 +64,23 @@ def created(key: str, name: str, factories: Mapping[str, Callable[[P], T]], grou
         name: The name.
         factories: Our factories, by name.
         group: The entry point group of the others.
-        argument: The argument of the factory.
+        arguments: The arguments of the factory.
+        options: The key of the options, and the options, which the signature of the factory declares.
 
     Raises:
-        InvalidPlan: No factory has this name, it is no function, or it raised an error.
+        InvalidPlan: No factory has this name, it is no function, an option is wrong, or it raised an error.
     """
     factory = named(key, name, factories, group)
     if not callable(factory):
         raise InvalidPlan(f"plan: {key}: {name!r} is no function; correct that package")
     with blamed(f"plan: {key}: {name!r}", "correct that package"):
-        return factory(argument)
+        checked = {} if options is None else checked_options(f"plan: {options[0]}", factory, options[1], len(arguments))
+        return factory(*arguments, **checked)
 
 
 @contextmanager
 def blamed(what: str, advice: str) -> Iterator[None]:
-    """Convert any error of a named object into InvalidPlan, because the code may come from another package.
+    """Convert the errors of a named object but InvalidInput into InvalidPlan: the code may come from another package.
 
     Args:
         what: The code that runs within, for the error.
@@ -78,7 +88,7 @@ def blamed(what: str, advice: str) -> Iterator[None]:
     """
     try:
         yield
-    except InvalidPlan:
+    except InvalidInput:
         raise
     except Exception as exc:  # Any error: the code may come from another package.
         raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}") from exc

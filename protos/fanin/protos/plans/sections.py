@@ -12,6 +12,7 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import MAX_NAME_CHARS, NAME_FORM, is_name
+from fanin.protos.plans.entries import OPTIONS, Option
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int8": 8})
@@ -152,7 +153,8 @@ class StageSpec:
         ),
     ]
     options: Annotated[
-        dict[str, float], Key(text="The options of the stage. `scaffold` has `num_devices`.", see="stages.md")
+        dict[str, Option],
+        Key(text="The options of the stage. `scaffold` has `num_devices`.", entries=OPTIONS, see="stages.md"),
     ] = field(default_factory=dict)
 
 
@@ -201,17 +203,10 @@ class AggregationPlan:
             see="rules.md",
         ),
     ] = "weighted_mean"
-    trim: Annotated[
-        float,
-        Key(
-            text="The part of the Updates that `trimmed_mean` leaves out at each end of each value, rounded down to "
-            "whole Updates.",
-            above=0,
-            below=0.5,
-            see="rules.md",
-        ),
-    ] = 0.1
-
+    rule_options: Annotated[
+        dict[str, Option],
+        Key(text="The options of the rule. `trimmed_mean` has `trim`.", entries=OPTIONS, see="rules.md"),
+    ] = field(default_factory=dict)
     max_examples: Annotated[
         int,
         Key(
@@ -233,13 +228,14 @@ class AggregationPlan:
             see="outer.md",
         ),
     ] = "fedavg"
-    outer_learning_rate: Annotated[
-        float, Key(text="Factor of the aggregate in the outer step.", above=0, below=math.inf)
-    ] = 1.0
-    outer_momentum: Annotated[
-        float,
-        Key(text="The momentum of `nesterov`.", at_least=0, below=1, see="outer.md"),
-    ] = 0.9
+    outer_options: Annotated[
+        dict[str, Option],
+        Key(
+            text="The options of the outer optimizer: `learning_rate`, and `momentum` of `nesterov`.",
+            entries=OPTIONS,
+            see="outer.md",
+        ),
+    ] = field(default_factory=dict)
     max_staleness: Annotated[
         int,
         Key(

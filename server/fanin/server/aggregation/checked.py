@@ -206,7 +206,7 @@ class CheckedOptimizer:
         self._part = Part(
             name=f"outer optimizer {type(optimizer).__name__}",
             advice="correct it",
-            beyond="lower aggregation.outer_learning_rate",
+            beyond="lower aggregation.outer_options.learning_rate",
         )
 
     @property

@@ -256,7 +256,8 @@ class OuterStep:
             if result is None:
                 raise InvalidVersion(
                     f"tensor {spec.name!r}: the next version would have {problem_of(values, spec.role)}; lower "
-                    "aggregation.outer_learning_rate, or correct the role or range that the run declares for the tensor"
+                    "aggregation.outer_options.learning_rate, or correct the role or range that the run declares for "
+                    "the tensor"
                 )
             self._num_clamped += int(np.count_nonzero(result != values))
             values[:] = result

@@ -10,16 +10,18 @@ once. So the results of all machines are bit-identical, for slices of any length
 to float32.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Final, Protocol, runtime_checkable
+from typing import Annotated, Final, Protocol, runtime_checkable
 
 from fanin.edge.tensors import Float64s
 from fanin.protos.plans import Plan
+from fanin.protos.plans.keys import Key
 from fanin.protos.plans.named import blamed, check_names, created, wrong_object
 
 GROUP: Final = "fanin.outer_optimizers"
-"""The entry point group of optimizers in other distributions. An entry is a function ``(plan) -> OuterOptimizer``."""
+"""The entry point group of optimizers in other distributions. An entry is a function of the Plan and of options."""
 State = Mapping[str, Float64s]
 """Slices of the state's tensors, by name."""
 
@@ -104,16 +106,18 @@ class Nesterov:
         return {"momentum": momentum}, parameters + self._learning_rate * (aggregate + self._momentum * momentum)
 
 
-OptimizerFactory = Callable[[Plan], OuterOptimizer]
-"""Returns the optimizer for a Plan. Raises InvalidPlan if the optimizer cannot carry out the Plan."""
+OptimizerFactory = Callable[..., OuterOptimizer]
+"""Returns the optimizer for a Plan and options. Raises InvalidPlan if the optimizer cannot carry out the Plan."""
+LearningRate = Annotated[float, Key(text="Factor of the aggregate in the outer step.", above=0, below=math.inf)]
+Momentum = Annotated[float, Key(text="The part of the momentum that remains in the next step.", at_least=0, below=1)]
 
 
-def _fedavg(plan: Plan) -> OuterOptimizer:
-    return FedAvg(plan.aggregation.outer_learning_rate)
+def _fedavg(_plan: Plan, *, learning_rate: LearningRate = 1.0) -> OuterOptimizer:
+    return FedAvg(learning_rate)
 
 
-def _nesterov(plan: Plan) -> OuterOptimizer:
-    return Nesterov(plan.aggregation.outer_learning_rate, plan.aggregation.outer_momentum)
+def _nesterov(_plan: Plan, *, learning_rate: LearningRate = 1.0, momentum: Momentum = 0.9) -> OuterOptimizer:
+    return Nesterov(learning_rate, momentum)
 
 
 OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = MappingProxyType({"fedavg": _fedavg, "nesterov": _nesterov})
@@ -126,8 +130,8 @@ def optimizer_of(plan: Plan) -> OuterOptimizer:
     Raises:
         InvalidPlan: No optimizer has this name, or the optimizer rejects the Plan.
     """
-    name = plan.aggregation.outer_optimizer
-    optimizer = created("aggregation.outer_optimizer", name, OPTIMIZERS, GROUP, plan)
+    name, options = plan.aggregation.outer_optimizer, ("aggregation.outer_options", plan.aggregation.outer_options)
+    optimizer = created("aggregation.outer_optimizer", name, OPTIMIZERS, GROUP, plan, options=options)
     check_members(optimizer, f"plan: aggregation.outer_optimizer: {name!r}")
     return optimizer
 

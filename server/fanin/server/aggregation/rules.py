@@ -11,20 +11,20 @@ coordinate-wise trimmed mean (Yin et al. 2018, arXiv 1803.01498, definition 2).
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Final, Protocol, runtime_checkable
+from typing import Annotated, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
-from fanin.protos.plans.keys import shown
+from fanin.protos.plans.keys import Key, shown
 from fanin.protos.plans.named import blamed, created, wrong_object
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.fold import Contribution, PartialSum
 
 GROUP: Final = "fanin.rules"
-"""The entry point group of rules in other distributions. An entry is a function ``(plan) -> Rule | ColumnRule``."""
+"""The entry point group of rules in other distributions. An entry is a function of the Plan and of options."""
 MAX_COLUMN_UPDATES: Final = 1024
 """Most Updates of a Round with a column rule: all of them are read side by side."""
 MAX_STATE_BYTES: Final = 64 << 20
@@ -153,8 +153,8 @@ class TrimmedMean:
         return total.astype(np.float64) / float(last - first)
 
 
-RuleFactory = Callable[[Plan], Rule | ColumnRule]
-"""Returns the rule for a Plan. Raises InvalidPlan if the rule cannot carry out the Plan."""
+RuleFactory = Callable[..., Rule | ColumnRule]
+"""Returns the rule for a Plan and options. Raises InvalidPlan if the rule cannot carry out the Plan."""
 
 
 def num_trimmed(trim: float, num_updates: int) -> int:
@@ -165,12 +165,23 @@ def num_trimmed(trim: float, num_updates: int) -> int:
     return int(Fraction(repr(float(trim))) * num_updates)
 
 
-def _trimmed_mean(plan: Plan) -> ColumnRule:
-    trim, quorum = plan.aggregation.trim, plan.cohort.quorum
+def _trimmed_mean(
+    plan: Plan,
+    *,
+    trim: Annotated[
+        float,
+        Key(
+            text="The part of the Updates that is left out at each end of each value, rounded down to whole Updates.",
+            above=0,
+            below=0.5,
+        ),
+    ] = 0.1,
+) -> ColumnRule:
+    quorum = plan.cohort.quorum
     if not num_trimmed(trim, quorum):
         raise InvalidPlan(
-            f"plan: got aggregation.trim {trim:g} and cohort.quorum {quorum}, so that a trimmed mean of {quorum} "
-            f"updates leaves out none; expected trim x quorum of at least 1: raise one of them"
+            f"plan: got aggregation.rule_options.trim {trim:g} and cohort.quorum {quorum}, so that a trimmed mean of "
+            f"{quorum} updates leaves out none; expected trim x quorum of at least 1: raise one of them"
         )
     return TrimmedMean(trim)
 
@@ -187,8 +198,8 @@ def rule_of(plan: Plan) -> Rule | ColumnRule:
     Raises:
         InvalidPlan: No rule has this name, or the rule rejects the Plan.
     """
-    name = plan.aggregation.rule
-    rule = created("aggregation.rule", name, RULES, GROUP, plan)
+    name, options = plan.aggregation.rule, ("aggregation.rule_options", plan.aggregation.rule_options)
+    rule = created("aggregation.rule", name, RULES, GROUP, plan, options=options)
     check_members(rule, f"plan: aggregation.rule: {name!r}")
     if isinstance(rule, ColumnRule):
         _check_column_plan(plan)

@@ -11,6 +11,7 @@ many devices.
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from types import MappingProxyType
@@ -19,10 +20,15 @@ from typing import Final, Protocol
 from fanin.protos.errors import foreign_text
 from fanin.protos.messages import Capabilities
 from fanin.protos.plans import Plan
-from fanin.protos.plans.named import named, wrong_object
+from fanin.protos.plans.named import blamed, named, wrong_object
+from fanin.protos.plans.options import checked_options
 
 GROUP: Final = "fanin.selection_policies"
 """The entry point group of policies in other distributions. An entry is a ``SelectionPolicy``."""
+
+
+NUM_ARGUMENTS: Final = 4
+"""The arguments of a policy. Further parameters are its options."""
 
 
 class BrokenPolicy(Exception):
@@ -45,7 +51,7 @@ class WaitingDevice:
 
 
 class SelectionPolicy(Protocol):
-    """Chooses devices for the free places of a Round."""
+    """Chooses devices for the free places of a Round. Further parameters are its options."""
 
     def __call__(
         self, waiting: Sequence[WaitingDevice], num_places: int, round_number: int, rng: random.Random, /
@@ -88,9 +94,14 @@ def policy_of(plan: Plan, policies: Mapping[str, SelectionPolicy] = POLICIES) ->
     """Return the policy that a Plan names: one of ``policies``, or an installed one. Raises InvalidPlan."""
     name = plan.cohort.selection
     policy = named("cohort.selection", name, policies, GROUP)
+    where = f"plan: cohort.selection: {name!r}"
     if isinstance(policy, type) or not callable(policy):
-        raise wrong_object(f"plan: cohort.selection: {name!r}", policy, "a function")
-    return policy
+        raise wrong_object(where, policy, "a function")
+    with blamed(where, "correct that package"):
+        options = checked_options(
+            "plan: cohort.selection_options", policy, plan.cohort.selection_options, NUM_ARGUMENTS
+        )
+    return partial(policy, **options) if options else policy
 
 
 def select(

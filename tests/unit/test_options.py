@@ -1,0 +1,126 @@
+"""Options of the parts that a Plan names: they are checked against the signature of the part."""
+
+import random
+from collections.abc import Sequence
+from typing import Annotated
+
+import pytest
+from support.errors import raises
+from support.virtual import plan
+
+from fanin.protos.convert_control import plan_from_proto, plan_to_proto
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.messages import Capabilities
+from fanin.protos.plans import Plan
+from fanin.protos.plans.keys import Key
+from fanin.protos.plans.named import created
+from fanin.server.aggregation.outer import optimizer_of
+from fanin.server.aggregation.rules import rule_of
+from fanin.server.selection.policies import WaitingDevice, policy_of
+
+CAPABILITIES = Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
+RATE = "expected a number above 0 and below inf; correct it"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"outer_options": {"learning_rate": 0.0}}, f"aggregation.outer_options.learning_rate: got 0.0, {RATE}"),
+        ({"outer_options": {"learning_rate": "1"}}, f"aggregation.outer_options.learning_rate: got '1', {RATE}"),
+        ({"outer_options": {"learning_rate": True}}, f"aggregation.outer_options.learning_rate: got True, {RATE}"),
+        (
+            {"outer_options": {"learning_rte": 1.0}},
+            (
+                "aggregation.outer_options.learning_rte: unknown option, expected learning_rate; did you mean "
+                "learning_rate?"
+            ),
+        ),
+        (
+            {"outer_options": {"momentum": 0.9}},
+            "aggregation.outer_options.momentum: unknown option, expected learning_rate; remove it",
+        ),
+        (
+            {"outer_optimizer": "nesterov", "outer_options": {"momentum": 1}},
+            "aggregation.outer_options.momentum: got 1, expected a number of at least 0 and below 1; correct it",
+        ),
+        ({"rule_options": {"trim": 0.1}}, "aggregation.rule_options.trim: unknown option, expected none; remove it"),
+        (
+            {"rule": "trimmed_mean", "rule_options": {"trim": 0.5}},
+            "aggregation.rule_options.trim: got 0.5, expected a number above 0 and below 0.5; correct it",
+        ),
+        (
+            {"selection_options": {"separation": 2}},
+            "cohort.selection_options.separation: unknown option, expected none; remove it",
+        ),
+    ],
+)
+def test_an_option_that_its_part_does_not_have_is_named(changes: dict[str, object], text: str) -> None:
+    def parts(of: Plan) -> None:
+        rule_of(of)
+        optimizer_of(of)
+        policy_of(of)
+
+    with raises(InvalidPlan, f"plan: {text}"):
+        parts(plan(**changes))
+
+
+def later(  # a policy has four arguments
+    waiting: Sequence[WaitingDevice], num: int, _round: int, _rng: random.Random, *, skipped: int, name: str = ""
+) -> Sequence[WaitingDevice]:
+    return [device for device in waiting[skipped:] if device.device_id != name][:num]
+
+
+def test_a_policy_receives_its_options() -> None:
+    policy = policy_of(plan(selection="later", selection_options={"skipped": 1, "name": "c"}), {"later": later})
+    devices = [WaitingDevice(device_id=name, capabilities=CAPABILITIES, last_round=0) for name in "abcd"]
+    assert [device.device_id for device in policy(devices, 4, 1, random.Random(0))] == ["b", "d"]
+    with raises(InvalidPlan, "plan: cohort.selection_options.skipped: missing, expected an integer; add it"):
+        policy_of(plan(selection="later"), {"later": later})
+
+
+def test_a_factory_whose_parameters_have_no_type_is_named() -> None:
+    def untyped(_plan, alpha):  # type: ignore[no-untyped-def]
+        return alpha
+
+    with raises(
+        InvalidPlan,
+        (
+            "plan: aggregation.rule: 'own' raised TypeError: option alpha: got no annotation, expected the annotation "
+            "int, float, str, bool; correct that package"
+        ),
+    ):
+        created("aggregation.rule", "own", {"own": untyped}, "fanin.rules", plan(), options=("options", {}))
+
+
+def test_a_factory_receives_integers_as_its_floats_and_keeps_its_defaults() -> None:
+    def own(
+        _plan: Plan, alpha: Annotated[float, Key(text="", at_least=0)], beta: int = 3, *, gamma: bool = True
+    ) -> object:
+        return alpha, beta, gamma
+
+    made = created(
+        "rule", "own", {"own": own}, "fanin.rules", plan(), options=("options", {"alpha": 2, "gamma": False})
+    )
+    assert made == (2.0, 3, False)
+    assert type(made[0]) is float  # type: ignore[index]
+
+
+def test_options_survive_the_wire() -> None:
+    options = {"a": 1, "b": 0.5, "c": "x", "d": True}
+    sent = plan(rule="own", rule_options=options, outer_options=options, selection_options=options)
+    received = plan_from_proto(plan_to_proto(sent))
+    assert received == sent
+    assert list(map(type, received.aggregation.rule_options.values())) == [int, float, str, bool]
+
+
+def test_a_plan_with_a_key_of_a_newer_version_is_refused() -> None:
+    message = plan_to_proto(plan())
+    message.aggregation.MergeFromString(b"\xf8\x3f\x01")
+    with raises(
+        InvalidPlan,
+        (
+            "plan: aggregation: got field 1023, which this version of fanin does not know, expected the keys of "
+            "docs/plan.md; use the version of fanin that wrote the Plan"
+        ),
+    ):
+        plan_from_proto(message)
