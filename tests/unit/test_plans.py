@@ -236,7 +236,6 @@ WRONG = [
         f"{RATE}\n[aggregation]\nmax_examples = {TIMES + 1}",
         f"aggregation.max_examples: got {TIMES + 1}, {CAP_RULE}",
     ),
-    ),
     (
         RATE,
         f"{RATE}\n[aggregation]\nmax_staleness = 1001",

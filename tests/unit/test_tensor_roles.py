@@ -203,8 +203,8 @@ def test_an_outer_step_out_of_the_range_of_a_parameter_fails_the_round(tmp_path:
         failed, _stopped = [each for each in await events(place) if isinstance(each, RoundFailed)]
         assert failed.reason == (
             "tensor 'gate': the next version would have 2 values out of range, such as -0.5, expected at least 0.5, "
-            "because it is a parameter; lower aggregation.outer_options.learning_rate, or correct the role or range that "
-            "the run declares for the tensor; the coordinator's log has the details"
+            "because it is a parameter; lower aggregation.outer_options.learning_rate, or correct the role or range "
+            "that the run declares for the tensor; the coordinator's log has the details"
         )
         await place.runs.stop()
 
