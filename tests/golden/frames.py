@@ -37,7 +37,6 @@ from fanin.edge.bundles.keys import BUNDLE_CONTEXT, CALL_CONTEXT
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.versions import begin_epoch, sign_delegation
 from fanin.edge.tensors import encode_parameters
-from fanin.protos import control as r
 from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
@@ -80,7 +79,7 @@ NEWEST: Final = m.Publication(download_id="run.v1.device", run_id=RUN, bundle=BU
 REPLY: Final = m.UploadReply(
     round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED, received_bytes=len(PAYLOAD)
 )
-PUBLISHED: Final = r.VersionPublished(
+PUBLISHED: Final = m.VersionPublished(
     number=1,
     version_sha256=VERSION.sha256,
     parent=0,
@@ -89,26 +88,26 @@ PUBLISHED: Final = r.VersionPublished(
     bytes_down=1 << 33,
     bytes_up=1000,
     num_saturated=1,
-    saturated=r.saturated_devices({"a": 3, "b": 5}),
+    saturated=m.saturated_devices({"a": 3, "b": 5}),
     num_rounded=2,
     num_clamped=3,
     train_loss=1.5,
     train_loss_examples=30,
     total_examples=40,
-    evaluation=r.Evaluation(
+    evaluation=m.Evaluation(
         num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875, num_labels=8
     ),
     runtimes=MappingProxyType({"synthetic 1": 4}),
     statistics=MappingProxyType({"train.words": 9, "words": -7}),
     statistics_examples=MappingProxyType({"train.words": 30}),
     device_spreads=MappingProxyType(
-        {"train_loss": r.DeviceSpread(num_devices=4, mean=1.25, min=0.5, p10=0.75, median=1.0, p90=1.75, max=2.5)}
+        {"train_loss": m.DeviceSpread(num_devices=4, mean=1.25, min=0.5, p10=0.75, median=1.0, p90=1.75, max=2.5)}
     ),
 )
-BY: Final = r.Principal(kind=r.PrincipalKind.OPERATOR, id="3fa9c01b2d4e")
-INFO: Final = r.RunInfo(
+BY: Final = m.Principal(kind=m.PrincipalKind.OPERATOR, id="3fa9c01b2d4e")
+INFO: Final = m.RunInfo(
     run_id=RUN,
-    state=r.RunState.FINISHED,
+    state=m.RunState.FINISHED,
     plan=plan(),
     bundle_sha256=BUNDLE.manifest.sha256,
     version=3,
@@ -118,7 +117,7 @@ INFO: Final = r.RunInfo(
     max_rounds=3,
     reason="3 of 3 rounds done",
 )
-EVALUATION: Final = r.VersionEvaluation(
+EVALUATION: Final = m.VersionEvaluation(
     version=2,
     data="digits",
     data_sha256="ab" * 32,
@@ -128,22 +127,22 @@ EVALUATION: Final = r.VersionEvaluation(
     seconds=1.5,
     time=1_700_000_000.25,
 )
-WARNED: Final = r.RunWarned(code="shared_partition", subject="a b", text="two devices report partition 3")
-DESCRIPTION: Final = r.RunDescription(
+WARNED: Final = m.RunWarned(code="shared_partition", subject="a b", text="two devices report partition 3")
+DESCRIPTION: Final = m.RunDescription(
     run=INFO,
     rounds=(
-        r.RoundInfo(round=4, base_version=3, phase=r.RoundPhase.TRAINING, num_updates=1, opened_at=1_700_000_000.25),
-        r.RoundInfo(round=3, base_version=2, phase=r.RoundPhase.PUBLISHED, num_updates=2, opened_at=1.7e9, version=3),
+        m.RoundInfo(round=4, base_version=3, phase=m.RoundPhase.TRAINING, num_updates=1, opened_at=1_700_000_000.25),
+        m.RoundInfo(round=3, base_version=2, phase=m.RoundPhase.PUBLISHED, num_updates=2, opened_at=1.7e9, version=3),
     ),
     grid=(-9, 3),
     num_at_work=2,
     at_work=("a", "b"),
     deadline_s=12.5,
     num_devices=100_000,
-    saturated=r.saturated_devices({"a": 3}),
+    saturated=m.saturated_devices({"a": 3}),
     warnings=(WARNED,),
 )
-RECLAIM: Final = r.Reclaim(
+RECLAIM: Final = m.Reclaim(
     delegation=sign_delegation(
         PUBLISHER, run_id=RUN, epoch=2, bundle_sha256=BUNDLE.manifest.sha256, run_public_key=RUN_KEY.public
     ),
@@ -151,7 +150,7 @@ RECLAIM: Final = r.Reclaim(
     adopted_number=1,
     rounds=4,
 )
-START: Final = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
+START: Final = m.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
 
 FLOWER_CONFIG: Final[dict[str, Setting]] = {
     "epochs": 2,
@@ -173,10 +172,10 @@ FLOWER: Final = FlowerPlan(config=FLOWER_CONFIG, roles=FLOWER_ROLES)
 
 
 COMMANDS: Final = {
-    "pause": r.Pause(),
-    "resume": r.Resume(rounds=3),
-    "stop": r.Stop(),
-    "adopt": r.Adopt(from_run_id="other", number=7, rounds=2),
+    "pause": m.Pause(),
+    "resume": m.Resume(rounds=3),
+    "stop": m.Stop(),
+    "adopt": m.Adopt(from_run_id="other", number=7, rounds=2),
 }
 
 
@@ -193,8 +192,8 @@ def _frame(value: object, to_proto: Callable[..., Message], back: Callable[..., 
     return Frame(value=value, message=to_proto(value), back=back)
 
 
-def _event(sequence: int, event: r.RunEvent) -> Frame:
-    entry = r.LoggedEvent(sequence=sequence, time=1_700_000_000.25, event=event)
+def _event(sequence: int, event: m.RunEvent) -> Frame:
+    entry = m.LoggedEvent(sequence=sequence, time=1_700_000_000.25, event=event)
     return _frame(entry, cr.event_to_proto, cr.event_from_proto)
 
 
@@ -226,20 +225,20 @@ def frames() -> dict[str, Frame]:
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),
         "unsuitable": m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"),
     }
-    events: dict[str, r.RunEvent] = {
-        "opened": r.RoundOpened(round=1, base_version=0),
-        "closed": r.round_closed(1, ("b", "a")),
-        "failed": r.RoundFailed(round=2, reason="nobody came"),
+    events: dict[str, m.RunEvent] = {
+        "opened": m.RoundOpened(round=1, base_version=0),
+        "closed": m.round_closed(1, ("b", "a")),
+        "failed": m.RoundFailed(round=2, reason="nobody came"),
         "published": PUBLISHED,
-        "rested": r.RunRested(state=r.RunState.FAILED, reason="nobody came"),
-        "resumed": r.RunResumed(rounds=3),
+        "rested": m.RunRested(state=m.RunState.FAILED, reason="nobody came"),
+        "resumed": m.RunResumed(rounds=3),
         "warned": WARNED,
         "published-by": replace(PUBLISHED, round=0, by=BY),
-        "rested-by": r.RunRested(state=r.RunState.PAUSED, reason=f"by {BY}", by=BY),
-        "resumed-by": r.RunResumed(rounds=3, by=BY),
+        "rested-by": m.RunRested(state=m.RunState.PAUSED, reason=f"by {BY}", by=BY),
+        "resumed-by": m.RunResumed(rounds=3, by=BY),
         "reclaimed": replace(PUBLISHED, round=0, new_epoch=2, by=BY),
-        "gone": r.devices_gone(2, ("b", "a")),
-        "failed-others": r.RoundFailed(round=2, reason="b was silent", others_wait=True),
+        "gone": m.devices_gone(2, ("b", "a")),
+        "failed-others": m.RoundFailed(round=2, reason="b was silent", others_wait=True),
     }
     return {
         "fleet-enroll-request": _frame(enrollment, c.enrollment_to_proto, c.enrollment_from_proto),
@@ -275,7 +274,7 @@ def frames() -> dict[str, Frame]:
             cr.run_info_from_proto,
         ),
         "control-evaluations-reply": _frame(
-            (EVALUATION, r.VersionEvaluation(version=4, data="digits", time=1.7e9, problem="no such file")),
+            (EVALUATION, m.VersionEvaluation(version=4, data="digits", time=1.7e9, problem="no such file")),
             cr.evaluations_to_proto,
             cr.evaluations_from_proto,
         ),
@@ -284,7 +283,7 @@ def frames() -> dict[str, Frame]:
         ),
         "control-run-description": _frame(DESCRIPTION, cr.description_to_proto, cr.description_from_proto),
         "control-get-version-reply": _frame(
-            r.VersionWithBundle(version=VERSION, bundle=BUNDLE),
+            m.VersionWithBundle(version=VERSION, bundle=BUNDLE),
             cr.version_with_bundle_to_proto,
             cr.version_with_bundle_from_proto,
         ),
@@ -293,7 +292,7 @@ def frames() -> dict[str, Frame]:
         ),
         **{
             f"control-command-request-{name}": _frame(
-                r.Command(command_id="command-1", run_id=RUN, what=what), cr.command_to_proto, cr.command_from_proto
+                m.Command(command_id="command-1", run_id=RUN, what=what), cr.command_to_proto, cr.command_from_proto
             )
             for name, what in COMMANDS.items()
         },

@@ -22,8 +22,8 @@ from fanin.clients.transport import Connection
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import convert as c
 from fanin.protos import messages as m
-from fanin.protos.control import VersionPublished
 from fanin.protos.errors import FaninError, Unauthenticated, Unavailable
+from fanin.protos.messages import VersionPublished
 from fanin.server.access.connections import Connections
 from fanin.server.access.limits import Limits
 from fanin.server.folder import open_state

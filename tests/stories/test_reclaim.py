@@ -15,8 +15,7 @@ from support.processes import Site
 from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import sign_version
-from fanin.protos.control import RoundFailed, VersionPublished
-from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.messages import CodecSpec, RoundFailed, Training, VersionPublished
 from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.storage.disk import Durability

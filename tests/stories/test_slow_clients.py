@@ -16,8 +16,8 @@ from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign
 from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
-from fanin.protos.control import Command, Stop
 from fanin.protos.errors import Unavailable
+from fanin.protos.messages import Command, Stop
 from fanin.server.access.limits import Limits
 from fanin.v1 import fleet_pb2 as pb
 

@@ -6,13 +6,13 @@ from typing import Final
 
 from hypothesis import strategies as st
 
-from fanin.protos import control as r
-from fanin.protos.control import MAX_NUMBER
+from fanin.protos import messages as m
+from fanin.protos.messages import MAX_NUMBER
 from support.laws import BUNDLES, DELEGATIONS, FLOATS, NAMES, SECONDS, TEXTS, UINT32, UINT64, plans, versions
 
-PRINCIPALS: Final = st.builds(r.Principal, kind=st.sampled_from(r.PrincipalKind), id=NAMES)
+PRINCIPALS: Final = st.builds(m.Principal, kind=st.sampled_from(m.PrincipalKind), id=NAMES)
 VERSION_EVALUATIONS: Final = st.builds(
-    r.VersionEvaluation,
+    m.VersionEvaluation,
     version=UINT64,
     data=TEXTS,
     data_sha256=TEXTS,
@@ -24,9 +24,9 @@ VERSION_EVALUATIONS: Final = st.builds(
     problem=TEXTS,
 )
 RUN_INFOS: Final = st.builds(
-    r.RunInfo,
+    m.RunInfo,
     run_id=TEXTS,
-    state=st.sampled_from(r.RunState),
+    state=st.sampled_from(m.RunState),
     plan=st.none() | plans(),
     bundle_sha256=TEXTS,
     version=UINT64,
@@ -39,20 +39,20 @@ RUN_INFOS: Final = st.builds(
     newest_evaluation=st.none() | VERSION_EVALUATIONS,
     best_evaluation=st.none() | VERSION_EVALUATIONS,
 )
-LISTED_RUNS: Final = st.builds(r.ListedRuns, num_runs=UINT32, runs=st.lists(RUN_INFOS, max_size=2).map(tuple))
+LISTED_RUNS: Final = st.builds(m.ListedRuns, num_runs=UINT32, runs=st.lists(RUN_INFOS, max_size=2).map(tuple))
 ROUND_INFOS: Final = st.builds(
-    r.RoundInfo,
+    m.RoundInfo,
     round=UINT32,
     base_version=UINT64,
-    phase=st.sampled_from(r.RoundPhase),
+    phase=st.sampled_from(m.RoundPhase),
     num_updates=UINT32,
     opened_at=SECONDS,
     version=UINT64,
 )
-WARNINGS: Final = st.builds(r.RunWarned, code=TEXTS, subject=TEXTS, text=TEXTS)
-SATURATED: Final = st.builds(r.saturated_devices, st.dictionaries(TEXTS, UINT64, max_size=3))
+WARNINGS: Final = st.builds(m.RunWarned, code=TEXTS, subject=TEXTS, text=TEXTS)
+SATURATED: Final = st.builds(m.saturated_devices, st.dictionaries(TEXTS, UINT64, max_size=3))
 DESCRIPTIONS: Final = st.builds(
-    r.RunDescription,
+    m.RunDescription,
     run=RUN_INFOS,
     rounds=st.lists(ROUND_INFOS, max_size=3).map(tuple),
     grid=st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=3).map(tuple),
@@ -63,10 +63,10 @@ DESCRIPTIONS: Final = st.builds(
     warnings=st.lists(WARNINGS, max_size=3).map(tuple),
     saturated=SATURATED,
 )
-START_RUNS: Final = st.builds(r.StartRun, run_id=TEXTS, plan=plans(), version=versions(), delegation=DELEGATIONS)
-WITH_BUNDLES: Final = st.builds(r.VersionWithBundle, version=versions(), bundle=BUNDLES)
+START_RUNS: Final = st.builds(m.StartRun, run_id=TEXTS, plan=plans(), version=versions(), delegation=DELEGATIONS)
+WITH_BUNDLES: Final = st.builds(m.VersionWithBundle, version=versions(), bundle=BUNDLES)
 EVALUATIONS: Final = st.builds(
-    r.Evaluation,
+    m.Evaluation,
     num_examples=UINT64,
     loss=FLOATS,
     accuracy_float=FLOATS,
@@ -76,12 +76,12 @@ EVALUATIONS: Final = st.builds(
     int8_rise_percent=st.none() | FLOATS,
 )
 SPREADS: Final = st.builds(
-    r.DeviceSpread,
+    m.DeviceSpread,
     num_devices=UINT32,
     **dict.fromkeys(("mean", "min", "p10", "median", "p90", "max"), FLOATS),
 )
 PUBLISHED: Final = st.builds(
-    r.VersionPublished,
+    m.VersionPublished,
     number=UINT64,
     version_sha256=TEXTS,
     parent=UINT64,
@@ -108,41 +108,41 @@ PUBLISHED: Final = st.builds(
     by=st.none() | PRINCIPALS,
 )
 EVENTS: Final = st.builds(
-    r.LoggedEvent,
+    m.LoggedEvent,
     sequence=UINT64,
     time=FLOATS,
-    event=st.builds(r.RoundOpened, round=UINT32, base_version=UINT64)
-    | st.builds(r.round_closed, UINT32, st.lists(TEXTS, max_size=3))
-    | st.builds(r.RoundFailed, round=UINT32, reason=TEXTS, others_wait=st.booleans())
-    | st.builds(r.devices_gone, UINT32, st.lists(TEXTS, max_size=3))
+    event=st.builds(m.RoundOpened, round=UINT32, base_version=UINT64)
+    | st.builds(m.round_closed, UINT32, st.lists(TEXTS, max_size=3))
+    | st.builds(m.RoundFailed, round=UINT32, reason=TEXTS, others_wait=st.booleans())
+    | st.builds(m.devices_gone, UINT32, st.lists(TEXTS, max_size=3))
     | PUBLISHED
-    | st.builds(r.RunRested, state=st.sampled_from(r.RunState), reason=TEXTS, by=st.none() | PRINCIPALS)
-    | st.builds(r.RunResumed, rounds=UINT32, by=st.none() | PRINCIPALS)
+    | st.builds(m.RunRested, state=st.sampled_from(m.RunState), reason=TEXTS, by=st.none() | PRINCIPALS)
+    | st.builds(m.RunResumed, rounds=UINT32, by=st.none() | PRINCIPALS)
     | WARNINGS,
 )
 ACCEPTED_DEVICES: Final = st.builds(
-    r.AcceptedDevices, num_accepted=UINT32, device_ids=st.lists(TEXTS, max_size=3).map(tuple)
+    m.AcceptedDevices, num_accepted=UINT32, device_ids=st.lists(TEXTS, max_size=3).map(tuple)
 )
 
 
 @st.composite
-def reclaims(draw: st.DrawFn) -> r.Reclaim:
+def reclaims(draw: st.DrawFn) -> m.Reclaim:
     """Draw any request that begins an epoch."""
     version = replace(draw(versions()), delegation=None)
     delegation = replace(draw(DELEGATIONS), run_id=version.run_id, epoch=version.epoch)
     number = draw(st.integers(0, MAX_NUMBER))
-    return r.Reclaim(delegation=delegation, version=version, adopted_number=number, rounds=draw(UINT32))
+    return m.Reclaim(delegation=delegation, version=version, adopted_number=number, rounds=draw(UINT32))
 
 
 COMMANDS: Final = st.builds(
-    r.Command,
+    m.Command,
     command_id=NAMES,
     run_id=TEXTS,
-    what=st.builds(r.Pause)
-    | st.builds(r.Resume, rounds=UINT32)
-    | st.builds(r.Stop)
+    what=st.builds(m.Pause)
+    | st.builds(m.Resume, rounds=UINT32)
+    | st.builds(m.Stop)
     | st.builds(
-        r.Adopt,
+        m.Adopt,
         from_run_id=st.just("") | NAMES,
         number=st.integers(0, MAX_NUMBER),
         rounds=UINT32,

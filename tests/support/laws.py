@@ -10,7 +10,7 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos import plans as p
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef, artifact_of
-from fanin.protos.control import MAX_NUMBER
+from fanin.protos.messages import MAX_NUMBER
 from fanin.protos.roles import RoleKind, TensorRole
 
 UINT32: Final = st.integers(0, (1 << 32) - 1)

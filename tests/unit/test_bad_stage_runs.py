@@ -29,9 +29,9 @@ from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, artifact_of, cut
-from fanin.protos.control import Command, Pause, RoundFailed
 from fanin.protos.convert import version_to_proto
 from fanin.protos.errors import InvalidPlan, InvalidUpdate, InvalidVersion, NotFound
+from fanin.protos.messages import Command, Pause, RoundFailed
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
 

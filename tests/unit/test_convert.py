@@ -7,8 +7,8 @@ from support.values import assignment
 from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
-from fanin.protos.control import Command, LoggedEvent, RunState, round_closed
 from fanin.protos.errors import InvalidInput, NotFound
+from fanin.protos.messages import Command, LoggedEvent, RunState, round_closed
 from fanin.v1 import control_pb2, fleet_pb2
 
 

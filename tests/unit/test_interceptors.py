@@ -18,10 +18,9 @@ from support.values import DEVICE_KEY, STRANGER
 
 from fanin.clients.transport import KEEPALIVE_MS
 from fanin.protos.calls import AUTHORIZATION, BEARER
-from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.convert import enrollment_to_proto
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
-from fanin.protos.messages import Enrollment
+from fanin.protos.messages import Enrollment, Principal, PrincipalKind
 from fanin.server.access.interceptors import (
     CONTROL,
     ENROLL,

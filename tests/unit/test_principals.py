@@ -17,7 +17,8 @@ from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 from fanin.clients.operator import next_version
 from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.versions import sign_delegation, sign_version
-from fanin.protos.control import (
+from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.protos.messages import (
     Adopt,
     Command,
     Pause,
@@ -32,7 +33,6 @@ from fanin.protos.control import (
     Stop,
     VersionPublished,
 )
-from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.engine import open_engine

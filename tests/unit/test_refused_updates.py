@@ -20,8 +20,8 @@ from fanin.clients.testing import (
     synthetic_bundle,
 )
 from fanin.protos import messages as m
-from fanin.protos.control import RoundFailed, RunRested, RunState
 from fanin.protos.errors import InvalidInput, InvalidUpdate
+from fanin.protos.messages import RoundFailed, RunRested, RunState
 from fanin.protos.plans import Plan
 from fanin.simulation import Federation
 

@@ -12,9 +12,9 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.control import RoundFailed, RunState
 from fanin.protos.convert_control import plan_from_proto, plan_to_proto
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.messages import RoundFailed, RunState
 from fanin.protos.plans import AggregationPlan, Plan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run

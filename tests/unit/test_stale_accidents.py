@@ -28,9 +28,9 @@ from fanin.clients.operator import next_version
 from fanin.clients.testing import run_virtual
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
-from fanin.protos.control import Adopt, Command, Pause, Resume, RoundClosed, RunState, Stop
 from fanin.protos.convert_control import start_run_to_proto
 from fanin.protos.errors import InvalidPlan, Unavailable
+from fanin.protos.messages import Adopt, Command, Pause, Resume, RoundClosed, RunState, Stop
 from fanin.protos.plans import AggregationPlan
 from fanin.server.aggregation.fold import Contribution, accept, begin, finish
 from fanin.server.aggregation.verify import verify_run

@@ -14,7 +14,9 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import (
+from fanin.protos.convert_control import listed_runs_to_proto
+from fanin.protos.errors import NotFound, Unavailable
+from fanin.protos.messages import (
     MAX_PAGE_RUNS,
     MAX_PAGE_RUNS_BYTES,
     ListedRuns,
@@ -24,8 +26,6 @@ from fanin.protos.control import (
     RunState,
     VersionPublished,
 )
-from fanin.protos.convert_control import listed_runs_to_proto
-from fanin.protos.errors import NotFound, Unavailable
 from fanin.server.storage.contracts import values
 
 ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=2, deadline_s=600.0)

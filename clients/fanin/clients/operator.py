@@ -18,18 +18,21 @@ from fanin.protos import convert as c
 from fanin.protos import convert_control as cr
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.chunks import artifact_of, assemble, cut, short
-from fanin.protos.control import (
+from fanin.protos.errors import InvalidVersion, Unavailable, Untrusted
+from fanin.protos.messages import (
+    FIRST_EPOCH,
+    UNSEEN,
+    BundleRef,
     Command,
     LoggedEvent,
     Reclaim,
     RunDescription,
     RunInfo,
     StartRun,
+    Version,
     VersionEvaluation,
     VersionWithBundle,
 )
-from fanin.protos.errors import InvalidVersion, Unavailable, Untrusted
-from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Version
 from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import MAX_TIMES, Plan
 from fanin.v1 import control_pb2 as pb

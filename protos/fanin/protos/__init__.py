@@ -10,8 +10,7 @@ Rooms and modules in reading order:
     records            the check of records that other packages create
     chunks             Artifacts as content-addressed Chunks
     plans/             the Plan (``plan.proto``): its keys, and the proof that its sums cannot overflow
-    messages/          the device protocol (``fleet.proto``) as dataclasses
-    control/           the operator's protocol (``control.proto``) as dataclasses
+    messages/          both protocols (``fleet.proto``, ``control.proto``) as dataclasses
     convert/           device protocol: dataclasses to protobuf and back
     convert_control/   operator's protocol: dataclasses to protobuf and back
     addresses          HOST:PORT

@@ -2,8 +2,8 @@
 
 from typing import assert_never
 
-from fanin.protos.control import MAX_NUMBER, Adopt, Command, Pause, Resume, Stop
 from fanin.protos.errors import InvalidInput, NotFound
+from fanin.protos.messages import MAX_NUMBER, Adopt, Command, Pause, Resume, Stop
 from fanin.v1 import control_pb2 as pb
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from types import MappingProxyType
 
-from fanin.protos.control import VersionEvaluation
+from fanin.protos.messages import VersionEvaluation
 from fanin.v1 import control_pb2 as pb
 
 

@@ -4,7 +4,17 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import assert_never
 
-from fanin.protos.control import (
+from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
+from fanin.protos.convert_control.run_wire import (
+    RUN_STATES,
+    run_state_from_proto,
+    saturated_from_proto,
+    saturated_to_proto,
+    warned_from_proto,
+    warned_to_proto,
+)
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import (
     MAX_NUMBER,
     DevicesGone,
     DeviceSpread,
@@ -20,16 +30,6 @@ from fanin.protos.control import (
     VersionPublished,
     round_closed,
 )
-from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
-from fanin.protos.convert_control.run_wire import (
-    RUN_STATES,
-    run_state_from_proto,
-    saturated_from_proto,
-    saturated_to_proto,
-    warned_from_proto,
-    warned_to_proto,
-)
-from fanin.protos.errors import InvalidInput
 from fanin.v1 import control_pb2 as pb
 
 

@@ -3,8 +3,8 @@
 from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import Principal, PrincipalKind
 from fanin.v1 import control_pb2 as pb
 
 _KINDS: Final = MappingProxyType(

@@ -3,7 +3,19 @@
 from dataclasses import replace
 from typing import Final
 
-from fanin.protos.control import (
+from fanin.protos.convert import (
+    bundle_from_proto,
+    bundle_to_proto,
+    delegation_from_proto,
+    delegation_to_proto,
+    version_from_proto,
+    version_to_proto,
+)
+from fanin.protos.convert_control.evaluation_wire import evaluation_from_proto, evaluation_to_proto
+from fanin.protos.convert_control.plan_wire import plan_from_proto, plan_to_proto
+from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
+from fanin.protos.errors import InvalidInput, NotFound
+from fanin.protos.messages import (
     MAX_DESCRIBED_ROUNDS,
     MAX_NUMBER,
     MAX_PAGE_RUNS_BYTES,
@@ -22,18 +34,6 @@ from fanin.protos.control import (
     VersionWithBundle,
     saturated_devices,
 )
-from fanin.protos.convert import (
-    bundle_from_proto,
-    bundle_to_proto,
-    delegation_from_proto,
-    delegation_to_proto,
-    version_from_proto,
-    version_to_proto,
-)
-from fanin.protos.convert_control.evaluation_wire import evaluation_from_proto, evaluation_to_proto
-from fanin.protos.convert_control.plan_wire import plan_from_proto, plan_to_proto
-from fanin.protos.convert_control.principal_wire import principal_from_proto, principal_to_proto
-from fanin.protos.errors import InvalidInput, NotFound
 from fanin.v1 import control_pb2 as pb
 from fanin.v1 import fleet_pb2
 

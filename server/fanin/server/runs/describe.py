@@ -1,7 +1,7 @@
 """The description of a Run for operators: its record, and the state of the Round under way if it is driven here."""
 
-from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
 from fanin.protos.errors import Corrupted
+from fanin.protos.messages import RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.runs.view import LiveRun, RunView
 from fanin.server.storage.records import RoundMark, RoundSummary

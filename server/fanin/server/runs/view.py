@@ -8,8 +8,7 @@ continued.
 
 from dataclasses import dataclass
 
-from fanin.protos.control import RoundPhase, RunState
-from fanin.protos.messages import Version
+from fanin.protos.messages import RoundPhase, RunState, Version
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.records import RunRecord
 

@@ -4,7 +4,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.control import (
+from fanin.protos.convert_control import command_to_proto
+from fanin.protos.messages import (
     Command,
     Reclaim,
     RoundFailed,
@@ -13,7 +14,6 @@ from fanin.protos.control import (
     RunState,
     VersionPublished,
 )
-from fanin.protos.convert_control import command_to_proto
 from fanin.server.storage.decisions import (
     by_text,
     changes_on_pause,

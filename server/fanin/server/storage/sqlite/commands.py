@@ -8,18 +8,18 @@ from collections.abc import Collection
 from sqlalchemy import Connection, Engine, case, delete, insert, select, update
 
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.control import (
+from fanin.protos.convert import delegation_to_proto
+from fanin.protos.convert_control import command_to_proto
+from fanin.protos.messages import (
     Command,
     Reclaim,
     RoundFailed,
     RunRested,
     RunResumed,
     RunState,
+    Version,
     VersionPublished,
 )
-from fanin.protos.convert import delegation_to_proto
-from fanin.protos.convert_control import command_to_proto
-from fanin.protos.messages import Version
 from fanin.server.storage.decisions import (
     by_text,
     changes_on_pause,

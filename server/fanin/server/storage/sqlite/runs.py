@@ -7,17 +7,6 @@ from sqlalchemy import Connection, Engine, RowMapping, Select, delete, func, ins
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from fanin.protos.chunks import Artifact, short
-from fanin.protos.control import (
-    MAX_PAGE_EVALUATIONS,
-    LoggedEvent,
-    Principal,
-    RunEvent,
-    RunState,
-    RunWarned,
-    StartRun,
-    VersionEvaluation,
-    VersionPublished,
-)
 from fanin.protos.convert import (
     artifact_from_proto,
     bundle_from_proto,
@@ -35,7 +24,19 @@ from fanin.protos.convert_control import (
     start_run_to_proto,
 )
 from fanin.protos.errors import Corrupted, InvalidInput
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.messages import (
+    MAX_PAGE_EVALUATIONS,
+    BundleRef,
+    LoggedEvent,
+    Principal,
+    RunEvent,
+    RunState,
+    RunWarned,
+    StartRun,
+    Version,
+    VersionEvaluation,
+    VersionPublished,
+)
 from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from fanin.protos.control import (
+from fanin.protos.convert import header_to_proto
+from fanin.protos.errors import Superseded
+from fanin.protos.messages import (
     DevicesGone,
     RoundClosed,
     RoundFailed,
@@ -20,12 +22,10 @@ from fanin.protos.control import (
     RunRested,
     RunState,
     RunWarned,
+    Version,
     VersionPublished,
     round_closed,
 )
-from fanin.protos.convert import header_to_proto
-from fanin.protos.errors import Superseded
-from fanin.protos.messages import Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.decisions import check_lease, failure_of, left_until, new_warnings
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fanin.protos.control.principals import Principal
 from fanin.protos.errors import InvalidInput
+from fanin.protos.messages.principals import Principal
 from fanin.protos.names import MAX_NUMBER, check_name
 from fanin.protos.plans import MAX_TIMES
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.control.principals import Principal
-from fanin.protos.control.runs import RunState, RunWarned, SaturatedDevices
 from fanin.protos.errors import InvalidInput
+from fanin.protos.messages.principals import Principal
+from fanin.protos.messages.runs import RunState, RunWarned, SaturatedDevices
 
 MAX_LISTED_DEVICES: Final = 1000
 """Devices that an event lists: 34 kB, of the 4 MiB that gRPC allows for one message."""

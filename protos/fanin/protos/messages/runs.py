@@ -6,11 +6,11 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.control.commands import check_rounds
-from fanin.protos.control.evaluations import VersionEvaluation
-from fanin.protos.control.principals import Principal
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import BundleRef, Delegation, Version
+from fanin.protos.messages.commands import check_rounds
+from fanin.protos.messages.evaluations import VersionEvaluation
+from fanin.protos.messages.principals import Principal
+from fanin.protos.messages.versions import BundleRef, Delegation, Version
 from fanin.protos.plans import Plan
 
 MAX_DESCRIBED_ROUNDS: Final = 1000
