@@ -37,13 +37,12 @@ from fanin.edge.bundles.keys import BUNDLE_CONTEXT, CALL_CONTEXT
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.versions import begin_epoch, sign_delegation
 from fanin.edge.tensors import encode_parameters
-from fanin.protos import convert as c
-from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
 from fanin.protos.calls import DeviceCall, device_id_of
 from fanin.protos.plans import FlowerPlan
 from fanin.protos.plans.entries import Setting
 from fanin.protos.roles import RoleKind, TensorRole
+from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import control_pb2, fleet_pb2
 
 FOLDER: Final = Path(__file__).parent / "frames"
@@ -188,13 +187,13 @@ class Frame:
     back: Callable[..., object]
 
 
-def _frame(value: object, to_proto: Callable[..., Message], back: Callable[..., object]) -> Frame:
-    return Frame(value=value, message=to_proto(value), back=back)
+def _frame(value: object, message: type[Message]) -> Frame:
+    return Frame(value=value, message=to_proto(value, message), back=lambda message: from_proto(type(value), message))
 
 
 def _event(sequence: int, event: m.RunEvent) -> Frame:
     entry = m.LoggedEvent(sequence=sequence, time=1_700_000_000.25, event=event)
-    return _frame(entry, cr.event_to_proto, cr.event_from_proto)
+    return _frame(entry, control_pb2.Event)
 
 
 def _plain(message: Message) -> Frame:
@@ -240,59 +239,57 @@ def frames() -> dict[str, Frame]:
         "gone": m.devices_gone(2, ("b", "a")),
         "failed-others": m.RoundFailed(round=2, reason="b was silent", others_wait=True),
     }
+    evaluations = (
+        EVALUATION,
+        m.VersionEvaluation(version=4, data="digits", time=1.7e9, problem="no such file"),
+    )
     return {
-        "fleet-enroll-request": _frame(enrollment, c.enrollment_to_proto, c.enrollment_from_proto),
+        "fleet-enroll-request": _frame(enrollment, fleet_pb2.EnrollRequest),
         "fleet-enroll-reply": _plain(fleet_pb2.EnrollReply(device_id=CALL.device_id)),
-        "fleet-check-in-request": _frame(CHECK_IN, c.check_in_to_proto, c.check_in_from_proto),
-        "fleet-check-in-request-progress": _frame(reporting, c.check_in_to_proto, c.check_in_from_proto),
+        "fleet-check-in-request": _frame(CHECK_IN, fleet_pb2.CheckInRequest),
+        "fleet-check-in-request-progress": _frame(reporting, fleet_pb2.CheckInRequest),
         **{
-            f"fleet-check-in-reply-{name}": _frame(answer, c.answer_to_proto, c.answer_from_proto)
+            f"fleet-check-in-reply-{name}": _frame(m.CheckInReply(answer=answer), fleet_pb2.CheckInReply)
             for name, answer in answers.items()
         },
-        "fleet-download-request": _frame(download, c.download_to_proto, c.download_from_proto),
-        "fleet-download-request-more": _frame(more, c.download_to_proto, c.download_from_proto),
+        "fleet-download-request": _frame(download, fleet_pb2.DownloadRequest),
+        "fleet-download-request-more": _frame(more, fleet_pb2.DownloadRequest),
         "fleet-download-piece": _plain(fleet_pb2.DownloadPiece(data=b"\0\xffpiece")),
-        "fleet-upload-request-header": _frame(HEADER, c.upload_to_proto, c.upload_from_proto),
+        "fleet-upload-request-header": _frame(m.UploadRequest(part=HEADER), fleet_pb2.UploadRequest),
         "fleet-upload-request-piece": _frame(
-            m.Piece(offset=1 << 33, data=PAYLOAD), c.upload_to_proto, c.upload_from_proto
+            m.UploadRequest(part=m.Piece(offset=1 << 33, data=PAYLOAD)), fleet_pb2.UploadRequest
         ),
-        "fleet-upload-reply": _frame(REPLY, c.upload_reply_to_proto, c.upload_reply_from_proto),
-        "fleet-report-request": _frame(report, c.report_to_proto, c.report_from_proto),
-        "fleet-report-request-progress": _frame(progress, c.report_to_proto, c.report_from_proto),
+        "fleet-upload-reply": _frame(REPLY, fleet_pb2.UploadReply),
+        "fleet-report-request": _frame(report, fleet_pb2.ReportRequest),
+        "fleet-report-request-progress": _frame(progress, fleet_pb2.ReportRequest),
         "fleet-report-reply": _frame(
-            m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED),
-            c.report_reply_to_proto,
-            c.upload_reply_from_proto,
+            m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED), fleet_pb2.ReportReply
         ),
         "control-prepare-run-request": _plain(control_pb2.PrepareRunRequest(run_id=RUN, epoch=2)),
-        "control-reclaim-run-request": _frame(RECLAIM, cr.reclaim_to_proto, cr.reclaim_from_proto),
-        "control-start-run-request": _frame(START, cr.start_run_to_proto, cr.start_run_from_proto),
-        "control-run-info": _frame(INFO, cr.run_info_to_proto, cr.run_info_from_proto),
+        "control-reclaim-run-request": _frame(RECLAIM, control_pb2.ReclaimRunRequest),
+        "control-start-run-request": _frame(START, control_pb2.StartRunRequest),
+        "control-run-info": _frame(INFO, control_pb2.RunInfo),
         "control-run-info-evaluated": _frame(
-            replace(INFO, newest_evaluation=EVALUATION, best_evaluation=EVALUATION),
-            cr.run_info_to_proto,
-            cr.run_info_from_proto,
+            replace(INFO, newest_evaluation=EVALUATION, best_evaluation=EVALUATION), control_pb2.RunInfo
         ),
-        "control-evaluations-reply": _frame(
-            (EVALUATION, m.VersionEvaluation(version=4, data="digits", time=1.7e9, problem="no such file")),
-            cr.evaluations_to_proto,
-            cr.evaluations_from_proto,
+        "control-evaluations-reply": Frame(
+            value=evaluations,
+            message=control_pb2.EvaluationsReply(
+                evaluations=[to_proto(each, control_pb2.VersionEvaluation) for each in evaluations]
+            ),
+            back=lambda reply: tuple(from_proto(m.VersionEvaluation, each) for each in reply.evaluations),
         ),
-        "control-run-info-started-by": _frame(
-            replace(INFO, started_by=BY), cr.run_info_to_proto, cr.run_info_from_proto
-        ),
-        "control-run-description": _frame(DESCRIPTION, cr.description_to_proto, cr.description_from_proto),
+        "control-run-info-started-by": _frame(replace(INFO, started_by=BY), control_pb2.RunInfo),
+        "control-run-description": _frame(DESCRIPTION, control_pb2.RunDescription),
         "control-get-version-reply": _frame(
-            m.VersionWithBundle(version=VERSION, bundle=BUNDLE),
-            cr.version_with_bundle_to_proto,
-            cr.version_with_bundle_from_proto,
+            m.VersionWithBundle(version=VERSION, bundle=BUNDLE), control_pb2.GetVersionReply
         ),
         "control-publish-version-request": _plain(
-            control_pb2.PublishVersionRequest(version=c.version_to_proto(VERSION), rounds=5)
+            control_pb2.PublishVersionRequest(version=to_proto(VERSION, fleet_pb2.Version), rounds=5)
         ),
         **{
             f"control-command-request-{name}": _frame(
-                m.Command(command_id="command-1", run_id=RUN, what=what), cr.command_to_proto, cr.command_from_proto
+                m.Command(command_id="command-1", run_id=RUN, what=what), control_pb2.CommandRequest
             )
             for name, what in COMMANDS.items()
         },

@@ -19,10 +19,10 @@ from support.snapshot import snapshot
 
 from fanin.commands.console.show import event_text
 from fanin.edge.codecs.grid import MAX_MOVE_BITS
-from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, artifact_of
 from fanin.protos.errors import InvalidInput, InvalidUpdate, NotFound
+from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import fleet_pb2 as pb
 
 Change = Callable[[m.UpdateHeader], m.UpdateHeader]
@@ -186,7 +186,7 @@ def test_an_upload_out_of_order_is_refused(host: Hosted, devices: list[Peer]) ->
     before = snapshot(host.state)
     with pytest.raises(InvalidInput, match="upload: got a second header, expected pieces"):
         devices[0].send(header, [header, *pieces(payload)])
-    first = c.upload_to_proto(m.Piece(offset=0, data=payload[:10])).SerializeToString()
+    first = to_proto(m.UploadRequest(part=m.Piece(offset=0, data=payload[:10])), pb.UploadRequest).SerializeToString()
     with devices[0].connection() as connection:
         call = sign(devices[0].key, "Upload", first)
         replies = connection.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)
@@ -254,19 +254,19 @@ def test_the_round_ends_bit_identical_and_late_updates_are_discarded(
 ) -> None:
     *timely_devices, late_device = devices
     header, payload = late_device.update()
-    first = c.upload_to_proto(header).SerializeToString()
+    first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
     is_closed = threading.Event()
 
     def slow_requests() -> Iterator[bytes]:
         yield first
         for piece in pieces(payload):
-            yield c.upload_to_proto(piece).SerializeToString()
+            yield to_proto(m.UploadRequest(part=piece), pb.UploadRequest).SerializeToString()
             assert is_closed.wait(30.0)
 
     with late_device.connection() as connection:
         call = sign(late_device.key, "Upload", first)
         replies = connection.stream_stream(f"{FLEET}Upload", slow_requests(), pb.UploadReply.FromString, call)
-        assert c.upload_reply_from_proto(next(replies)).update_state is m.UpdateState.RECEIVING
+        assert from_proto(m.UploadReply, next(replies)).update_state is m.UpdateState.RECEIVING
         for device in timely_devices:
             assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
         (version,) = host.published_versions()
@@ -274,7 +274,7 @@ def test_the_round_ends_bit_identical_and_late_updates_are_discarded(
         before = snapshot(host.state)
         is_closed.set()
         # The upload in progress learns of it with its next reply, and a new upload at once.
-        last_reply = c.upload_reply_from_proto(list(replies)[-1])
+        last_reply = from_proto(m.UploadReply, list(replies)[-1])
     assert (last_reply.round_state, last_reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
     (new_reply,) = late_device.send(header, [])
     assert new_reply == m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.DISCARDED)

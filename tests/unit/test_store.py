@@ -18,8 +18,8 @@ from support.stored import FIRST, OPEN, START, Driven, close, commit, committed_
 from support.values import BUNDLE, RUN, assignment, update, version
 
 from fanin.protos import messages as m
-from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Conflict, Corrupted, StorageFull
+from fanin.protos.wire import to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import (
     CommittedUpdate,
@@ -37,6 +37,7 @@ from fanin.server.storage.sqlite.engine import migrate, open_engine
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.schema import METADATA
+from fanin.v1 import fleet_pb2
 
 MIGRATIONS = Path(engine_module.__file__).parent / "migrations"
 
@@ -159,7 +160,7 @@ def test_an_update_for_an_earlier_round_is_returned_by_either_round(rounds: Driv
 def test_an_older_database_is_migrated_to_the_newest_form(tmp_path: Path) -> None:
     older = create_engine(f"sqlite:///{tmp_path / 'fanin.db'}")
     header = committed_update("a").header
-    row = {"header": header_to_proto(header).SerializeToString()}
+    row = {"header": to_proto(header, fleet_pb2.UpdateHeader).SerializeToString()}
     with older.connect() as connection:
         migrate(connection, "0001")
         rounds = "INSERT INTO rounds (run_id, round, base_version, grid, state, opened_at) VALUES"

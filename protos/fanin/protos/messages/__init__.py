@@ -16,8 +16,7 @@
 
 Constructors raise InvalidInput for values that are malformed or out of range. The code that uses them checks two kinds
 of fields later: lookup keys (``Download.sha256``) and values whose range depends on the Bundle or the Round. Variants
-are unions that are consumed by ``match``. ``fanin.protos.convert`` and ``fanin.protos.convert_control`` translate
-messages to the wire and back.
+are unions that are consumed by ``match``. ``fanin.protos.wire`` converts all of them to protobuf and back.
 """
 
 from fanin.protos.messages.assignments import (
@@ -35,12 +34,13 @@ from fanin.protos.messages.checkins import (
     Capabilities,
     CheckIn,
     CheckInAnswer,
+    CheckInReply,
     Enrollment,
     Rejected,
     RejectReason,
     Wait,
 )
-from fanin.protos.messages.commands import Adopt, Command, Pause, Resume, Stop
+from fanin.protos.messages.commands import Adopt, Command, Pause, Resume, Stop, check_version_number
 from fanin.protos.messages.evaluations import MAX_PAGE_EVALUATIONS, VersionEvaluation
 from fanin.protos.messages.events import (
     MAX_LISTED_DEVICES,
@@ -55,6 +55,7 @@ from fanin.protos.messages.events import (
     RunRested,
     RunResumed,
     VersionPublished,
+    check_from_sequence,
     devices_gone,
     round_closed,
 )
@@ -101,6 +102,7 @@ from fanin.protos.messages.runs import (
     SaturatedDevices,
     StartRun,
     VersionWithBundle,
+    check_described_rounds,
     saturated_devices,
 )
 from fanin.protos.messages.transfers import (
@@ -111,6 +113,7 @@ from fanin.protos.messages.transfers import (
     UpdateHeader,
     UpdateState,
     UploadReply,
+    UploadRequest,
 )
 from fanin.protos.messages.versions import (
     FIRST_EPOCH,
@@ -169,6 +172,7 @@ __all__ = [
     "Capabilities",
     "CheckIn",
     "CheckInAnswer",
+    "CheckInReply",
     "CodecSpec",
     "Command",
     "Delegation",
@@ -217,12 +221,16 @@ __all__ = [
     "UpdateHeader",
     "UpdateState",
     "UploadReply",
+    "UploadRequest",
     "Version",
     "VersionEvaluation",
     "VersionPublished",
     "VersionWithBundle",
     "Wait",
+    "check_described_rounds",
+    "check_from_sequence",
     "check_num_counts",
+    "check_version_number",
     "devices_gone",
     "round_closed",
     "saturated_devices",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.fields import Mark
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.cohort import CohortPlan, check_quorum
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
@@ -63,7 +64,7 @@ class Plan:
     aggregation: AggregationPlan
     stop: StopPlan
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
-    flower: FlowerPlan = field(default_factory=FlowerPlan)
+    flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
 
     def __post_init__(self) -> None:
         problem = (
