@@ -16,7 +16,7 @@ import pytest
 from support import federations as f
 from support.hosted import Hosted
 from support.leaks import SETTLE_S, nothing_leaks
-from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign
+from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign, upload_bytes
 from support.snapshot import snapshot
 
 from fanin.clients.transport import Connection
@@ -57,14 +57,14 @@ def test_a_client_that_stops_in_mid_chunk_for_ever(
     gave_up: list[bool] = []
 
     def stalled_requests() -> Iterator[bytes]:
-        yield to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
+        yield upload_bytes(header)
         for piece in pieces(payload, 0, PIECE_BYTES + 100):
-            yield to_proto(m.UploadRequest(part=piece), pb.UploadRequest).SerializeToString()
+            yield upload_bytes(piece)
         gave_up.append(not is_over.wait(SETTLE_S))
 
     with nothing_leaks(host, remaining=spool_files(header)), devices[0].connection() as connection:
         requests = stalled_requests()
-        first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
+        first = upload_bytes(header)
         call = sign(devices[0].key, "Upload", first)
         with pytest.raises(Unavailable, match="try again later"):
             list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
@@ -85,26 +85,22 @@ def test_a_client_that_sends_without_end(host: Hosted, devices: list[Peer]) -> N
     header, payload = devices[0].update()
 
     def endless_requests() -> Iterator[bytes]:
-        yield to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
+        yield upload_bytes(header)
         for offset in itertools.count(0, PIECE_BYTES):
             # The right bytes, as long as they fill pieces.
             data = payload[offset : offset + PIECE_BYTES] if offset + PIECE_BYTES < len(payload) else bytes(PIECE_BYTES)
-            yield to_proto(
-                m.UploadRequest(part=m.Piece(offset=offset, data=data)), pb.UploadRequest
-            ).SerializeToString()
+            yield upload_bytes(m.Piece(offset=offset, data=data))
 
     with nothing_leaks(host), devices[0].connection() as connection:
-        call = sign(
-            devices[0].key, "Upload", to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
-        )
+        call = sign(devices[0].key, "Upload", upload_bytes(header))
         with pytest.raises(InvalidUpdate, match=f"expected some, up to {len(payload)}"):
             list(connection.stream_stream(f"{FLEET}Upload", endless_requests(), pb.UploadReply.FromString, call))
 
 
 def test_a_client_that_reconnects_without_end_while_it_uploads(host: Hosted, devices: list[Peer]) -> None:
     header, payload = devices[0].update()
-    first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
-    piece = to_proto(m.UploadRequest(part=m.Piece(offset=0, data=payload[:1000])), pb.UploadRequest).SerializeToString()
+    first = upload_bytes(header)
+    piece = upload_bytes(m.Piece(offset=0, data=payload[:1000]))
     with nothing_leaks(host, remaining=spool_files(header)), devices[0].connection() as connection:
         for number in range(NUM_RECONNECTS):
             call = sign(devices[0].key, "Upload", first)
@@ -118,7 +114,7 @@ def test_a_client_that_reconnects_without_end_while_it_uploads(host: Hosted, dev
 
 def test_a_client_that_is_replaced_by_a_copy_of_itself(host: Hosted, devices: list[Peer]) -> None:
     header, _ = devices[0].update()
-    first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
+    first = upload_bytes(header)
     is_over = threading.Event()
 
     def silent_requests() -> Iterator[bytes]:
@@ -189,7 +185,7 @@ def test_a_client_that_knocks_a_thousand_times_a_second(host: Hosted, devices: l
 
 def test_a_client_that_claims_to_be_another_device(host: Hosted, devices: list[Peer]) -> None:
     header, payload = devices[0].update()
-    first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
+    first = upload_bytes(header)
     before = snapshot(host.state)
     with nothing_leaks(host), devices[0].connection() as connection:
         for _ in range(20):
@@ -197,10 +193,7 @@ def test_a_client_that_claims_to_be_another_device(host: Hosted, devices: list[P
             requests = iter(
                 [
                     first,
-                    *(
-                        to_proto(m.UploadRequest(part=piece), pb.UploadRequest).SerializeToString()
-                        for piece in pieces(payload)
-                    ),
+                    *(upload_bytes(piece) for piece in pieces(payload)),
                 ]
             )
             with pytest.raises(Unauthenticated):

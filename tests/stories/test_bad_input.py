@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support import federations as f
 from support.hosted import Hosted
-from support.peers import FLEET, Peer, pieces, sign
+from support.peers import FLEET, Peer, pieces, sign, upload_bytes
 from support.snapshot import snapshot
 
 from fanin.commands.console.show import event_text
@@ -22,7 +22,7 @@ from fanin.edge.codecs.grid import MAX_MOVE_BITS
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, artifact_of
 from fanin.protos.errors import InvalidInput, InvalidUpdate, NotFound
-from fanin.protos.wire import from_proto, to_proto
+from fanin.protos.wire import from_proto
 from fanin.v1 import fleet_pb2 as pb
 
 Change = Callable[[m.UpdateHeader], m.UpdateHeader]
@@ -186,7 +186,7 @@ def test_an_upload_out_of_order_is_refused(host: Hosted, devices: list[Peer]) ->
     before = snapshot(host.state)
     with pytest.raises(InvalidInput, match="upload: got a second header, expected pieces"):
         devices[0].send(header, [header, *pieces(payload)])
-    first = to_proto(m.UploadRequest(part=m.Piece(offset=0, data=payload[:10])), pb.UploadRequest).SerializeToString()
+    first = upload_bytes(m.Piece(offset=0, data=payload[:10]))
     with devices[0].connection() as connection:
         call = sign(devices[0].key, "Upload", first)
         replies = connection.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)
@@ -254,13 +254,13 @@ def test_the_round_ends_bit_identical_and_late_updates_are_discarded(
 ) -> None:
     *timely_devices, late_device = devices
     header, payload = late_device.update()
-    first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
+    first = upload_bytes(header)
     is_closed = threading.Event()
 
     def slow_requests() -> Iterator[bytes]:
         yield first
         for piece in pieces(payload):
-            yield to_proto(m.UploadRequest(part=piece), pb.UploadRequest).SerializeToString()
+            yield upload_bytes(piece)
             assert is_closed.wait(30.0)
 
     with late_device.connection() as connection:

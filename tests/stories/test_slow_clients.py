@@ -11,7 +11,7 @@ import pytest
 from support import federations as f
 from support.hosted import Hosted
 from support.leaks import SETTLE_S, nothing_leaks
-from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign
+from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign, upload_bytes
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
@@ -57,13 +57,13 @@ def upload_requests(
     header: m.UpdateHeader, payload: bytes, size_bytes: int, pause_s: float, deadline: float
 ) -> Iterator[bytes]:
     """Yield an upload in pieces of a size, with a pause before each. It ends at ``deadline`` at the latest."""
-    yield to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
+    yield upload_bytes(header)
     for start in range(0, len(payload), size_bytes):
         time.sleep(pause_s)
         if time.monotonic() > deadline:
             return
         piece = m.Piece(offset=start, data=payload[start : start + size_bytes])
-        yield to_proto(m.UploadRequest(part=piece), pb.UploadRequest).SerializeToString()
+        yield upload_bytes(piece)
 
 
 def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impatient_host: Hosted) -> None:
@@ -72,7 +72,7 @@ def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impa
     spool_files = (f"{header.assignment_id}.header", f"{header.assignment_id}.part")
     start_s = time.monotonic()
     with nothing_leaks(impatient_host, remaining=spool_files), device.connection() as connection:
-        call = sign(device.key, "Upload", to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString())
+        call = sign(device.key, "Upload", upload_bytes(header))
         requests = upload_requests(header, payload, 1, STALL_S / 8, start_s + SETTLE_S)
         with pytest.raises(Unavailable, match="try again later"):
             list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
@@ -86,7 +86,7 @@ def test_a_slow_client_that_makes_progress_is_tolerated(impatient_host: Hosted) 
     header, payload = device.update()
     start_s = time.monotonic()
     with device.connection() as connection:
-        call = sign(device.key, "Upload", to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString())
+        call = sign(device.key, "Upload", upload_bytes(header))
         requests = upload_requests(header, payload, CHUNK_BYTES, STALL_S / 3, start_s + SETTLE_S)
         replies = list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
     assert from_proto(m.UploadReply, replies[-1]).update_state is m.UpdateState.ACCEPTED
@@ -167,15 +167,13 @@ def test_the_end_of_a_round_reaches_a_device_in_mid_chunk_at_once(host: Hosted, 
     gave_up: list[bool] = []
 
     def stalled_requests() -> Iterator[bytes]:
-        yield to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
+        yield upload_bytes(header)
         for piece in pieces(payload, 0, CHUNK_BYTES + PIECE_BYTES + 100):
-            yield to_proto(m.UploadRequest(part=piece), pb.UploadRequest).SerializeToString()
+            yield upload_bytes(piece)
         gave_up.append(not is_over.wait(SETTLE_S))
 
     with late_device.connection() as connection:
-        call = sign(
-            late_device.key, "Upload", to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
-        )
+        call = sign(late_device.key, "Upload", upload_bytes(header))
         with closing(
             connection.stream_stream(f"{FLEET}Upload", stalled_requests(), pb.UploadReply.FromString, call)
         ) as replies:

@@ -155,10 +155,8 @@ class Peer:
 
     def send(self, header: m.UpdateHeader, parts: Sequence[m.Piece | m.UpdateHeader]) -> list[m.UploadReply]:
         """Send exactly these parts after the header and ignore the replies meanwhile. Return all replies."""
-        first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
-        requests = iter(
-            [first, *(to_proto(m.UploadRequest(part=part), pb.UploadRequest).SerializeToString() for part in parts)]
-        )
+        first = upload_bytes(header)
+        requests = iter([first, *(upload_bytes(part) for part in parts)])
         with self.connection() as connection:
             call = sign(self.key, "Upload", first)
             replies = connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
@@ -194,6 +192,11 @@ class Peer:
     def trainer(self) -> SyntheticTrainer:
         """Return the trainer that draws this device's Update."""
         return SyntheticTrainer(partition=self.index, num_examples=10 + self.index, scale=self.scale)
+
+
+def upload_bytes(part: m.UpdateHeader | m.Piece) -> bytes:
+    """Return a request of an upload as it is sent."""
+    return to_proto(m.UploadRequest(part=part), pb.UploadRequest).SerializeToString()
 
 
 def pieces(payload: bytes, start: int = 0, end: int | None = None) -> list[m.Piece]:

@@ -226,9 +226,7 @@ def train_graph_job(job: GraphJob) -> Change:
 @lru_cache(maxsize=1)
 def read_assignment(data: bytes) -> m.Assignment:
     """Return the Assignment of a job."""
-    message = pb.Assignment()
-    message.ParseFromString(data)
-    return from_proto(m.Assignment, message)
+    return from_proto(m.Assignment, pb.Assignment.FromString(data))
 
 
 @lru_cache(maxsize=1)
