@@ -55,6 +55,10 @@ PARTS = {
 """Messages that are a field of a dataclass, or a second form of one."""
 
 
+UNCHECKED = {"FlowerPlan", "ScheduledChange"}
+"""Sections that do not check the roles in them: the Plan or the Assignment around does."""
+
+
 def sections(section: type) -> set[str]:
     """Return the names of a section of the Plan and of all sections within."""
     parts = (field.section for field in fields_of(section).values() if isinstance(field, SectionField))
@@ -101,6 +105,8 @@ def test_a_value_is_read_back_and_no_bytes_raise_anything_but_our_errors(name: s
             continue
         except NotFound as exc:
             assert ": has no version " in str(exc)
+            continue
+        if name in UNCHECKED:
             continue
         # A value that was read can be written again, and is read back unchanged.
         again = to_proto(value, message).SerializeToString()
