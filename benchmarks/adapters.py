@@ -36,8 +36,7 @@ from fanin.edge.export import Adapters, App, Recipe, Sgd, export, next_token
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.quality import Quality
-from fanin.protos.control import RoundClosed, RunRested, VersionPublished
-from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.messages import CodecSpec, RoundClosed, RunRested, Training, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 
 CUTTING: Final = Cutting(length=64, min_characters=8000)

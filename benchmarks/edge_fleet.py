@@ -25,8 +25,7 @@ from fanin.datacenter.models.fashion_app import FashionCnn
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, export
-from fanin.protos.control import RunRested, VersionPublished
-from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.messages import CodecSpec, RunRested, Training, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 
 PUBLISHER: Final = SigningKey(bytes(range(32)))

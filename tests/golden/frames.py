@@ -37,14 +37,12 @@ from fanin.edge.bundles.keys import BUNDLE_CONTEXT, CALL_CONTEXT
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.versions import begin_epoch, sign_delegation
 from fanin.edge.tensors import encode_parameters
-from fanin.protos import control as r
-from fanin.protos import convert as c
-from fanin.protos import convert_control as cr
 from fanin.protos import messages as m
 from fanin.protos.calls import DeviceCall, device_id_of
 from fanin.protos.plans import FlowerPlan
 from fanin.protos.plans.entries import Setting
 from fanin.protos.roles import RoleKind, TensorRole
+from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import control_pb2, fleet_pb2
 
 FOLDER: Final = Path(__file__).parent / "frames"
@@ -80,7 +78,7 @@ NEWEST: Final = m.Publication(download_id="run.v1.device", run_id=RUN, bundle=BU
 REPLY: Final = m.UploadReply(
     round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED, received_bytes=len(PAYLOAD)
 )
-PUBLISHED: Final = r.VersionPublished(
+PUBLISHED: Final = m.VersionPublished(
     number=1,
     version_sha256=VERSION.sha256,
     parent=0,
@@ -89,26 +87,26 @@ PUBLISHED: Final = r.VersionPublished(
     bytes_down=1 << 33,
     bytes_up=1000,
     num_saturated=1,
-    saturated=r.saturated_devices({"a": 3, "b": 5}),
+    saturated=m.saturated_devices({"a": 3, "b": 5}),
     num_rounded=2,
     num_clamped=3,
     train_loss=1.5,
     train_loss_examples=30,
     total_examples=40,
-    evaluation=r.Evaluation(
+    evaluation=m.Evaluation(
         num_examples=8, loss=0.5, accuracy_float=0.75, accuracy_int8=0.625, int8_agreement=0.875, num_labels=8
     ),
     runtimes=MappingProxyType({"synthetic 1": 4}),
     statistics=MappingProxyType({"train.words": 9, "words": -7}),
     statistics_examples=MappingProxyType({"train.words": 30}),
     device_spreads=MappingProxyType(
-        {"train_loss": r.DeviceSpread(num_devices=4, mean=1.25, min=0.5, p10=0.75, median=1.0, p90=1.75, max=2.5)}
+        {"train_loss": m.DeviceSpread(num_devices=4, mean=1.25, min=0.5, p10=0.75, median=1.0, p90=1.75, max=2.5)}
     ),
 )
-BY: Final = r.Principal(kind=r.PrincipalKind.OPERATOR, id="3fa9c01b2d4e")
-INFO: Final = r.RunInfo(
+BY: Final = m.Principal(kind=m.PrincipalKind.OPERATOR, id="3fa9c01b2d4e")
+INFO: Final = m.RunInfo(
     run_id=RUN,
-    state=r.RunState.FINISHED,
+    state=m.RunState.FINISHED,
     plan=plan(),
     bundle_sha256=BUNDLE.manifest.sha256,
     version=3,
@@ -118,7 +116,7 @@ INFO: Final = r.RunInfo(
     max_rounds=3,
     reason="3 of 3 rounds done",
 )
-EVALUATION: Final = r.VersionEvaluation(
+EVALUATION: Final = m.VersionEvaluation(
     version=2,
     data="digits",
     data_sha256="ab" * 32,
@@ -128,12 +126,12 @@ EVALUATION: Final = r.VersionEvaluation(
     seconds=1.5,
     time=1_700_000_000.25,
 )
-WARNED: Final = r.RunWarned(code="shared_partition", subject="a b", text="two devices report partition 3")
-DESCRIPTION: Final = r.RunDescription(
+WARNED: Final = m.RunWarned(code="shared_partition", subject="a b", text="two devices report partition 3")
+DESCRIPTION: Final = m.RunDescription(
     run=INFO,
     rounds=(
-        r.RoundInfo(round=4, base_version=3, phase=r.RoundPhase.TRAINING, num_updates=1, opened_at=1_700_000_000.25),
-        r.RoundInfo(round=3, base_version=2, phase=r.RoundPhase.PUBLISHED, num_updates=2, opened_at=1.7e9, version=3),
+        m.RoundInfo(round=4, base_version=3, phase=m.RoundPhase.TRAINING, num_updates=1, opened_at=1_700_000_000.25),
+        m.RoundInfo(round=3, base_version=2, phase=m.RoundPhase.PUBLISHED, num_updates=2, opened_at=1.7e9, version=3),
     ),
     grid=(-9, 3),
     num_at_work=2,
@@ -143,10 +141,10 @@ DESCRIPTION: Final = r.RunDescription(
     num_gave_up=1,
     num_refused=2,
     progress=MappingProxyType({"a": m.TrainingProgress(step=3, num_steps=9, loss=0.5)}),
-    saturated=r.saturated_devices({"a": 3}),
+    saturated=m.saturated_devices({"a": 3}),
     warnings=(WARNED,),
 )
-RECLAIM: Final = r.Reclaim(
+RECLAIM: Final = m.Reclaim(
     delegation=sign_delegation(
         PUBLISHER, run_id=RUN, epoch=2, bundle_sha256=BUNDLE.manifest.sha256, run_public_key=RUN_KEY.public
     ),
@@ -154,7 +152,7 @@ RECLAIM: Final = r.Reclaim(
     adopted_number=1,
     rounds=4,
 )
-START: Final = r.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
+START: Final = m.StartRun(run_id=RUN, plan=plan(), version=version(), delegation=DELEGATION)
 
 FLOWER_CONFIG: Final[dict[str, Setting]] = {
     "epochs": 2,
@@ -176,10 +174,10 @@ FLOWER: Final = FlowerPlan(config=FLOWER_CONFIG, roles=FLOWER_ROLES)
 
 
 COMMANDS: Final = {
-    "pause": r.Pause(),
-    "resume": r.Resume(rounds=3),
-    "stop": r.Stop(),
-    "adopt": r.Adopt(from_run_id="other", number=7, rounds=2),
+    "pause": m.Pause(),
+    "resume": m.Resume(rounds=3),
+    "stop": m.Stop(),
+    "adopt": m.Adopt(from_run_id="other", number=7, rounds=2),
 }
 
 
@@ -192,13 +190,13 @@ class Frame:
     back: Callable[..., object]
 
 
-def _frame(value: object, to_proto: Callable[..., Message], back: Callable[..., object]) -> Frame:
-    return Frame(value=value, message=to_proto(value), back=back)
+def _frame(value: object, message: type[Message]) -> Frame:
+    return Frame(value=value, message=to_proto(value, message), back=lambda message: from_proto(type(value), message))
 
 
-def _event(sequence: int, event: r.RunEvent) -> Frame:
-    entry = r.LoggedEvent(sequence=sequence, time=1_700_000_000.25, event=event)
-    return _frame(entry, cr.event_to_proto, cr.event_from_proto)
+def _event(sequence: int, event: m.RunEvent) -> Frame:
+    entry = m.LoggedEvent(sequence=sequence, time=1_700_000_000.25, event=event)
+    return _frame(entry, control_pb2.Event)
 
 
 def _plain(message: Message) -> Frame:
@@ -229,74 +227,72 @@ def frames() -> dict[str, Frame]:
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),
         "unsuitable": m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"),
     }
-    events: dict[str, r.RunEvent] = {
-        "opened": r.RoundOpened(round=1, base_version=0),
-        "closed": r.round_closed(1, ("b", "a")),
-        "failed": r.RoundFailed(round=2, reason="nobody came"),
+    events: dict[str, m.RunEvent] = {
+        "opened": m.RoundOpened(round=1, base_version=0),
+        "closed": m.round_closed(1, ("b", "a")),
+        "failed": m.RoundFailed(round=2, reason="nobody came"),
         "published": PUBLISHED,
-        "rested": r.RunRested(state=r.RunState.FAILED, reason="nobody came"),
-        "resumed": r.RunResumed(rounds=3),
+        "rested": m.RunRested(state=m.RunState.FAILED, reason="nobody came"),
+        "resumed": m.RunResumed(rounds=3),
         "warned": WARNED,
         "published-by": replace(PUBLISHED, round=0, by=BY),
-        "rested-by": r.RunRested(state=r.RunState.PAUSED, reason=f"by {BY}", by=BY),
-        "resumed-by": r.RunResumed(rounds=3, by=BY),
+        "rested-by": m.RunRested(state=m.RunState.PAUSED, reason=f"by {BY}", by=BY),
+        "resumed-by": m.RunResumed(rounds=3, by=BY),
         "reclaimed": replace(PUBLISHED, round=0, new_epoch=2, by=BY),
-        "gone": r.devices_gone(2, ("b", "a")),
-        "failed-others": r.RoundFailed(round=2, reason="b was silent", others_wait=True),
+        "gone": m.devices_gone(2, ("b", "a")),
+        "failed-others": m.RoundFailed(round=2, reason="b was silent", others_wait=True),
     }
+    evaluations = (
+        EVALUATION,
+        m.VersionEvaluation(version=4, data="digits", time=1.7e9, problem="no such file"),
+    )
     return {
-        "fleet-enroll-request": _frame(enrollment, c.enrollment_to_proto, c.enrollment_from_proto),
+        "fleet-enroll-request": _frame(enrollment, fleet_pb2.EnrollRequest),
         "fleet-enroll-reply": _plain(fleet_pb2.EnrollReply(device_id=CALL.device_id)),
-        "fleet-check-in-request": _frame(CHECK_IN, c.check_in_to_proto, c.check_in_from_proto),
-        "fleet-check-in-request-progress": _frame(reporting, c.check_in_to_proto, c.check_in_from_proto),
+        "fleet-check-in-request": _frame(CHECK_IN, fleet_pb2.CheckInRequest),
+        "fleet-check-in-request-progress": _frame(reporting, fleet_pb2.CheckInRequest),
         **{
-            f"fleet-check-in-reply-{name}": _frame(answer, c.answer_to_proto, c.answer_from_proto)
+            f"fleet-check-in-reply-{name}": _frame(m.CheckInReply(answer=answer), fleet_pb2.CheckInReply)
             for name, answer in answers.items()
         },
-        "fleet-download-request": _frame(download, c.download_to_proto, c.download_from_proto),
-        "fleet-download-request-more": _frame(more, c.download_to_proto, c.download_from_proto),
+        "fleet-download-request": _frame(download, fleet_pb2.DownloadRequest),
+        "fleet-download-request-more": _frame(more, fleet_pb2.DownloadRequest),
         "fleet-download-piece": _plain(fleet_pb2.DownloadPiece(data=b"\0\xffpiece")),
-        "fleet-upload-request-header": _frame(HEADER, c.upload_to_proto, c.upload_from_proto),
+        "fleet-upload-request-header": _frame(m.UploadRequest(part=HEADER), fleet_pb2.UploadRequest),
         "fleet-upload-request-piece": _frame(
-            m.Piece(offset=1 << 33, data=PAYLOAD), c.upload_to_proto, c.upload_from_proto
+            m.UploadRequest(part=m.Piece(offset=1 << 33, data=PAYLOAD)), fleet_pb2.UploadRequest
         ),
-        "fleet-upload-reply": _frame(REPLY, c.upload_reply_to_proto, c.upload_reply_from_proto),
-        "fleet-report-request": _frame(report, c.report_to_proto, c.report_from_proto),
-        "fleet-report-request-progress": _frame(progress, c.report_to_proto, c.report_from_proto),
+        "fleet-upload-reply": _frame(REPLY, fleet_pb2.UploadReply),
+        "fleet-report-request": _frame(report, fleet_pb2.ReportRequest),
+        "fleet-report-request-progress": _frame(progress, fleet_pb2.ReportRequest),
         "fleet-report-reply": _frame(
-            m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED),
-            c.report_reply_to_proto,
-            c.upload_reply_from_proto,
+            m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED), fleet_pb2.ReportReply
         ),
         "control-prepare-run-request": _plain(control_pb2.PrepareRunRequest(run_id=RUN, epoch=2)),
-        "control-reclaim-run-request": _frame(RECLAIM, cr.reclaim_to_proto, cr.reclaim_from_proto),
-        "control-start-run-request": _frame(START, cr.start_run_to_proto, cr.start_run_from_proto),
-        "control-run-info": _frame(INFO, cr.run_info_to_proto, cr.run_info_from_proto),
+        "control-reclaim-run-request": _frame(RECLAIM, control_pb2.ReclaimRunRequest),
+        "control-start-run-request": _frame(START, control_pb2.StartRunRequest),
+        "control-run-info": _frame(INFO, control_pb2.RunInfo),
         "control-run-info-evaluated": _frame(
-            replace(INFO, newest_evaluation=EVALUATION, best_evaluation=EVALUATION),
-            cr.run_info_to_proto,
-            cr.run_info_from_proto,
+            replace(INFO, newest_evaluation=EVALUATION, best_evaluation=EVALUATION), control_pb2.RunInfo
         ),
-        "control-evaluations-reply": _frame(
-            (EVALUATION, r.VersionEvaluation(version=4, data="digits", time=1.7e9, problem="no such file")),
-            cr.evaluations_to_proto,
-            cr.evaluations_from_proto,
+        "control-evaluations-reply": Frame(
+            value=evaluations,
+            message=control_pb2.EvaluationsReply(
+                evaluations=[to_proto(each, control_pb2.VersionEvaluation) for each in evaluations]
+            ),
+            back=lambda reply: tuple(from_proto(m.VersionEvaluation, each) for each in reply.evaluations),
         ),
-        "control-run-info-started-by": _frame(
-            replace(INFO, started_by=BY), cr.run_info_to_proto, cr.run_info_from_proto
-        ),
-        "control-run-description": _frame(DESCRIPTION, cr.description_to_proto, cr.description_from_proto),
+        "control-run-info-started-by": _frame(replace(INFO, started_by=BY), control_pb2.RunInfo),
+        "control-run-description": _frame(DESCRIPTION, control_pb2.RunDescription),
         "control-get-version-reply": _frame(
-            r.VersionWithBundle(version=VERSION, bundle=BUNDLE),
-            cr.version_with_bundle_to_proto,
-            cr.version_with_bundle_from_proto,
+            m.VersionWithBundle(version=VERSION, bundle=BUNDLE), control_pb2.GetVersionReply
         ),
         "control-publish-version-request": _plain(
-            control_pb2.PublishVersionRequest(version=c.version_to_proto(VERSION), rounds=5)
+            control_pb2.PublishVersionRequest(version=to_proto(VERSION, fleet_pb2.Version), rounds=5)
         ),
         **{
             f"control-command-request-{name}": _frame(
-                r.Command(command_id="command-1", run_id=RUN, what=what), cr.command_to_proto, cr.command_from_proto
+                m.Command(command_id="command-1", run_id=RUN, what=what), control_pb2.CommandRequest
             )
             for name, what in COMMANDS.items()
         },

@@ -25,6 +25,7 @@ from fanin.commands.main import SUBCOMMANDS
 WRONG = {
     "layers": ("server/fanin/server/wrong.py", "import fanin.clients.device.session.machine"),
     "datacenter-layers": ("datacenter/fanin/datacenter/models/wrong.py", "import fanin.datacenter.training.loop"),
+    "protos-layers": ("protos/fanin/protos/messages/reports.py", "import fanin.protos.wire"),
     "parallel-layers": (
         "datacenter/fanin/datacenter/parallel/pipelines/wrong.py",
         "import fanin.datacenter.parallel.steps",

@@ -19,7 +19,7 @@ from support.virtual import PUBLISHER, plan
 from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual, synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
-from fanin.protos.control import LoggedEvent, RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
+from fanin.protos.messages import LoggedEvent, RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.storage.records import CommittedUpdate

@@ -24,7 +24,6 @@ from fanin.edge.bundles.bundle import open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.signatures import Port
-from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.errors import (
@@ -38,6 +37,7 @@ from fanin.protos.errors import (
     Unavailable,
     Untimely,
 )
+from fanin.protos.wire import to_proto
 from fanin.v1 import control_pb2, fleet_pb2
 
 STRANGER = SigningKey(bytes(range(1, 33)))
@@ -164,7 +164,7 @@ def test_a_device_with_a_wrong_token_ends_with_a_clear_text(host: Hosted, tmp_pa
 def test_a_key_cannot_enroll_for_another(host: Hosted, devices: list[Peer], connection: Connection) -> None:
     before = snapshot(host.state)
     enrollment = m.Enrollment(protocol=m.PROTOCOL, token=host.device_token, public_key=devices[0].key.public)
-    body = c.enrollment_to_proto(enrollment).SerializeToString()
+    body = to_proto(enrollment, fleet_pb2.EnrollRequest).SerializeToString()
     for options in (sign(STRANGER, "Enroll", body), sign(STRANGER, "Enroll", body, device_id=devices[0].device_id)):
         with pytest.raises(Unauthenticated):
             connection.unary(f"{FLEET}Enroll", body, fleet_pb2.EnrollReply.FromString, options)
@@ -246,12 +246,13 @@ def test_a_run_that_its_publisher_did_not_sign_is_refused(host: Hosted, devices:
 
 
 def test_a_bundle_whose_manifest_or_artifact_was_changed_is_not_published(host: Hosted, devices: list[Peer]) -> None:
-    ref = c.bundle_to_proto(
+    ref = to_proto(
         m.BundleRef(
             manifest=devices[0].work.bundle.manifest,
             public_key=STRANGER.public,
             signature=devices[0].work.bundle.signature,
-        )
+        ),
+        fleet_pb2.BundleRef,
     )
     before = snapshot(host.state)
     with pytest.raises(InvalidBundle, match="the signature does not match the manifest; it was changed after"):

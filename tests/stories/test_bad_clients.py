@@ -16,14 +16,14 @@ import pytest
 from support import federations as f
 from support.hosted import Hosted
 from support.leaks import SETTLE_S, nothing_leaks
-from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign
+from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign, upload_bytes
 from support.snapshot import snapshot
 
 from fanin.clients.transport import Connection
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate, NotFound, Unauthenticated, Unavailable
+from fanin.protos.wire import to_proto
 from fanin.server.access.limits import Limits
 from fanin.v1 import fleet_pb2 as pb
 
@@ -57,14 +57,14 @@ def test_a_client_that_stops_in_mid_chunk_for_ever(
     gave_up: list[bool] = []
 
     def stalled_requests() -> Iterator[bytes]:
-        yield c.upload_to_proto(header).SerializeToString()
+        yield upload_bytes(header)
         for piece in pieces(payload, 0, PIECE_BYTES + 100):
-            yield c.upload_to_proto(piece).SerializeToString()
+            yield upload_bytes(piece)
         gave_up.append(not is_over.wait(SETTLE_S))
 
     with nothing_leaks(host, remaining=spool_files(header)), devices[0].connection() as connection:
         requests = stalled_requests()
-        first = c.upload_to_proto(header).SerializeToString()
+        first = upload_bytes(header)
         call = sign(devices[0].key, "Upload", first)
         with pytest.raises(Unavailable, match="try again later"):
             list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
@@ -85,22 +85,22 @@ def test_a_client_that_sends_without_end(host: Hosted, devices: list[Peer]) -> N
     header, payload = devices[0].update()
 
     def endless_requests() -> Iterator[bytes]:
-        yield c.upload_to_proto(header).SerializeToString()
+        yield upload_bytes(header)
         for offset in itertools.count(0, PIECE_BYTES):
             # The right bytes, as long as they fill pieces.
             data = payload[offset : offset + PIECE_BYTES] if offset + PIECE_BYTES < len(payload) else bytes(PIECE_BYTES)
-            yield c.upload_to_proto(m.Piece(offset=offset, data=data)).SerializeToString()
+            yield upload_bytes(m.Piece(offset=offset, data=data))
 
     with nothing_leaks(host), devices[0].connection() as connection:
-        call = sign(devices[0].key, "Upload", c.upload_to_proto(header).SerializeToString())
+        call = sign(devices[0].key, "Upload", upload_bytes(header))
         with pytest.raises(InvalidUpdate, match=f"expected some, up to {len(payload)}"):
             list(connection.stream_stream(f"{FLEET}Upload", endless_requests(), pb.UploadReply.FromString, call))
 
 
 def test_a_client_that_reconnects_without_end_while_it_uploads(host: Hosted, devices: list[Peer]) -> None:
     header, payload = devices[0].update()
-    first = c.upload_to_proto(header).SerializeToString()
-    piece = c.upload_to_proto(m.Piece(offset=0, data=payload[:1000])).SerializeToString()
+    first = upload_bytes(header)
+    piece = upload_bytes(m.Piece(offset=0, data=payload[:1000]))
     with nothing_leaks(host, remaining=spool_files(header)), devices[0].connection() as connection:
         for number in range(NUM_RECONNECTS):
             call = sign(devices[0].key, "Upload", first)
@@ -114,7 +114,7 @@ def test_a_client_that_reconnects_without_end_while_it_uploads(host: Hosted, dev
 
 def test_a_client_that_is_replaced_by_a_copy_of_itself(host: Hosted, devices: list[Peer]) -> None:
     header, _ = devices[0].update()
-    first = c.upload_to_proto(header).SerializeToString()
+    first = upload_bytes(header)
     is_over = threading.Event()
 
     def silent_requests() -> Iterator[bytes]:
@@ -142,8 +142,8 @@ def test_a_client_that_is_replaced_by_a_copy_of_itself(host: Hosted, devices: li
 
 @pytest.mark.nightly
 def test_a_client_that_reconnects_without_end_while_it_waits(host: Hosted, devices: list[Peer]) -> None:
-    body = c.check_in_to_proto(
-        m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=30.0)
+    body = to_proto(
+        m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=30.0), pb.CheckInRequest
     ).SerializeToString()
     peer = Peer(host, devices[0].bundle, 9, host.folder / "waiting")
     with peer.transport() as transport:
@@ -185,12 +185,17 @@ def test_a_client_that_knocks_a_thousand_times_a_second(host: Hosted, devices: l
 
 def test_a_client_that_claims_to_be_another_device(host: Hosted, devices: list[Peer]) -> None:
     header, payload = devices[0].update()
-    first = c.upload_to_proto(header).SerializeToString()
+    first = upload_bytes(header)
     before = snapshot(host.state)
     with nothing_leaks(host), devices[0].connection() as connection:
         for _ in range(20):
             call = sign(STRANGER, "Upload", first, device_id=devices[0].device_id)
-            requests = iter([first, *(c.upload_to_proto(piece).SerializeToString() for piece in pieces(payload))])
+            requests = iter(
+                [
+                    first,
+                    *(upload_bytes(piece) for piece in pieces(payload)),
+                ]
+            )
             with pytest.raises(Unauthenticated):
                 list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
     assert snapshot(host.state) == before

@@ -11,7 +11,7 @@ from support.processes import Site
 from fanin.clients.planfile import parse_plan
 from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos.control import RoundFailed, RunRested, RunState, VersionPublished
+from fanin.protos.messages import RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.plans import Plan
 
 PUBLISHER = SigningKey(bytes(range(32)))

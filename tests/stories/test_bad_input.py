@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from support import federations as f
 from support.hosted import Hosted
-from support.peers import FLEET, Peer, pieces, sign
+from support.peers import FLEET, Peer, pieces, sign, upload_bytes
 from support.snapshot import snapshot
 
 from fanin.commands.console.show import event_text
 from fanin.edge.codecs.grid import MAX_MOVE_BITS
-from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, artifact_of
 from fanin.protos.errors import InvalidInput, InvalidUpdate, NotFound
+from fanin.protos.wire import from_proto
 from fanin.v1 import fleet_pb2 as pb
 
 Change = Callable[[m.UpdateHeader], m.UpdateHeader]
@@ -30,9 +30,9 @@ Change = Callable[[m.UpdateHeader], m.UpdateHeader]
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
-    """A coordinator with an open Round that three Updates close, and with room for a fourth device."""
+    """A coordinator with an open Round that three Updates close, and with room for two further devices."""
     host = Hosted(tmp_path_factory.mktemp("input")).start()
-    host.start_run(f.plan(num_spare=1), f.bundle_in(host.folder), f.PUBLISHER)
+    host.start_run(f.plan(num_spare=2), f.bundle_in(host.folder), f.PUBLISHER)
     yield host
     host.stop()
 
@@ -44,6 +44,14 @@ def devices(host: Hosted) -> list[Peer]:
     for device in peers:
         device.begin()
     return peers
+
+
+@pytest.fixture
+def liar(host: Hosted, devices: list[Peer], tmp_path: Path) -> Peer:
+    """A new device with the fifth place. A refused Update ends its Assignment, so the next test has another device."""
+    peer = Peer(host=host, bundle=f.bundle_in(host.folder), index=len(devices), folder=tmp_path)
+    peer.begin()
+    return peer
 
 
 def header_with_sizes(header: m.UpdateHeader, sizes: list[int]) -> m.UpdateHeader:
@@ -105,12 +113,12 @@ HEADERS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", HEADERS)
-def test_a_header_that_does_not_fit_leaves_no_trace(host: Hosted, devices: list[Peer], case: str) -> None:
+def test_a_header_that_does_not_fit_leaves_no_trace(host: Hosted, liar: Peer, case: str) -> None:
     change, text = HEADERS[case]
-    header, payload = devices[0].update()
+    header, payload = liar.update()
     before = snapshot(host.state)
     with pytest.raises(InvalidUpdate) as excinfo:
-        devices[0].send(change(header), pieces(payload))
+        liar.send(change(header), pieces(payload))
     assert text in str(excinfo.value)
     assert snapshot(host.state) == before
 
@@ -145,12 +153,12 @@ BODIES: dict[str, tuple[Callable[[m.UpdateHeader, bytes], tuple[m.UpdateHeader, 
 
 
 @pytest.mark.parametrize("case", BODIES)
-def test_bytes_that_differ_from_their_header_leave_no_trace(host: Hosted, devices: list[Peer], case: str) -> None:
+def test_bytes_that_differ_from_their_header_leave_no_trace(host: Hosted, liar: Peer, case: str) -> None:
     spoil, text = BODIES[case]
-    header, payload = devices[0].update()
+    header, payload = liar.update()
     before = snapshot(host.state)
     with pytest.raises(InvalidUpdate) as excinfo:
-        devices[0].send(*spoil(header, payload))
+        liar.send(*spoil(header, payload))
     assert text in str(excinfo.value)
     assert snapshot(host.state) == before
 
@@ -181,14 +189,14 @@ def test_an_assignment_that_does_not_exist_is_not_found(host: Hosted, devices: l
     assert snapshot(host.state) == before
 
 
-def test_an_upload_out_of_order_is_refused(host: Hosted, devices: list[Peer]) -> None:
-    header, payload = devices[0].update()
+def test_an_upload_out_of_order_is_refused(host: Hosted, liar: Peer) -> None:
+    header, payload = liar.update()
     before = snapshot(host.state)
     with pytest.raises(InvalidInput, match="upload: got a second header, expected pieces"):
-        devices[0].send(header, [header, *pieces(payload)])
-    first = c.upload_to_proto(m.Piece(offset=0, data=payload[:10])).SerializeToString()
-    with devices[0].connection() as connection:
-        call = sign(devices[0].key, "Upload", first)
+        liar.send(header, [header, *pieces(payload)])
+    first = upload_bytes(m.Piece(offset=0, data=payload[:10]))
+    with liar.connection() as connection:
+        call = sign(liar.key, "Upload", first)
         replies = connection.stream_stream(f"{FLEET}Upload", iter([first]), pb.UploadReply.FromString, call)
         with closing(replies), pytest.raises(InvalidInput, match="upload: got no header, expected it as the first"):
             list(replies)
@@ -254,19 +262,19 @@ def test_the_round_ends_bit_identical_and_late_updates_are_discarded(
 ) -> None:
     *timely_devices, late_device = devices
     header, payload = late_device.update()
-    first = c.upload_to_proto(header).SerializeToString()
+    first = upload_bytes(header)
     is_closed = threading.Event()
 
     def slow_requests() -> Iterator[bytes]:
         yield first
         for piece in pieces(payload):
-            yield c.upload_to_proto(piece).SerializeToString()
+            yield upload_bytes(piece)
             assert is_closed.wait(30.0)
 
     with late_device.connection() as connection:
         call = sign(late_device.key, "Upload", first)
         replies = connection.stream_stream(f"{FLEET}Upload", slow_requests(), pb.UploadReply.FromString, call)
-        assert c.upload_reply_from_proto(next(replies)).update_state is m.UpdateState.RECEIVING
+        assert from_proto(m.UploadReply, next(replies)).update_state is m.UpdateState.RECEIVING
         for device in timely_devices:
             assert device.upload(*device.update()).update_state is m.UpdateState.ACCEPTED
         (version,) = host.published_versions()
@@ -274,7 +282,7 @@ def test_the_round_ends_bit_identical_and_late_updates_are_discarded(
         before = snapshot(host.state)
         is_closed.set()
         # The upload in progress learns of it with its next reply, and a new upload at once.
-        last_reply = c.upload_reply_from_proto(list(replies)[-1])
+        last_reply = from_proto(m.UploadReply, list(replies)[-1])
     assert (last_reply.round_state, last_reply.update_state) == (m.RoundState.CLOSED, m.UpdateState.DISCARDED)
     (new_reply,) = late_device.send(header, [])
     assert new_reply == m.UploadReply(round_state=m.RoundState.CLOSED, update_state=m.UpdateState.DISCARDED)

@@ -23,8 +23,8 @@ from support.snapshot import snapshot
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
 from fanin.edge.files import DISK_PROBLEMS
-from fanin.protos.control import VersionPublished
 from fanin.protos.errors import StorageFull, Unavailable
+from fanin.protos.messages import VersionPublished
 
 NO_SPACE = "the coordinator has no space left; try again later"
 FILE_LIMIT = DISK_PROBLEMS[errno.EFBIG]

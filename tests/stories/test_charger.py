@@ -12,7 +12,7 @@ from support.processes import SUPPORT, Running, Site, start
 from fanin.clients.transport import PIECE_BYTES
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.chunks import CHUNK_BYTES
-from fanin.protos.control import VersionPublished
+from fanin.protos.messages import VersionPublished
 
 SHAPES = {"a": (1000, 1500), "b": (3,)}
 """6 MB for each Update and Version: six Chunks."""

@@ -20,10 +20,10 @@ from support.processes import Site
 
 from fanin.clients.transport import Connection
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos import convert as c
 from fanin.protos import messages as m
-from fanin.protos.control import VersionPublished
 from fanin.protos.errors import FaninError, Unauthenticated, Unavailable
+from fanin.protos.messages import VersionPublished
+from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.connections import Connections
 from fanin.server.access.limits import Limits
 from fanin.server.folder import open_state
@@ -161,7 +161,7 @@ def test_each_of_many_polls_that_wait_at_once_is_answered(tmp_path: Path) -> Non
         capabilities=m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",)),
         wait_s=5.0,
     )
-    body = c.check_in_to_proto(check_in).SerializeToString()
+    body = to_proto(check_in, pb.CheckInRequest).SerializeToString()
     with serving(tmp_path, Connections()) as host, ExitStack() as stack:
         # A coordinator serves no call that was signed before its start.
         signatures = [sign(key, "CheckIn", body).metadata for key in keys]
@@ -177,7 +177,7 @@ def test_each_of_many_polls_that_wait_at_once_is_answered(tmp_path: Path) -> Non
             for number, signature in enumerate(signatures)
         ]
         assert Counter(call.code() for call in calls) == {grpc.StatusCode.OK: NUM_POLLS}
-        answers = [c.answer_from_proto(pb.CheckInReply.FromString(call.result())) for call in calls]
+        answers = [from_proto(m.CheckInReply, pb.CheckInReply.FromString(call.result())).answer for call in calls]
         assert Counter(answers) == {m.Wait(retry_min_s=0.0, retry_max_s=1.0): NUM_POLLS}
 
 

@@ -22,8 +22,8 @@ from fanin.commands.control.places import swap
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import decode_parameters
-from fanin.protos.control import MAX_DESCRIBED_ROUNDS, Command, Pause, RoundClosed, RoundPhase, Stop, VersionWithBundle
 from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput, InvalidVersion, NotFound
+from fanin.protos.messages import MAX_DESCRIBED_ROUNDS, Command, Pause, RoundClosed, RoundPhase, Stop, VersionWithBundle
 from fanin.server.runs.describe import MAX_NAMED_DEVICES
 from fanin.v1 import control_pb2
 

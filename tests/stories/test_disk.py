@@ -12,8 +12,8 @@ from support.snapshot import snapshot
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
-from fanin.protos.control import Command, Resume, Stop
 from fanin.protos.errors import InvalidUpdate
+from fanin.protos.messages import Command, Resume, Stop
 
 NUM_ROUNDS = 3
 

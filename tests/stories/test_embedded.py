@@ -19,8 +19,8 @@ from support.values import PUBLISHER, plan
 from fanin.clients.data.npz import open_npz
 from fanin.clients.device.embed import DeviceSettings, join
 from fanin.edge.assembly.assemble import assemble
-from fanin.protos.control import RunState
 from fanin.protos.errors import Conflict
+from fanin.protos.messages import RunState
 from fanin.server.access.authority import local_identity
 
 PAGE = Path(__file__).parents[2] / "docs" / "edge.md"

@@ -23,8 +23,7 @@ from fanin.clients.operator import next_version
 from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.chunks import cut
-from fanin.protos.control import Adopt, Command, Pause, Resume, RunEvent, RunInfo, Stop, VersionPublished
-from fanin.protos.messages import Version
+from fanin.protos.messages import Adopt, Command, Pause, Resume, RunEvent, RunInfo, Stop, Version, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.rounds import events as e

@@ -29,8 +29,8 @@ from fanin.clients.data.npz import read_npz
 from fanin.edge.metrics.metric import metrics_of
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s, sha256_hex
-from fanin.protos.control import VersionEvaluation, VersionPublished
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.messages import VersionEvaluation, VersionPublished
 from fanin.protos.plans import CohortPlan, EvaluationPlan, MetricSpec, Plan
 from fanin.server.evaluation.evaluator import SETTLE_S
 from fanin.server.evaluation.metrics import evaluate_version

@@ -21,7 +21,7 @@ from fanin.clients.device.updates import Change
 from fanin.clients.testing import LoopbackTransport, VirtualDevice, run_virtual, synthetic_bundle
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
-from fanin.protos.control import VersionPublished
+from fanin.protos.messages import VersionPublished
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
 

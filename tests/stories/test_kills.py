@@ -16,8 +16,7 @@ from support.processes import Site
 
 from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos.control import VersionPublished
-from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.messages import CodecSpec, Training, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.rounds.events import Assign, Effect, Fail, RecordGone
 

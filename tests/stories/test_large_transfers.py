@@ -17,11 +17,12 @@ from support.peers import Peer
 
 from fanin.clients.operator import Operator
 from fanin.clients.transport import CallOptions, Connection, GrpcTransport
-from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef
+from fanin.protos.wire import from_proto, to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.spool import FolderSpool
+from fanin.v1 import fleet_pb2
 
 R = TypeVar("R", bound=Message)
 MAX_MESSAGE_BYTES = 4 << 20
@@ -143,9 +144,12 @@ def test_the_chunk_list_of_a_model_of_32_gigabytes_fits_in_one_message() -> None
     work = values.assignment()
     work = replace(work, version=replace(work.version, parameters=artifact))
     header = replace(values.update(work)[0], payload=artifact)
-    for message in (c.assignment_to_proto(work), c.upload_to_proto(header)):
+    for message in (
+        to_proto(work, fleet_pb2.Assignment),
+        to_proto(m.UploadRequest(part=header), fleet_pb2.UploadRequest),
+    ):
         assert 1 << 20 < message.ByteSize() < MAX_MESSAGE_BYTES
-    assert c.header_from_proto(c.header_to_proto(header)) == header
+    assert from_proto(m.UpdateHeader, to_proto(header, fleet_pb2.UpdateHeader)) == header
 
 
 @pytest.mark.nightly

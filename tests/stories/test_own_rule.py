@@ -58,7 +58,7 @@ from pathlib import Path
 from fanin.clients.planfile import parse_plan
 from fanin.clients.testing import Member, SyntheticTrainer, synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos.control import RoundClosed
+from fanin.protos.messages import RoundClosed
 from fanin.simulation import Scenario, play
 
 folder = Path(sys.argv[1])

@@ -38,7 +38,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, Recipe, Sgd
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s
-from fanin.protos.control import RunState
+from fanin.protos.messages import RunState
 
 NUM_DEVICES, NUM_ROUNDS, NUM_CLASSES = 2, 2, 3
 

@@ -15,8 +15,8 @@ from support.processes import Site
 
 from fanin.clients.device.storage.cache import hold_folder
 from fanin.commands.join import main as join
-from fanin.protos.control import LoggedEvent, RoundOpened, RunRested
 from fanin.protos.errors import Conflict
+from fanin.protos.messages import LoggedEvent, RoundOpened, RunRested
 from fanin.server.access.authority import local_identity
 
 

@@ -24,8 +24,7 @@ from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import sign_version
 from fanin.protos import messages as m
-from fanin.protos.control import RoundFailed, VersionPublished
-from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.messages import CodecSpec, RoundFailed, Training, VersionPublished
 from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.storage.disk import Durability

@@ -16,9 +16,9 @@ from support.peers import FLEET, Peer, pieces, sign
 from support.snapshot import snapshot
 
 from fanin.clients.transport import CallOptions, Connection
-from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.errors import Untimely
+from fanin.protos.wire import to_proto
 from fanin.v1 import fleet_pb2 as pb
 
 CAPABILITIES = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))
@@ -73,20 +73,24 @@ def calls_of(device: Peer) -> list[tuple[CapturedCall, list[Message]]]:
     header, payload = device.update()
     enrollment = m.Enrollment(protocol=m.PROTOCOL, token=device.host.device_token, public_key=device.key.public)
     return [
-        (CapturedCall(device, "Enroll", c.enrollment_to_proto(enrollment)), []),
+        (CapturedCall(device, "Enroll", to_proto(enrollment, pb.EnrollRequest)), []),
         (
             CapturedCall(
-                device, "CheckIn", c.check_in_to_proto(m.CheckIn(protocol=1, capabilities=CAPABILITIES, wait_s=0.0))
+                device,
+                "CheckIn",
+                to_proto(m.CheckIn(protocol=1, capabilities=CAPABILITIES, wait_s=0.0), pb.CheckInRequest),
             ),
             [],
         ),
-        (CapturedCall(device, "Download", c.download_to_proto(download)), []),
+        (CapturedCall(device, "Download", to_proto(download, pb.DownloadRequest)), []),
         (
-            CapturedCall(device, "Upload", c.upload_to_proto(header)),
-            [c.upload_to_proto(piece) for piece in pieces(payload, end=1 << 20)],
+            CapturedCall(device, "Upload", to_proto(m.UploadRequest(part=header), pb.UploadRequest)),
+            [to_proto(m.UploadRequest(part=piece), pb.UploadRequest) for piece in pieces(payload, end=1 << 20)],
         ),
         (
-            CapturedCall(device, "Report", c.report_to_proto(m.Report(assignment_id=work.assignment_id, failure="no"))),
+            CapturedCall(
+                device, "Report", to_proto(m.Report(assignment_id=work.assignment_id, failure="no"), pb.ReportRequest)
+            ),
             [],
         ),
     ]
@@ -123,7 +127,7 @@ def test_a_replayed_check_in_does_not_end_the_one_that_waits(tmp_path: Path) -> 
     try:
         with device.transport() as transport:
             transport.enroll(host.device_token)
-        request = c.check_in_to_proto(m.CheckIn(protocol=1, capabilities=CAPABILITIES, wait_s=20.0))
+        request = to_proto(m.CheckIn(protocol=1, capabilities=CAPABILITIES, wait_s=20.0), pb.CheckInRequest)
         call = CapturedCall(device, "CheckIn", request)
         thread = threading.Thread(target=lambda: answers.extend(call.send()))
         thread.start()

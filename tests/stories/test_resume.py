@@ -22,8 +22,8 @@ from fanin.clients.operator import Operator, next_version
 from fanin.clients.transport import PIECE_BYTES, Connection, GrpcTransport
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
-from fanin.protos.control import Command, LoggedEvent, Pause, VersionPublished
 from fanin.protos.errors import Unavailable
+from fanin.protos.messages import Command, LoggedEvent, Pause, VersionPublished
 
 SHAPES = {"a": (1000, 1500), "b": (3,)}
 """6 MB for each Update and Version: six Chunks."""

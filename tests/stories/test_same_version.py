@@ -13,7 +13,7 @@ from support.scenarios import PATIENT_S, WILD, members
 
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
-from fanin.protos.control import RoundClosed
+from fanin.protos.messages import RoundClosed
 from fanin.protos.plans import Plan
 from fanin.simulation import Outcome, Scenario, play
 

@@ -17,8 +17,7 @@ from support.values import plan
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.npz import write_npz
 from fanin.clients.device.embed import DeviceSettings, join
-from fanin.protos.control import VersionPublished
-from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.messages import CodecSpec, Training, VersionPublished
 from fanin.protos.plans import StageSpec
 from fanin.simulation import Partition, SimulationSettings, simulate
 

@@ -11,13 +11,13 @@ import pytest
 from support import federations as f
 from support.hosted import Hosted
 from support.leaks import SETTLE_S, nothing_leaks
-from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign
+from support.peers import FLEET, PIECE_BYTES, Peer, pieces, sign, upload_bytes
 
-from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
-from fanin.protos.control import Command, Stop
 from fanin.protos.errors import Unavailable
+from fanin.protos.messages import Command, Stop
+from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.limits import Limits
 from fanin.v1 import fleet_pb2 as pb
 
@@ -57,13 +57,13 @@ def upload_requests(
     header: m.UpdateHeader, payload: bytes, size_bytes: int, pause_s: float, deadline: float
 ) -> Iterator[bytes]:
     """Yield an upload in pieces of a size, with a pause before each. It ends at ``deadline`` at the latest."""
-    yield c.upload_to_proto(header).SerializeToString()
+    yield upload_bytes(header)
     for start in range(0, len(payload), size_bytes):
         time.sleep(pause_s)
         if time.monotonic() > deadline:
             return
         piece = m.Piece(offset=start, data=payload[start : start + size_bytes])
-        yield c.upload_to_proto(piece).SerializeToString()
+        yield upload_bytes(piece)
 
 
 def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impatient_host: Hosted) -> None:
@@ -72,7 +72,7 @@ def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impa
     spool_files = (f"{header.assignment_id}.header", f"{header.assignment_id}.part")
     start_s = time.monotonic()
     with nothing_leaks(impatient_host, remaining=spool_files), device.connection() as connection:
-        call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
+        call = sign(device.key, "Upload", upload_bytes(header))
         requests = upload_requests(header, payload, 1, STALL_S / 8, start_s + SETTLE_S)
         with pytest.raises(Unavailable, match="try again later"):
             list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
@@ -86,10 +86,10 @@ def test_a_slow_client_that_makes_progress_is_tolerated(impatient_host: Hosted) 
     header, payload = device.update()
     start_s = time.monotonic()
     with device.connection() as connection:
-        call = sign(device.key, "Upload", c.upload_to_proto(header).SerializeToString())
+        call = sign(device.key, "Upload", upload_bytes(header))
         requests = upload_requests(header, payload, CHUNK_BYTES, STALL_S / 3, start_s + SETTLE_S)
         replies = list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
-    assert c.upload_reply_from_proto(replies[-1]).update_state is m.UpdateState.ACCEPTED
+    assert from_proto(m.UploadReply, replies[-1]).update_state is m.UpdateState.ACCEPTED
     assert time.monotonic() - start_s > 1.5 * STALL_S
 
 
@@ -116,7 +116,7 @@ def test_a_client_that_never_reads_its_download_is_ended(
     chunk = device.work.version.parameters.chunks[1]
     assert chunk.size_bytes == CHUNK_BYTES
     request = m.Download(assignment_id=device.work.assignment_id, sha256=chunk.sha256, offset=0)
-    body = c.download_to_proto(request).SerializeToString()
+    body = to_proto(request, pb.DownloadRequest).SerializeToString()
     with nothing_leaks(impatient_host), narrow_channel(impatient_host) as channel:
         download: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{FLEET}Download")
         stream = download(body, metadata=sign(device.key, "Download", body).metadata)
@@ -133,7 +133,7 @@ def test_a_client_that_hangs_up_during_a_write_leaves_no_error_in_the_log(
     device, *_ = begin_run(host)
     chunk = device.work.version.parameters.chunks[1]
     request = m.Download(assignment_id=device.work.assignment_id, sha256=chunk.sha256, offset=0)
-    body = c.download_to_proto(request).SerializeToString()
+    body = to_proto(request, pb.DownloadRequest).SerializeToString()
     with nothing_leaks(host):
         for _ in range(10):
             with narrow_channel(host) as channel:
@@ -167,17 +167,17 @@ def test_the_end_of_a_round_reaches_a_device_in_mid_chunk_at_once(host: Hosted, 
     gave_up: list[bool] = []
 
     def stalled_requests() -> Iterator[bytes]:
-        yield c.upload_to_proto(header).SerializeToString()
+        yield upload_bytes(header)
         for piece in pieces(payload, 0, CHUNK_BYTES + PIECE_BYTES + 100):
-            yield c.upload_to_proto(piece).SerializeToString()
+            yield upload_bytes(piece)
         gave_up.append(not is_over.wait(SETTLE_S))
 
     with late_device.connection() as connection:
-        call = sign(late_device.key, "Upload", c.upload_to_proto(header).SerializeToString())
+        call = sign(late_device.key, "Upload", upload_bytes(header))
         with closing(
             connection.stream_stream(f"{FLEET}Upload", stalled_requests(), pb.UploadReply.FromString, call)
         ) as replies:
-            messages = (c.upload_reply_from_proto(reply) for reply in replies)
+            messages = (from_proto(m.UploadReply, reply) for reply in replies)
             for reply in messages:
                 if reply.received_bytes == CHUNK_BYTES:
                     break

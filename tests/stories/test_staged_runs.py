@@ -26,7 +26,7 @@ from fanin.edge.codecs.pipeline import States, first_states
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.control import Adopt, Command, Pause, RoundClosed, RunState, VersionPublished
+from fanin.protos.messages import Adopt, Command, Pause, RoundClosed, RunState, VersionPublished
 from fanin.server.aggregation.parameters import auxiliary_pieces
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.runs.catalog import Runs

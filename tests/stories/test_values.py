@@ -14,7 +14,7 @@ from fanin.clients.data.stores import memory_store
 from fanin.clients.device.embed import DeviceSettings, join
 from fanin.commands.console.show import event_row, event_text
 from fanin.edge.assembly.assemble import assemble
-from fanin.protos.control import LoggedEvent, RunRested, RunState, VersionPublished
+from fanin.protos.messages import LoggedEvent, RunRested, RunState, VersionPublished
 from fanin.protos.plans import StopPlan
 
 NOISE = 0.5

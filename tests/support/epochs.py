@@ -1,8 +1,7 @@
 """The publisher's part of reclaiming a Run, without gRPC."""
 
 from fanin.edge.bundles.versions import begin_epoch, sign_delegation, sign_version
-from fanin.protos.control import Reclaim
-from fanin.protos.messages import Version
+from fanin.protos.messages import Reclaim, Version
 from fanin.server.runs.catalog import Runs
 from support.virtual import PUBLISHER
 

@@ -15,7 +15,7 @@ from fanin.edge.assembly.assemble import assemble
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.tensors import Float32s
 from fanin.protos.chunks import cut
-from fanin.protos.control import Command, Stop, VersionEvaluation
+from fanin.protos.messages import Command, Stop, VersionEvaluation
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import SETTLE_S, HeldOutEvaluator

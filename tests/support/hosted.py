@@ -17,7 +17,7 @@ from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos.control import RoundOpened, RunInfo, VersionPublished
+from fanin.protos.messages import RoundOpened, RunInfo, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections

@@ -1,7 +1,6 @@
 """Strategies of the property tests. Their settings are the profiles in ``conftest``."""
 
 import struct
-from types import MappingProxyType
 from typing import Final
 
 from hypothesis import strategies as st
@@ -9,15 +8,17 @@ from hypothesis import strategies as st
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos import plans as p
-from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef, artifact_of
-from fanin.protos.control import MAX_NUMBER
+from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
+from fanin.protos.messages import MAX_NUMBER
 from fanin.protos.roles import RoleKind, TensorRole
 
 UINT32: Final = st.integers(0, (1 << 32) - 1)
 UINT64: Final = st.integers(0, (1 << 64) - 1)
 NAMES: Final = st.text("abcXYZ019._:+-", min_size=1, max_size=12).filter(lambda name: not name.startswith("."))
 TEXTS: Final = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
-PRINTABLES: Final = TEXTS.filter(lambda text: bool(text) and text.isprintable())
+PRINTABLES: Final = st.text(
+    st.characters(exclude_categories=("C", "Z"), include_characters=" "), min_size=1, max_size=12
+)
 SECONDS: Final = st.floats(0, 1e12)
 FLOATS: Final = st.floats(allow_nan=False)
 POSITIVE: Final = st.floats(1e-300, 1e300)
@@ -35,28 +36,6 @@ ARTIFACTS: Final = st.builds(_artifact, DIGESTS, st.lists(CHUNKS, max_size=3))
 KEYS: Final = DIGESTS.map(lambda digest: f"{digest[:2]}5a{digest[4:]}")
 """Public keys. None of them is a point of small order."""
 EPOCHS: Final = st.integers(m.FIRST_EPOCH, MAX_NUMBER)
-BUNDLES: Final = st.builds(m.BundleRef, manifest=ARTIFACTS, public_key=KEYS, signature=SIGNATURES)
-DELEGATIONS: Final = st.builds(
-    m.Delegation, run_id=NAMES, epoch=EPOCHS, bundle_sha256=DIGESTS, run_public_key=KEYS, signature=SIGNATURES
-)
-
-
-@st.composite
-def versions(draw: st.DrawFn) -> m.Version:
-    """Draw any Version."""
-    number = draw(st.integers(0, MAX_NUMBER))
-    return m.Version(
-        run_id=draw(NAMES),
-        epoch=draw(EPOCHS),
-        number=number,
-        parent=draw(st.integers(0, max(number - 1, 0))),
-        bundle_sha256=draw(DIGESTS),
-        parameters=draw(ARTIFACTS),
-        public_key=draw(KEYS),
-        signature=draw(SIGNATURES),
-        delegation=draw(st.none() | DELEGATIONS),
-        auxiliary=dict(sorted(draw(st.dictionaries(NAMES, ARTIFACTS, max_size=2)).items())),
-    )
 
 
 CODEC_SPECS: Final = st.builds(m.CodecSpec, name=NAMES, max_shift=st.integers(0, p.MAX_CODEC_SHIFT))
@@ -74,12 +53,6 @@ TRAININGS: Final = st.builds(
     warmup_steps=UINT32,
     step_decay=st.sampled_from(["", "linear", "cosine"]),
 )
-STAGES: Final = st.builds(
-    m.StageSpec,
-    name=NAMES,
-    options=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=3),
-)
-DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_COUNT))
 SCALARS: Final = (
     st.booleans(),
     st.integers(-(1 << 63) + 1, (1 << 63) - 1),
@@ -87,6 +60,14 @@ SCALARS: Final = (
     st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=5),
     st.binary(max_size=5),
 )
+OPTIONS: Final = st.dictionaries(NAMES, st.one_of(*SCALARS[:-1]), max_size=3)
+"""Options of a part that a Plan names: all scalars but bytes."""
+STAGES: Final = st.builds(
+    m.StageSpec,
+    name=NAMES,
+    options=OPTIONS,
+)
+DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_COUNT))
 SETTINGS: Final = st.one_of(*SCALARS, *(st.lists(each, max_size=3).map(tuple) for each in SCALARS))
 """Entries of Flower's ConfigRecord."""
 BOUNDS: Final = st.lists(st.floats(-1e30, 1e30), min_size=2, max_size=2).map(sorted)
@@ -126,84 +107,6 @@ def schedules(flower: p.FlowerPlan) -> st.SearchStrategy[tuple[p.ScheduledChange
     )
 
 
-ASSIGNMENTS: Final = st.builds(
-    m.Assignment,
-    assignment_id=NAMES,
-    run_id=NAMES,
-    round=UINT32,
-    bundle=BUNDLES,
-    version=versions(),
-    grid=st.lists(st.integers(m.MIN_GRID_EXPONENT, m.MAX_GRID_EXPONENT), max_size=4).map(tuple),
-    codec=CODEC_SPECS,
-    training=TRAININGS,
-    deadline_s=FLOATS,
-    relay=TEXTS,
-    stages=st.lists(STAGES, max_size=3).map(tuple),
-    state=st.builds(m.StageState, lineage=UINT64, round=UINT32),
-    statistics=st.lists(DECLARED, max_size=3).map(tuple),
-    flower=FLOWER_PLANS,
-)
-ENROLLMENTS: Final = st.builds(m.Enrollment, protocol=UINT32, token=TEXTS, public_key=KEYS)
-CHECK_INS: Final = st.builds(
-    m.CheckIn,
-    protocol=UINT32,
-    capabilities=st.builds(
-        m.Capabilities,
-        codecs=st.lists(NAMES, max_size=3).map(tuple),
-        runtimes=st.lists(PRINTABLES, max_size=3).map(tuple),
-        graph_formats=st.lists(NAMES, max_size=3).map(tuple),
-        max_download_bytes=UINT64,
-        stages=st.lists(NAMES, max_size=3).map(tuple),
-    ),
-    wait_s=SECONDS,
-    served=st.none() | st.builds(m.ServedVersion, run_id=st.just("") | NAMES, epoch=UINT64, number=UINT64),
-)
-PUBLICATIONS: Final = st.builds(m.Publication, download_id=NAMES, run_id=NAMES, bundle=BUNDLES, version=versions())
-WAITS: Final = st.tuples(SECONDS, SECONDS, st.none() | PUBLICATIONS).map(
-    lambda drawn: m.Wait(retry_min_s=min(drawn[:2]), retry_max_s=max(drawn[:2]), newest=drawn[2])
-)
-ANSWERS: Final = (
-    st.builds(m.Assigned, assignment=ASSIGNMENTS)
-    | WAITS
-    | st.builds(m.Rejected, reason=st.sampled_from(m.RejectReason), text=TEXTS, newest=st.none() | PUBLICATIONS)
-)
-DOWNLOADS: Final = st.builds(m.Download, assignment_id=TEXTS, sha256=TEXTS, offset=UINT64)
-TELEMETRY: Final = st.builds(
-    m.Telemetry,
-    runtime=st.just("") | PRINTABLES,
-    train_s=SECONDS,
-    num_steps=UINT32,
-    bytes_downloaded=st.integers(0, m.MAX_COUNT),
-    bytes_resumed=st.integers(0, m.MAX_COUNT),
-    fanin_version=st.just("") | PRINTABLES,
-    partition=st.none() | st.integers(0, m.MAX_COUNT),
-)
-STATISTICS: Final = st.dictionaries(NAMES, st.integers(-m.MAX_SUM, m.MAX_SUM), max_size=4).map(
-    lambda counts: m.Statistics(counts=MappingProxyType(counts))
-)
-HEADERS: Final = st.builds(
-    m.UpdateHeader,
-    format=UINT32,
-    assignment_id=NAMES,
-    run_id=TEXTS,
-    round=UINT32,
-    version_sha256=TEXTS,
-    codec=TEXTS,
-    shifts=st.lists(UINT32, max_size=4).map(tuple),
-    payload=st.binary(max_size=20).map(artifact_of),
-    statistics=STATISTICS,
-    telemetry=TELEMETRY,
-)
-PIECES: Final = st.builds(m.Piece, offset=UINT64, data=st.binary(max_size=20))
-UPLOAD_REPLIES: Final = st.builds(
-    m.UploadReply,
-    round_state=st.sampled_from(m.RoundState),
-    update_state=st.sampled_from(m.UpdateState),
-    received_bytes=UINT64,
-)
-REPORTS: Final = st.builds(m.Report, assignment_id=TEXTS, failure=TEXTS, telemetry=TELEMETRY)
-
-
 @st.composite
 def cohorts(draw: st.DrawFn) -> p.CohortPlan:
     """Draw any cohort that the headroom permits for a single example and no shift."""
@@ -211,7 +114,14 @@ def cohorts(draw: st.DrawFn) -> p.CohortPlan:
     buffer = draw(st.integers(1, concurrency))
     quorum = draw(st.integers(1, buffer))
     times = {"deadline_s": draw(POSITIVE), "min_report_s": draw(POSITIVE | st.just(float("inf")))}
-    return p.CohortPlan(concurrency=concurrency, buffer=buffer, quorum=quorum, selection=draw(NAMES), **times)
+    return p.CohortPlan(
+        concurrency=concurrency,
+        buffer=buffer,
+        quorum=quorum,
+        selection=draw(NAMES),
+        selection_options=draw(OPTIONS),
+        **times,
+    )
 
 
 EVALUATION_PLANS: Final = st.builds(
@@ -245,7 +155,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
         stages=() if staleness else tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
         statistics=tuple(draw(st.lists(DECLARED, max_size=3, unique_by=lambda each: each.name))),
         aggregation=p.AggregationPlan(
-            max_examples=examples, outer_options={"learning_rate": draw(POSITIVE)}, max_staleness=staleness
+            max_examples=examples, rule_options=draw(OPTIONS), outer_options=draw(OPTIONS), max_staleness=staleness
         ),
         stop=p.StopPlan(
             max_rounds=draw(st.integers(1, 1 << 20)),

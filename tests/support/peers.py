@@ -22,8 +22,8 @@ from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
-from fanin.protos import convert as c
 from fanin.protos import messages as m
+from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import fleet_pb2 as pb
 
 FLEET = "/fanin.v1.Fleet/"
@@ -155,12 +155,12 @@ class Peer:
 
     def send(self, header: m.UpdateHeader, parts: Sequence[m.Piece | m.UpdateHeader]) -> list[m.UploadReply]:
         """Send exactly these parts after the header and ignore the replies meanwhile. Return all replies."""
-        first = c.upload_to_proto(header).SerializeToString()
-        requests = iter([first, *(c.upload_to_proto(part).SerializeToString() for part in parts)])
+        first = upload_bytes(header)
+        requests = iter([first, *(upload_bytes(part) for part in parts)])
         with self.connection() as connection:
             call = sign(self.key, "Upload", first)
             replies = connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
-            return [c.upload_reply_from_proto(reply) for reply in replies]
+            return [from_proto(m.UploadReply, reply) for reply in replies]
 
     def take_part(self, num_updates: int = 1) -> None:
         """Run the production client until ``num_updates`` Updates were accepted."""
@@ -192,6 +192,11 @@ class Peer:
     def trainer(self) -> SyntheticTrainer:
         """Return the trainer that draws this device's Update."""
         return SyntheticTrainer(partition=self.index, num_examples=10 + self.index, scale=self.scale)
+
+
+def upload_bytes(part: m.UpdateHeader | m.Piece) -> bytes:
+    """Return a request of an upload as it is sent."""
+    return to_proto(m.UploadRequest(part=part), pb.UploadRequest).SerializeToString()
 
 
 def pieces(payload: bytes, start: int = 0, end: int | None = None) -> list[m.Piece]:

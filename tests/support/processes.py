@@ -15,7 +15,7 @@ from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos.control import LoggedEvent, RunInfo
+from fanin.protos.messages import LoggedEvent, RunInfo
 from fanin.protos.plans import Plan
 
 SUPPORT = Path(__file__).parent

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
-from fanin.protos.control import (
+from fanin.protos.messages import (
     Adopt,
     Command,
     Pause,

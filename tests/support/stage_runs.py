@@ -12,7 +12,7 @@ from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
-from fanin.protos.control import Adopt, Command, Pause
+from fanin.protos.messages import Adopt, Command, Pause
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import auxiliary_pieces
 from fanin.server.aggregation.verify import verify_run

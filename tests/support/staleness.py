@@ -12,7 +12,7 @@ from fanin.clients.device.updates import Change, make_update
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
-from fanin.protos.control import VersionPublished
+from fanin.protos.messages import VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.verify import verify_run
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, start

@@ -2,7 +2,7 @@
 
 from sqlalchemy import Engine
 
-from fanin.protos import control as r
+from fanin.protos import messages as m
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord
 from fanin.server.storage.sqlite.rounds import SqliteRounds
@@ -11,7 +11,7 @@ from fanin.server.storage.sqlite.writer import Candidate, SqliteLeases, SqliteWr
 from support.values import DELEGATION, RUN, assignment, plan, update, version
 
 FIRST = version()
-START = r.StartRun(run_id=RUN, plan=plan(buffer=2), version=FIRST, delegation=DELEGATION)
+START = m.StartRun(run_id=RUN, plan=plan(buffer=2), version=FIRST, delegation=DELEGATION)
 OPEN = RoundRecord(run_id=RUN, round=1, base_version=0, grid=(-30, -28), mark=RoundMark.OPEN, opened_at_s=10.0)
 
 
@@ -38,7 +38,7 @@ def commit(rounds: Driven, candidate: CommittedUpdate, buffer: int) -> Verdict:
     return rounds.commit(candidate, buffer)
 
 
-def events(engine: Engine) -> list[tuple[int, r.RunEvent]]:
+def events(engine: Engine) -> list[tuple[int, m.RunEvent]]:
     return [(entry.sequence, entry.event) for entry in SqliteRuns(engine).events(RUN)]
 
 
@@ -48,5 +48,5 @@ def close(rounds: Driven, *, quorum: int, round_number: int = 1) -> RoundRecord:
     return rounds.close(round_number, cohort=cohort, now_s=20.0)
 
 
-def published_event(number: int) -> r.VersionPublished:
-    return r.VersionPublished(number=number, version_sha256=FIRST.sha256, parent=number - 1, round=number)
+def published_event(number: int) -> m.VersionPublished:
+    return m.VersionPublished(number=number, version_sha256=FIRST.sha256, parent=number - 1, round=number)

@@ -21,8 +21,7 @@ from fanin.clients.testing.availability import Stay
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App
 from fanin.edge.tensors import Float32s
-from fanin.protos.control import RoundClosed
-from fanin.protos.messages import Assignment, CodecSpec
+from fanin.protos.messages import Assignment, CodecSpec, RoundClosed
 from fanin.protos.plans import Plan
 from fanin.simulation import Federation, Iid, SimulationSettings, partition, simulate
 from fanin.simulation.devices.rotation import Rotation

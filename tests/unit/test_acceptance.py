@@ -12,8 +12,8 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import Command, Pause, Resume, Stop
 from fanin.protos.errors import Unavailable
+from fanin.protos.messages import Command, Pause, Resume, Stop
 from fanin.protos.plans import Plan
 from fanin.server.fleet.acceptance import Accepted, CompleteUpload, Discarded, Fate, Later, accept
 from fanin.server.storage.lanes import Lane, inline

@@ -29,11 +29,12 @@ from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, artifact_of, cut
-from fanin.protos.control import Command, Pause, RoundFailed
-from fanin.protos.convert import version_to_proto
 from fanin.protos.errors import InvalidPlan, InvalidUpdate, InvalidVersion, NotFound
+from fanin.protos.messages import Command, Pause, RoundFailed
+from fanin.protos.wire import to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
+from fanin.v1 import fleet_pb2
 
 # Verification.
 
@@ -46,7 +47,7 @@ def falsify(folder: Path, place: Place, auxiliary: dict[str, Artifact], number: 
     key = SigningKey(runs.run_key("run", 1, b"", 0.0))
     assert (before.parent, before.public_key) == (number - 1, key.public)
     replacement = add_auxiliary(key, before, auxiliary)
-    data = version_to_proto(replacement).SerializeToString()
+    data = to_proto(replacement, fleet_pb2.Version).SerializeToString()
     engine = open_engine(folder / "state" / "fanin.db", Durability.PROCESS)
     with engine.begin() as connection:
         statement = text("UPDATE versions SET version_proto = :data WHERE number = :number")

@@ -6,8 +6,8 @@ import pytest
 from support.errors import raises
 
 from fanin.clients.testing import run_virtual
-from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.errors import InvalidUpdate, NotFound, Throttled, Unavailable
+from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.rates import CallLimits, CallRates
 
 LIMITS = CallLimits(calls_per_s=8.0, burst=16, error_calls=8)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fanin.protos.control import RoundPhase
+from fanin.protos.messages import RoundPhase
 from fanin.server.rounds import events as e
 from fanin.server.rounds.machine import Round, Rules
 from fanin.server.rounds.plain import PLAIN

@@ -15,8 +15,8 @@ from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import cut
-from fanin.protos.control import Command, Stop
 from fanin.protos.errors import Conflict, Corrupted, NotFound
+from fanin.protos.messages import Command, Stop
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.collector import GRACE_S, Collector

@@ -14,7 +14,8 @@ from support.virtual import PUBLISHER, bundle_in, plan, start
 
 from fanin.clients.testing import synthetic_bundle
 from fanin.protos import messages as m
-from fanin.protos.control import (
+from fanin.protos.errors import Conflict, NotFound
+from fanin.protos.messages import (
     Adopt,
     Command,
     Evaluation,
@@ -31,7 +32,6 @@ from fanin.protos.control import (
     Stop,
     VersionPublished,
 )
-from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.plans import StopPlan
 from fanin.server.runs.driving.stopping import History
 

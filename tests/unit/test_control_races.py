@@ -11,7 +11,8 @@ from support.errors import raises
 from support.nightly import in_ci
 from support.scenes import Scene, play, versions, wait_for_end
 
-from fanin.protos.control import (
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import (
     Adopt,
     Command,
     Pause,
@@ -21,7 +22,6 @@ from fanin.protos.control import (
     Stop,
     VersionPublished,
 )
-from fanin.protos.errors import InvalidInput
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from fanin.clients.operator import next_version
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual, synthetic_bundle
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import RoundFailed, RoundOpened, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound
+from fanin.protos.messages import RoundFailed, RoundOpened, RunState, VersionPublished
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.storage.blobs import FolderBlobs

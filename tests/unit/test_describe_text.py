@@ -7,7 +7,7 @@ from support.virtual import plan
 
 from fanin.commands.console.show import finite
 from fanin.commands.control.describe import description_row, description_text, plan_lines
-from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo, RunState
+from fanin.protos.messages import RoundInfo, RoundPhase, RunDescription, RunInfo, RunState
 from fanin.protos.plans import FlowerPlan, ScheduledChange, Statistic
 
 

@@ -19,8 +19,9 @@ from fanin.clients.device.storage.seeds import DOMAIN, device_seed
 from fanin.clients.device.updates import Change
 from fanin.clients.testing import SyntheticTrainer
 from fanin.protos import messages as m
-from fanin.protos.convert import assignment_to_proto
 from fanin.protos.errors import Unavailable
+from fanin.protos.wire import to_proto
+from fanin.v1 import fleet_pb2
 
 SECRET = bytes(range(32))
 WORK = assignment()
@@ -51,7 +52,7 @@ def hkdf(secret: bytes, info: bytes) -> bytes:
 
 
 def test_a_seed_is_the_hkdf_of_the_secret_over_the_assignment() -> None:
-    info = DOMAIN + assignment_to_proto(replace(WORK, deadline_s=0.0)).SerializeToString(deterministic=True)
+    info = DOMAIN + to_proto(replace(WORK, deadline_s=0.0), fleet_pb2.Assignment).SerializeToString(deterministic=True)
     assert device_seed(SECRET, WORK) == hkdf(SECRET, info)
     assert device_seed(SECRET, replace(WORK, deadline_s=7.0)) == device_seed(SECRET, WORK)
 

@@ -10,7 +10,7 @@ from support.virtual import PUBLISHER, plan
 from fanin.clients.testing import Member, SyntheticTrainer, run_virtual, synthetic_bundle
 from fanin.commands.console.show import event_row, event_text
 from fanin.protos import messages as m
-from fanin.protos.control import DeviceSpread, LoggedEvent, VersionPublished
+from fanin.protos.messages import DeviceSpread, LoggedEvent, VersionPublished
 from fanin.server.aggregation.statistics import device_spreads_of
 from fanin.simulation import Federation
 

@@ -8,7 +8,7 @@ from support.virtual import bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import RunWarned
+from fanin.protos.messages import RunWarned
 from fanin.server.fleet.doubles import WINDOW_S, Doubles
 
 

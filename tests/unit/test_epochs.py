@@ -13,9 +13,18 @@ from support.virtual import PUBLISHER
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import add_auxiliary, check_version, sign_delegation
 from fanin.protos.chunks import short
-from fanin.protos.control import Pause, Principal, PrincipalKind, Reclaim, RunState, Stop, VersionPublished
 from fanin.protos.errors import FaninError
-from fanin.protos.messages import Delegation, Version
+from fanin.protos.messages import (
+    Delegation,
+    Pause,
+    Principal,
+    PrincipalKind,
+    Reclaim,
+    RunState,
+    Stop,
+    Version,
+    VersionPublished,
+)
 
 
 def signed(version: Version, key: SigningKey = PUBLISHER) -> Version:

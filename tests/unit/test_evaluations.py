@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fanin.edge.runtimes.evaluations import SQUARES_FLOAT, SQUARES_INT8, counts_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
-from fanin.protos.control import Evaluation
+from fanin.protos.messages import Evaluation
 from fanin.server.aggregation.statistics import MAX_RISE, evaluation_of, with_examples
 
 

@@ -13,9 +13,8 @@ from support.staleness import settle
 from support.virtual import bundle_in, plan, start
 
 from fanin.clients.testing import run_virtual
-from fanin.protos.control import Adopt, Command, Pause, StartRun, VersionEvaluation
 from fanin.protos.errors import FaninError, StorageFull
-from fanin.protos.messages import BundleRef
+from fanin.protos.messages import Adopt, BundleRef, Command, Pause, StartRun, VersionEvaluation
 from fanin.protos.plans import EvaluationPlan
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import HeldOutEvaluator

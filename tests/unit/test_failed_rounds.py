@@ -15,7 +15,8 @@ from support.virtual import Place, bundle_in, open_place, place_over, plan, star
 
 from fanin.clients.testing import run_virtual
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import (
+from fanin.protos.errors import Corrupted, StorageFull
+from fanin.protos.messages import (
     Command,
     Resume,
     RoundClosed,
@@ -27,7 +28,6 @@ from fanin.protos.control import (
     RunState,
     Stop,
 )
-from fanin.protos.errors import Corrupted, StorageFull
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability

@@ -8,9 +8,10 @@ from support.errors import raises
 
 from fanin.clients.device.fetching import Fetching
 from fanin.protos.chunks import MAX_MORE_CHUNKS, ChunkRef
-from fanin.protos.convert import download_from_proto, download_to_proto
 from fanin.protos.errors import InvalidInput, Unavailable
 from fanin.protos.messages import Download
+from fanin.protos.wire import from_proto, to_proto
+from fanin.v1 import fleet_pb2
 
 PIECE = 4
 
@@ -81,11 +82,11 @@ def test_a_call_requests_at_most_the_allowed_chunks() -> None:
     with Fetching(server.serve, "run.1.device", refs) as fetching:
         assert [b"".join(fetching.chunk(ref, 0)) for ref in refs] == chunks
     assert [len(call.more_sha256) for call in server.calls] == [MAX_MORE_CHUNKS, 1]
-    message = download_to_proto(server.calls[0])
-    assert download_from_proto(message) == server.calls[0]
+    message = to_proto(server.calls[0], fleet_pb2.DownloadRequest)
+    assert from_proto(Download, message) == server.calls[0]
     message.more_sha256.append(refs[0].sha256)
     with raises(InvalidInput, "download: got 65 more chunks, expected at most 64"):
-        download_from_proto(message)
+        from_proto(Download, message)
 
 
 def test_a_broken_connection_is_reported_and_one_that_ends_returns_less() -> None:

@@ -11,7 +11,7 @@ from fanin.clients.testing import run_virtual, synthetic_bundle
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
-from fanin.protos.control import Command, Stop
+from fanin.protos.messages import Command, Stop
 from fanin.server.access.permits import CHUNK_S, LENT_S, NUM_PERMITS
 
 TimedReply = tuple[float, m.UploadReply]

@@ -21,7 +21,7 @@ from fanin.clients.operator import next_version
 from fanin.clients.testing import Fleet, LoopbackTransport, VirtualDevice, run_virtual
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.control import Adopt, Command
+from fanin.protos.messages import Adopt, Command
 from fanin.protos.plans import AggregationPlan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run

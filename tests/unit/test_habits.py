@@ -9,7 +9,7 @@ from support.scenarios import CALM, PATIENT_S, outcome_of
 from support.virtual import plan
 
 from fanin.clients.testing import Habits, Lie
-from fanin.protos.control import RoundClosed
+from fanin.protos.messages import RoundClosed
 
 REFUSED = {
     Lie.DIGEST: "InvalidUpdate: update: chunk 0: digest mismatch",

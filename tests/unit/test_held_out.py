@@ -14,8 +14,8 @@ from fanin.commands.serve import data_sets
 from fanin.edge.metrics.contract import check_metric
 from fanin.edge.metrics.metric import METRICS, Metric, absolute_error, balanced_accuracy, macro_f1, metrics_of, value_of
 from fanin.edge.runtimes.base import Inputs
-from fanin.protos.control import VersionEvaluation
 from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
+from fanin.protos.messages import VersionEvaluation
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
 from fanin.server.evaluation.metrics import score_of
 from fanin.server.settings import Settings

@@ -18,10 +18,9 @@ from support.values import DEVICE_KEY, STRANGER
 
 from fanin.clients.transport import KEEPALIVE_MS
 from fanin.protos.calls import AUTHORIZATION, BEARER
-from fanin.protos.control import Principal, PrincipalKind
-from fanin.protos.convert import enrollment_to_proto
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
-from fanin.protos.messages import Enrollment
+from fanin.protos.messages import Enrollment, Principal, PrincipalKind
+from fanin.protos.wire import to_proto
 from fanin.server.access.interceptors import (
     CONTROL,
     ENROLL,
@@ -42,6 +41,7 @@ from fanin.server.service import SERVER_OPTIONS, FleetService
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.records import EnrolledDevice, Role
+from fanin.v1 import fleet_pb2
 
 UPLOAD, HEALTH = f"{FLEET}Upload", "/grpc.health.v1.Health/Check"
 DEVICE = PrincipalKind.DEVICE
@@ -250,7 +250,7 @@ def test_unknown_callers_never_reach_the_store(tmp_path: Path) -> None:
     with pytest.raises(Unauthenticated, match="expected an operator token"):
         rim._admit(f"{CONTROL}ListRuns", b"", Context(((AUTHORIZATION, f"{BEARER}invented"),)))
     enrollment = Enrollment(protocol=1, token="invented", public_key=STRANGER.public)
-    body = enrollment_to_proto(enrollment)
+    body = to_proto(enrollment, fleet_pb2.EnrollRequest)
     signed = sign(STRANGER, "Enroll", body.SerializeToString())
     newcomer = rim._admit(ENROLL, body.SerializeToString(), Context(signed.metadata))
     service = FleetService(None, registry, state.stores)

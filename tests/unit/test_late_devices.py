@@ -11,7 +11,7 @@ from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import RoundFailed, RunState
+from fanin.protos.messages import RoundFailed, RunState
 
 TWO = plan(concurrency=2, buffer=2, quorum=2, deadline_s=60.0, max_rounds=2)
 

@@ -16,8 +16,8 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import Command, Pause, RoundFailed, RoundOpened, RunRested, RunState
 from fanin.protos.errors import Superseded, Unavailable
+from fanin.protos.messages import Command, Pause, RoundFailed, RoundOpened, RunRested, RunState
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine

@@ -10,7 +10,7 @@ from support.virtual import bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.convert import header_from_proto, header_to_proto
+from fanin.protos.wire import from_proto, to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import open_engine
@@ -23,8 +23,8 @@ def backdate(folder: Path, device: str, version_sha256: str) -> None:
     with engine.begin() as connection:
         own = table.c.device_id == device
         data = connection.execute(select(table.c.header_proto).where(own)).scalar_one()
-        header = header_from_proto(fleet_pb2.UpdateHeader.FromString(data))
-        older = header_to_proto(replace(header, round=1, version_sha256=version_sha256))
+        header = from_proto(m.UpdateHeader, fleet_pb2.UpdateHeader.FromString(data))
+        older = to_proto(replace(header, round=1, version_sha256=version_sha256), fleet_pb2.UpdateHeader)
         connection.execute(update(table).where(own).values(made_for=1, header_proto=older.SerializeToString()))
     engine.dispose()
 

@@ -15,9 +15,8 @@ from support.virtual import Place, bundle_in, open_place, place_over, plan, star
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import RoundFailed, RoundOpened, RunState, VersionPublished
 from fanin.protos.errors import Unavailable
-from fanin.protos.messages import Version
+from fanin.protos.messages import RoundFailed, RoundOpened, RunState, Version, VersionPublished
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
 from fanin.server.storage.records import CommittedUpdate, RoundRecord

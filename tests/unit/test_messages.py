@@ -9,8 +9,8 @@ from support.values import BUNDLE, DELEGATION, assignment, plan, update, version
 
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
-from fanin.protos.control import Adopt
 from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.messages import Adopt
 from fanin.protos.names import SMALL_ORDER, check_key, check_name
 from fanin.protos.plans.keys import PAGE
 

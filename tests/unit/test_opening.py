@@ -8,7 +8,7 @@ from support.staleness import send, settle
 from support.virtual import bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
-from fanin.protos.control import RunState
+from fanin.protos.messages import RunState
 from fanin.server.rounds.opening import Moment, begin_round
 from fanin.server.storage.contracts import values
 from fanin.server.storage.records import RunRecord

@@ -8,15 +8,16 @@ import pytest
 from support.errors import raises
 from support.virtual import plan
 
-from fanin.protos.convert_control import plan_from_proto, plan_to_proto
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import Capabilities
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key
 from fanin.protos.plans.named import created
+from fanin.protos.wire import from_proto, to_proto
 from fanin.server.aggregation.outer import optimizer_of
 from fanin.server.aggregation.rules import rule_of
 from fanin.server.selection.policies import WaitingDevice, policy_of
+from fanin.v1 import plan_pb2
 
 CAPABILITIES = Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
 RATE = "expected a number above 0 and below inf; correct it"
@@ -108,13 +109,13 @@ def test_a_factory_receives_integers_as_its_floats_and_keeps_its_defaults() -> N
 def test_options_survive_the_wire() -> None:
     options = {"a": 1, "b": 0.5, "c": "x", "d": True}
     sent = plan(rule="own", rule_options=options, outer_options=options, selection_options=options)
-    received = plan_from_proto(plan_to_proto(sent))
+    received = from_proto(Plan, to_proto(sent, plan_pb2.Plan))
     assert received == sent
     assert list(map(type, received.aggregation.rule_options.values())) == [int, float, str, bool]
 
 
 def test_a_plan_with_a_key_of_a_newer_version_is_refused() -> None:
-    message = plan_to_proto(plan())
+    message = to_proto(plan(), plan_pb2.Plan)
     message.aggregation.MergeFromString(b"\xf8\x3f\x01")
     with raises(
         InvalidPlan,
@@ -123,4 +124,4 @@ def test_a_plan_with_a_key_of_a_newer_version_is_refused() -> None:
             "docs/plan.md; use the version of fanin that wrote the Plan"
         ),
     ):
-        plan_from_proto(message)
+        from_proto(Plan, message)

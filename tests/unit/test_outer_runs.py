@@ -11,7 +11,7 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.control import Adopt, Command, Pause
+from fanin.protos.messages import Adopt, Command, Pause
 from fanin.server.aggregation.outer import Nesterov
 from fanin.server.aggregation.parameters import load_parameters, state_slices
 from fanin.server.aggregation.verify import Verdict, verify_run

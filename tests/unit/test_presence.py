@@ -13,8 +13,8 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import DevicesGone
 from fanin.protos.errors import InvalidInput, NotFound
+from fanin.protos.messages import DevicesGone
 from fanin.protos.plans import CohortPlan, Plan
 from fanin.server.selection.presence import GONE_INTERVALS, Presence, interval_of
 

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from sqlalchemy import Engine, text
-from support.control_laws import PRINCIPALS
 from support.errors import raises
 from support.staleness import settle
 from support.stored import START
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
+from support.wire_laws import values
 
 from fanin.clients.operator import next_version
 from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.versions import sign_delegation, sign_version
-from fanin.protos.control import (
+from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.protos.messages import (
     Adopt,
     Command,
     Pause,
@@ -32,17 +33,17 @@ from fanin.protos.control import (
     Stop,
     VersionPublished,
 )
-from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.engine import open_engine
 from fanin.server.storage.sqlite.runs import SqliteRuns
+from fanin.v1 import control_pb2
 
 ANNA = Principal(kind=PrincipalKind.OPERATOR, id="a11a")
 BEN = Principal(kind=PrincipalKind.OPERATOR, id="be11")
 
 
-@given(PRINCIPALS)
+@given(values(Principal, control_pb2.Principal))
 def test_a_principal_is_read_from_its_text_form(principal: Principal) -> None:
     assert Principal.parse(str(principal)) == principal
 

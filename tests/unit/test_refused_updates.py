@@ -23,8 +23,8 @@ from fanin.clients.testing import (
 )
 from fanin.commands.control.describe import description_text
 from fanin.protos import messages as m
-from fanin.protos.control import RoundFailed, RunRested, RunState
 from fanin.protos.errors import InvalidInput, InvalidUpdate
+from fanin.protos.messages import RoundFailed, RunRested, RunState
 from fanin.protos.plans import Plan
 from fanin.simulation import Federation
 

@@ -10,9 +10,8 @@ from support.values import DEVICE_KEY, STRANGER
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall, device_id_of
-from fanin.protos.control import PrincipalKind
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public_text
-from fanin.protos.messages import Enrollment
+from fanin.protos.messages import Enrollment, PrincipalKind
 from fanin.server.access.registry import Registry, token_sha256
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import EnrolledDevice, Role

@@ -13,9 +13,8 @@ from fanin.clients.testing import run_virtual, synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.chunks import short
-from fanin.protos.control import RunEvent
 from fanin.protos.errors import Conflict
-from fanin.protos.messages import Version
+from fanin.protos.messages import RunEvent, Version
 
 ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
 

@@ -9,7 +9,7 @@ from sqlalchemy import Engine
 from support.stored import FIRST, OPEN, START, Driven, close, commit, committed_update, events, published_event
 from support.values import RUN, version
 
-from fanin.protos import control as r
+from fanin.protos import messages as m
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import RoundMark
 from fanin.server.storage.sqlite.commands import SqliteCommands
@@ -64,7 +64,7 @@ def test_a_round_that_has_ended_does_not_change(engine: Engine, rounds: Driven) 
         is RoundMark.FAILED
     )
     assert SqliteRuns(engine).version(RUN) == FIRST
-    assert [event for _, event in events(engine)][-1] == r.RoundFailed(round=1, reason="damaged")
+    assert [event for _, event in events(engine)][-1] == m.RoundFailed(round=1, reason="damaged")
     rounds.open(replace(OPEN, round=2))
     commit(rounds, replace(committed_update("b"), round=2), 2)
     close(rounds, quorum=1, round_number=2)
@@ -76,12 +76,12 @@ def test_a_stuck_run_is_stopped_with_its_closed_round(engine: Engine, rounds: Dr
     commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
     control = SqliteCommands(engine)
-    control.stop(r.Command(command_id="1", run_id=RUN, what=r.Stop()), 20.0)
+    control.stop(m.Command(command_id="1", run_id=RUN, what=m.Stop()), 20.0)
     # A Run that is not stuck still publishes the Version of its closed Round.
     assert rounds.rounds(RUN)[0].mark is RoundMark.CLOSED
-    control.stop(r.Command(command_id="2", run_id=RUN, what=r.Stop()), 30.0, is_stuck=True)
+    control.stop(m.Command(command_id="2", run_id=RUN, what=m.Stop()), 30.0, is_stuck=True)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED
     assert [event for _, event in events(engine)][-2:] == [
-        r.RunRested(state=r.RunState.STOPPED, reason="by an operator"),
-        r.RoundFailed(round=1, reason="stopped by an operator"),
+        m.RunRested(state=m.RunState.STOPPED, reason="by an operator"),
+        m.RoundFailed(round=1, reason="stopped by an operator"),
     ]

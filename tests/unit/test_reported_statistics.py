@@ -11,8 +11,8 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 from fanin.clients.device.updates import Change, make_update
 from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import RunState
 from fanin.protos.errors import InvalidUpdate
+from fanin.protos.messages import RunState
 from fanin.protos.plans import Plan, Statistic, StopPlan
 
 

@@ -12,12 +12,13 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.control import RoundFailed, RunState
-from fanin.protos.convert_control import plan_from_proto, plan_to_proto
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.messages import RoundFailed, RunState
 from fanin.protos.plans import AggregationPlan, Plan
+from fanin.protos.wire import from_proto, to_proto
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
+from fanin.v1 import plan_pb2
 
 SIZES = {"a": 0.01, "b": 0.02, "c": 0.04, "d": 0.05, "liar": 1e4}
 """The change of every parameter by each device's Update."""
@@ -196,8 +197,8 @@ def test_a_run_whose_rule_is_gone_waits_for_its_package(tmp_path: Path, monkeypa
 
 
 def test_a_plan_without_a_rule_has_the_weighted_mean() -> None:
-    message = plan_to_proto(TRIMMED)
-    assert plan_from_proto(message) == TRIMMED
+    message = to_proto(TRIMMED, plan_pb2.Plan)
+    assert from_proto(Plan, message) == TRIMMED
     message.aggregation.ClearField("rule")
     message.aggregation.ClearField("rule_options")
-    assert plan_from_proto(message).aggregation == AggregationPlan(rule="weighted_mean")
+    assert from_proto(Plan, message).aggregation == AggregationPlan(rule="weighted_mean")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 
-from fanin.protos.control import RoundPhase
+from fanin.protos.messages import RoundPhase
 from fanin.server.rounds import events as e
 from fanin.server.rounds import machine as r
 from fanin.server.rounds.diagram import diagram

@@ -17,9 +17,8 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import Artifact, artifact_of, cut
-from fanin.protos.control import StartRun
 from fanin.protos.errors import Corrupted, InvalidBundle, InvalidVersion, NotFound
-from fanin.protos.messages import Version
+from fanin.protos.messages import StartRun, Version
 from fanin.server.folder import open_state
 from fanin.server.observe.logs import LogObserver
 from fanin.server.runs.catalog import Runs

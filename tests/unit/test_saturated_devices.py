@@ -13,7 +13,13 @@ from fanin.clients.testing import Member, SyntheticTrainer, run_virtual, synthet
 from fanin.commands.console.show import event_row, event_text
 from fanin.commands.control.describe import description_row, description_text
 from fanin.protos import messages as m
-from fanin.protos.control import MAX_SATURATED_DEVICES, LoggedEvent, RunDescription, VersionPublished, saturated_devices
+from fanin.protos.messages import (
+    MAX_SATURATED_DEVICES,
+    LoggedEvent,
+    RunDescription,
+    VersionPublished,
+    saturated_devices,
+)
 from fanin.server.aggregation.statistics import saturated_devices_of
 from fanin.simulation import Federation
 

@@ -9,10 +9,10 @@ import pytest
 from support.errors import raises
 from support.values import plan
 
-from fanin.protos.convert_control import plan_from_proto, plan_to_proto
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import Capabilities, StageSpec
 from fanin.protos.plans import Plan
+from fanin.protos.wire import from_proto, to_proto
 from fanin.server.fleet.retries import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S, retry_window
 from fanin.server.runs.suitability import unsuitable
 from fanin.server.selection.contract import check_policy
@@ -27,6 +27,7 @@ from fanin.server.selection.policies import (
     select,
     uniform,
 )
+from fanin.v1 import plan_pb2
 
 CAPABILITIES = Capabilities(codecs=("fixed32",), runtimes=(), graph_formats=("onnx",))
 
@@ -184,10 +185,10 @@ def test_a_policy_that_is_no_function_is_refused(policy: object, kind: str) -> N
 
 
 def test_a_plan_without_a_policy_selects_uniformly() -> None:
-    message = plan_to_proto(with_policy("least_recent"))
-    assert plan_from_proto(message).cohort.selection == "least_recent"
+    message = to_proto(with_policy("least_recent"), plan_pb2.Plan)
+    assert from_proto(Plan, message).cohort.selection == "least_recent"
     message.cohort.ClearField("selection")
-    assert plan_from_proto(message).cohort.selection == "uniform"
+    assert from_proto(Plan, message).cohort.selection == "uniform"
 
 
 def test_participation_has_the_last_round_of_each_device() -> None:

@@ -13,7 +13,8 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import (
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.messages import (
     MAX_PAGE_DEVICES,
     AcceptedDevices,
     Command,
@@ -22,7 +23,6 @@ from fanin.protos.control import (
     RoundFailed,
     RunState,
 )
-from fanin.protos.errors import InvalidPlan
 from fanin.server.rounds.opening import MAX_RECALLED_ROUNDS, recall_participation
 from fanin.server.selection.participation import Participation
 from fanin.server.storage.contracts import values

@@ -21,8 +21,8 @@ from fanin.clients.data.examples import Examples
 from fanin.edge.export import App, Recipe, Sgd, squared_error
 from fanin.edge.runtimes.evaluations import loss_count
 from fanin.protos import messages as m
-from fanin.protos.control import VersionPublished
 from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.messages import VersionPublished
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.server.storage.records import CommittedUpdate
 from fanin.simulation import Iid, Partition, SimulationSettings, partition, simulate

@@ -16,8 +16,8 @@ from support.virtual import PUBLISHER, plan
 
 from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState
 from fanin.protos.errors import InvalidVersion, Unavailable
+from fanin.protos.messages import RoundClosed, RoundFailed, RunRested, RunState
 from fanin.protos.plans import Statistic
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive

@@ -28,7 +28,7 @@ from support.virtual import Place
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import RoundFailed
+from fanin.protos.messages import RoundFailed
 
 
 def test_a_version_has_the_control_variates_of_its_parent_and_round(tmp_path: Path) -> None:

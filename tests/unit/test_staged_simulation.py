@@ -9,8 +9,7 @@ from support.values import PUBLISHER
 from support.virtual import SHAPES, plan
 
 from fanin.clients.testing import Habits, Member, SyntheticTrainer, synthetic_bundle
-from fanin.protos.control import RoundClosed
-from fanin.protos.messages import CodecSpec
+from fanin.protos.messages import CodecSpec, RoundClosed
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
 from fanin.simulation import Scenario, play

@@ -28,15 +28,16 @@ from fanin.clients.operator import next_version
 from fanin.clients.testing import run_virtual
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
-from fanin.protos.control import Adopt, Command, Pause, Resume, RoundClosed, RunState, Stop
-from fanin.protos.convert_control import start_run_to_proto
 from fanin.protos.errors import InvalidPlan, Unavailable
+from fanin.protos.messages import Adopt, Command, Pause, Resume, RoundClosed, RunState, Stop
 from fanin.protos.plans import AggregationPlan
+from fanin.protos.wire import to_proto
 from fanin.server.aggregation.fold import Contribution, accept, begin, finish
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
+from fanin.v1 import control_pb2
 
 
 @pytest.mark.parametrize("adopts", [False, True])
@@ -287,7 +288,7 @@ def test_verify_reports_an_inconsistent_record(tmp_path: Path, change: str, prob
         slower_plan = replace(run_plan, aggregation=replace(run_plan.aggregation, outer_options={"learning_rate": 0.5}))
         plans = {"older": plan(buffer=1, quorum=1, max_staleness=1, max_rounds=3), "slower": slower_plan}
         values = {
-            name: start_run_to_proto(replace(run.start, plan=other)).SerializeToString()
+            name: to_proto(replace(run.start, plan=other), control_pb2.StartRunRequest).SerializeToString()
             for name, other in plans.items()
             if f":{name}" in change
         }

@@ -9,7 +9,7 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import RoundClosed
+from fanin.protos.messages import RoundClosed
 from fanin.server.aggregation.verify import verify_run
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanin.protos import messages as m
-from fanin.protos.control import Evaluation, LoggedEvent, RoundFailed, RunEvent, RunResumed, VersionPublished
+from fanin.protos.messages import Evaluation, LoggedEvent, RoundFailed, RunEvent, RunResumed, VersionPublished
 from fanin.protos.plans import StopPlan
 from fanin.server.aggregation.statistics import (
     MAX_RUNTIMES,

@@ -17,9 +17,9 @@ from support.errors import raises
 from support.stored import FIRST, OPEN, START, Driven, close, commit, committed_update, events, published_event
 from support.values import BUNDLE, RUN, assignment, update, version
 
-from fanin.protos import control as r
-from fanin.protos.convert import header_to_proto
+from fanin.protos import messages as m
 from fanin.protos.errors import Conflict, Corrupted, StorageFull
+from fanin.protos.wire import to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import (
     CommittedUpdate,
@@ -37,6 +37,7 @@ from fanin.server.storage.sqlite.engine import migrate, open_engine
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.schema import METADATA
+from fanin.v1 import fleet_pb2
 
 MIGRATIONS = Path(engine_module.__file__).parent / "migrations"
 
@@ -159,7 +160,7 @@ def test_an_update_for_an_earlier_round_is_returned_by_either_round(rounds: Driv
 def test_an_older_database_is_migrated_to_the_newest_form(tmp_path: Path) -> None:
     older = create_engine(f"sqlite:///{tmp_path / 'fanin.db'}")
     header = committed_update("a").header
-    row = {"header": header_to_proto(header).SerializeToString()}
+    row = {"header": to_proto(header, fleet_pb2.UpdateHeader).SerializeToString()}
     with older.connect() as connection:
         migrate(connection, "0001")
         rounds = "INSERT INTO rounds (run_id, round, base_version, grid, state, opened_at) VALUES"
@@ -199,7 +200,7 @@ def test_a_closed_round_accepts_no_more_and_keeps_its_first_set(engine: Engine, 
     assert close(rounds, quorum=9).accepted == ("b", "a")
     (record,) = rounds.rounds(RUN)
     assert (record.mark, record.accepted) == (RoundMark.CLOSED, ("b", "a"))
-    assert [event for _, event in events(engine) if isinstance(event, r.RoundClosed)] == [r.round_closed(1, ("b", "a"))]
+    assert [event for _, event in events(engine) if isinstance(event, m.RoundClosed)] == [m.round_closed(1, ("b", "a"))]
 
 
 def test_without_a_quorum_the_round_fails_and_accepts_no_more(engine: Engine, rounds: Driven) -> None:
@@ -209,8 +210,8 @@ def test_without_a_quorum_the_round_fails_and_accepts_no_more(engine: Engine, ro
         assert close(rounds, quorum=quorum).mark is RoundMark.FAILED
     assert not commit(rounds, committed_update("a"), 9)
     assert rounds.rounds(RUN)[0].mark is RoundMark.FAILED
-    failure = r.RoundFailed(round=1, reason="1 update within 60 s, expected at least 2 (cohort.quorum)")
-    assert [event for _, event in events(engine) if isinstance(event, r.RoundFailed)] == [failure]
+    failure = m.RoundFailed(round=1, reason="1 update within 60 s, expected at least 2 (cohort.quorum)")
+    assert [event for _, event in events(engine) if isinstance(event, m.RoundFailed)] == [failure]
 
 
 def test_counts_and_the_newest_round_are_read_without_the_other_rounds(rounds: Driven) -> None:
@@ -228,11 +229,11 @@ def test_a_deadline_that_is_recorded_while_the_run_is_paused_is_suspended(engine
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (70.0, None)
     rounds.set_deadline(1, 80.0, 10.0)
     assert rounds.rounds(RUN)[0].deadline_at_s == 80.0
-    SqliteCommands(engine).pause(r.Command(command_id="1", run_id=RUN, what=r.Pause()), 50.0)
+    SqliteCommands(engine).pause(m.Command(command_id="1", run_id=RUN, what=m.Pause()), 50.0)
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (None, 30.0)
     rounds.set_deadline(1, 90.0, 50.0)
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (None, 40.0)
-    SqliteCommands(engine).resume(r.Command(command_id="2", run_id=RUN, what=r.Resume()), 0, 1000.0)
+    SqliteCommands(engine).resume(m.Command(command_id="2", run_id=RUN, what=m.Resume()), 0, 1000.0)
     assert (rounds.rounds(RUN)[0].deadline_at_s, rounds.rounds(RUN)[0].left_s) == (1040.0, None)
 
 
@@ -267,14 +268,14 @@ def test_events_are_numbered_from_1_without_gaps_in_each_run(engine: Engine, rou
     rounds.publish(version(parent=FIRST), published_event(1), next_grid=(), outer_state={}, now_s=30.0)
     rounds.open(replace(OPEN, round=2, base_version=1))
     close(rounds, quorum=1, round_number=2)
-    rounds.rest(r.RunRested(state=r.RunState.FAILED, reason="nobody came"), 50.0, next_sequence=99)
+    rounds.rest(m.RunRested(state=m.RunState.FAILED, reason="nobody came"), 50.0, next_sequence=99)
     assert events(engine) == [
-        (1, r.RoundOpened(round=1, base_version=0)),
-        (2, r.round_closed(1, ("a",))),
+        (1, m.RoundOpened(round=1, base_version=0)),
+        (2, m.round_closed(1, ("a",))),
         (3, published_event(1)),
-        (4, r.RoundOpened(round=2, base_version=1)),
-        (5, r.RoundFailed(round=2, reason="0 updates within 60 s, expected at least 1 (cohort.quorum)")),
-        (6, r.RunRested(state=r.RunState.FAILED, reason="nobody came")),
+        (4, m.RoundOpened(round=2, base_version=1)),
+        (5, m.RoundFailed(round=2, reason="0 updates within 60 s, expected at least 1 (cohort.quorum)")),
+        (6, m.RunRested(state=m.RunState.FAILED, reason="nobody came")),
     ]
     assert [entry.sequence for entry in runs.event_page(RUN, 5)] == [5, 6]
     assert [entry.sequence for entry in runs.events("other")] == [1]
@@ -300,15 +301,15 @@ def test_bundles_and_versions_are_read_by_their_names(engine: Engine) -> None:
 def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> None:
     runs, control = SqliteRuns(engine), SqliteCommands(engine)
     close(rounds, quorum=1)
-    rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 20.0, next_sequence=99)
-    assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.FINISHED, reason="done", max_rounds=3)
+    rounds.rest(m.RunRested(state=m.RunState.FINISHED, reason="done"), 20.0, next_sequence=99)
+    assert runs.run(RUN) == RunRecord(start=START, state=m.RunState.FINISHED, reason="done", max_rounds=3)
     second = version(parent=FIRST)
     control.publish(RUN, Newest(version=second, event=replace(published_event(1), round=0)), 30.0)
-    assert runs.run_state(RUN) is r.RunState.FINISHED
+    assert runs.run_state(RUN) is m.RunState.FINISHED
     third = Newest(version=version(parent=second), event=replace(published_event(2), round=0, rounds=5))
     control.publish(RUN, third, 40.0)
-    assert runs.run(RUN) == RunRecord(start=START, state=r.RunState.RUNNING, reason="", max_rounds=5)
-    rounds.rest(r.RunRested(state=r.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
+    assert runs.run(RUN) == RunRecord(start=START, state=m.RunState.RUNNING, reason="", max_rounds=5)
+    rounds.rest(m.RunRested(state=m.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
     with raises(Conflict, "run run: got version 2 made from 1, expected 3 made from 2"):
         control.publish(RUN, third, 60.0)
 
@@ -316,7 +317,7 @@ def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> N
 def test_no_version_is_published_while_a_set_is_being_folded(engine: Engine, rounds: Driven) -> None:
     commit(rounds, committed_update("a"), 2)
     close(rounds, quorum=1)
-    rounds.rest(r.RunRested(state=r.RunState.PAUSED, reason="paused"), 20.0, next_sequence=99)
+    rounds.rest(m.RunRested(state=m.RunState.PAUSED, reason="paused"), 20.0, next_sequence=99)
     newest = Newest(version=version(parent=FIRST), event=replace(published_event(1), round=0))
     with raises(Conflict, "run run: a round is being folded; publish again when its version is there"):
         SqliteCommands(engine).publish(RUN, newest, 30.0)
@@ -326,10 +327,10 @@ def test_no_round_is_opened_in_a_run_that_rests_and_no_rest_overwrites_another(e
     runs = SqliteRuns(engine)
     runs.add_run(START, 5.0)
     driver = Driven(engine)
-    driver.rest(r.RunRested(state=r.RunState.PAUSED, reason="first"), 20.0, next_sequence=99)
-    driver.rest(r.RunRested(state=r.RunState.FINISHED, reason="second"), 30.0, next_sequence=99)
+    driver.rest(m.RunRested(state=m.RunState.PAUSED, reason="first"), 20.0, next_sequence=99)
+    driver.rest(m.RunRested(state=m.RunState.FINISHED, reason="second"), 30.0, next_sequence=99)
     record = runs.run(RUN)
-    assert record is not None and (record.state, record.reason) == (r.RunState.PAUSED, "first")
+    assert record is not None and (record.state, record.reason) == (m.RunState.PAUSED, "first")
     second = RoundRecord(run_id=RUN, round=2, base_version=0, grid=(1,), mark=RoundMark.OPEN, opened_at_s=30.0)
     assert not driver.open(second)
     assert [record.round for record in driver.rounds(RUN)] == []

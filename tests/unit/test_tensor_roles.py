@@ -22,8 +22,8 @@ from fanin.edge.bundles.versions import sign_version
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
-from fanin.protos.control import Adopt, Command, Pause, RoundFailed, Stop, VersionPublished
 from fanin.protos.errors import InvalidBundle, InvalidPlan, InvalidUpdate, InvalidVersion
+from fanin.protos.messages import Adopt, Command, Pause, RoundFailed, Stop, VersionPublished
 from fanin.protos.plans import FlowerPlan, Plan
 from fanin.protos.roles import RoleKind, TensorRole
 from fanin.server.aggregation.parameters import load_parameters

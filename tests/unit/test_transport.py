@@ -9,9 +9,10 @@ from support.errors import raises
 from support.values import DEVICE_KEY, assignment, update
 
 from fanin.clients.transport import CallOptions, Connection, GrpcTransport
-from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate, Unavailable
+from fanin.protos.wire import to_proto
+from fanin.v1 import fleet_pb2
 
 R = TypeVar("R", bound=Message)
 MAX_REQUESTS = 100
@@ -31,7 +32,7 @@ class LocalConnection(Connection):
     ) -> Generator[R, None, None]:
         """Read the header, reply, read the pieces, and end the call."""
         next(requests)
-        yield parse(c.upload_reply_to_proto(RECEIVING).SerializeToString())
+        yield parse(to_proto(RECEIVING, fleet_pb2.UploadReply).SerializeToString())
         for _ in requests:
             self.num_requests += 1
             assert self.num_requests < MAX_REQUESTS, "the upload sends pieces without end"

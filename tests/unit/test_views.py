@@ -14,7 +14,8 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
-from fanin.protos.control import (
+from fanin.protos.errors import NotFound, Unavailable
+from fanin.protos.messages import (
     MAX_PAGE_RUNS,
     MAX_PAGE_RUNS_BYTES,
     ListedRuns,
@@ -24,8 +25,7 @@ from fanin.protos.control import (
     RunState,
     VersionPublished,
 )
-from fanin.protos.convert_control import listed_runs_to_proto
-from fanin.protos.errors import NotFound, Unavailable
+from fanin.server.service import page_of_runs
 from fanin.server.storage.contracts import values
 
 ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=2, deadline_s=600.0)
@@ -201,14 +201,14 @@ def test_a_page_of_runs_with_large_plans_fits_a_message() -> None:
     large = [RunInfo(run_id=f"{number}", state=RunState.RUNNING, reason=reason) for number in range(5)]
     index, sizes = 0, []
     while index < len(large):
-        reply = listed_runs_to_proto(ListedRuns(num_runs=len(large), runs=tuple(large[index:])))
+        reply = page_of_runs(ListedRuns(num_runs=len(large), runs=tuple(large[index:])))
         assert [info.run_id for info in reply.runs] == [info.run_id for info in large[index:][: len(reply.runs)]]
         assert reply.ByteSize() < MAX_PAGE_RUNS_BYTES + 100
         sizes.append(len(reply.runs))
         index += len(reply.runs)
     assert sizes == [2, 2, 1]
     huge = replace(large[0], reason="x" * (MAX_PAGE_RUNS_BYTES + 1))
-    assert len(listed_runs_to_proto(ListedRuns(num_runs=2, runs=(huge, huge))).runs) == 1
+    assert len(page_of_runs(ListedRuns(num_runs=2, runs=(huge, huge))).runs) == 1
 
 
 def test_a_followed_run_whose_record_is_damaged_is_logged_once_and_shown_until_it_is_repaired(

@@ -16,7 +16,7 @@ from fanin.commands.console.show import event_text
 from fanin.commands.control.describe import description_row, description_text
 from fanin.edge.runtimes.evaluations import loss_count
 from fanin.protos import messages as m
-from fanin.protos.control import RunWarned
+from fanin.protos.messages import RunWarned
 from fanin.protos.plans import Plan
 from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.storage.records import Contributors

@@ -6,7 +6,9 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Final, Self
+from typing import Final, Self, TypeVar
+
+from google.protobuf.message import Message
 
 from fanin.clients.arguments import check_number, check_text, check_type, clean_token
 from fanin.clients.transport import CallOptions, Connection
@@ -14,27 +16,32 @@ from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import begin_epoch, check_version, sign_delegation, sign_version
 from fanin.edge.tensors import Float32s, decode_parameters, encode_parameters
-from fanin.protos import convert as c
-from fanin.protos import convert_control as cr
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.chunks import artifact_of, assemble, cut, short
-from fanin.protos.control import (
+from fanin.protos.errors import InvalidVersion, Unavailable, Untrusted
+from fanin.protos.messages import (
+    FIRST_EPOCH,
+    UNSEEN,
+    AcceptedDevices,
+    BundleRef,
     Command,
+    ListedRuns,
     LoggedEvent,
     Reclaim,
     RunDescription,
     RunInfo,
     StartRun,
+    Version,
     VersionEvaluation,
     VersionWithBundle,
 )
-from fanin.protos.errors import InvalidVersion, Unavailable, Untrusted
-from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Version
 from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import MAX_TIMES, Plan
+from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import control_pb2 as pb
 from fanin.v1 import fleet_pb2
 
+ReplyT = TypeVar("ReplyT", bound=Message)
 CONTROL = "/fanin.v1.Control/"
 CALL_S = 120.0
 """Seconds until a call times out. Publishing a Bundle verifies all of it; the other calls take milliseconds."""
@@ -95,10 +102,8 @@ class Operator:
         for name in bundle.manifest.artifacts:
             pieces |= dict(_chunks(bundle.artifact(name)))
         self._put(pieces)
-        request = pb.PublishBundleRequest(bundle=c.bundle_to_proto(ref_of(bundle.signed)))
-        reply = self._connection.unary(
-            f"{CONTROL}PublishBundle", request.SerializeToString(), pb.PublishBundleReply.FromString, self._call
-        )
+        request = pb.PublishBundleRequest(bundle=to_proto(ref_of(bundle.signed), fleet_pb2.BundleRef))
+        reply = self._unary("PublishBundle", request, pb.PublishBundleReply)
         return reply.bundle_sha256
 
     def start_run(self, run_id: str, plan: Plan, bundle: Bundle, publisher: SigningKey) -> RunInfo:
@@ -128,10 +133,8 @@ class Operator:
                 run_public_key=run_public_key,
             ),
         )
-        started = cr.start_run_to_proto(start).SerializeToString()
-        return cr.run_info_from_proto(
-            self._connection.unary(f"{CONTROL}StartRun", started, pb.RunInfo.FromString, self._call)
-        )
+        request = to_proto(start, pb.StartRunRequest)
+        return from_proto(RunInfo, self._unary("StartRun", request, pb.RunInfo))
 
     def publish_version(self, version: Version, data: bytes, num_rounds: int) -> RunInfo:
         """Upload canonical parameter bytes, publish the Version that names them, and run ``num_rounds`` Rounds."""
@@ -139,12 +142,8 @@ class Operator:
         check_type("publish_version: data", data, bytes)
         check_number("publish_version: num_rounds", num_rounds, MAX_TIMES)
         self._put(dict(_chunks(data)))
-        request = pb.PublishVersionRequest(version=c.version_to_proto(version), rounds=num_rounds)
-        return cr.run_info_from_proto(
-            self._connection.unary(
-                f"{CONTROL}PublishVersion", request.SerializeToString(), pb.RunInfo.FromString, self._call
-            )
-        )
+        request = pb.PublishVersionRequest(version=to_proto(version, fleet_pb2.Version), rounds=num_rounds)
+        return from_proto(RunInfo, self._unary("PublishVersion", request, pb.RunInfo))
 
     def reclaim(self, run_id: str, publisher: SigningKey, number: int | None = None, num_rounds: int = 0) -> RunInfo:
         """Begin the next epoch of a Run: devices then refuse every Version of the run keys before it.
@@ -196,13 +195,16 @@ class Operator:
         reclaim = Reclaim(
             delegation=delegation, version=version, adopted_number=source.version.number, rounds=num_rounds
         )
-        request = cr.reclaim_to_proto(reclaim).SerializeToString()
+        request = to_proto(reclaim, pb.ReclaimRunRequest).SerializeToString()
         return self._repeated(f"{CONTROL}ReclaimRun", request)
+
+    def _unary(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:
+        return self._connection.unary(f"{CONTROL}{method}", request.SerializeToString(), reply.FromString, self._call)
 
     def _prepare(self, run_id: str, epoch: int) -> str:
         """Return the public key with which the coordinator signs the Versions of an epoch of a Run."""
-        request = pb.PrepareRunRequest(run_id=run_id, epoch=epoch).SerializeToString()
-        reply = self._connection.unary(f"{CONTROL}PrepareRun", request, pb.PrepareRunReply.FromString, self._call)
+        request = pb.PrepareRunRequest(run_id=run_id, epoch=epoch)
+        reply = self._unary("PrepareRun", request, pb.PrepareRunReply)
         return reply.run_public_key.hex()
 
     def command(self, command: Command) -> RunInfo:
@@ -215,14 +217,14 @@ class Operator:
             NotFound: There is no such Run or Version.
         """
         check_type("command: command", command, Command)
-        return self._repeated(f"{CONTROL}Command", cr.command_to_proto(command).SerializeToString())
+        return self._repeated(f"{CONTROL}Command", to_proto(command, pb.CommandRequest).SerializeToString())
 
     def _repeated(self, method: str, request: bytes) -> RunInfo:
         """Make a call that changes a Run once, and repeat it after a broken connection."""
         for num_tries in range(1, MAX_COMMAND_TRIES + 1):
             try:
                 reply = self._connection.unary(method, request, pb.RunInfo.FromString, self._call)
-                return cr.run_info_from_proto(reply)
+                return from_proto(RunInfo, reply)
             except Unavailable as exc:
                 if isinstance(exc, Untrusted) or num_tries == MAX_COMMAND_TRIES:
                     raise
@@ -233,9 +235,9 @@ class Operator:
         """Return all Runs."""
         infos: list[RunInfo] = []
         while True:
-            request = pb.ListRunsRequest(from_index=len(infos)).SerializeToString()
-            reply = self._connection.unary(f"{CONTROL}ListRuns", request, pb.ListRunsReply.FromString, self._call)
-            page = cr.listed_runs_from_proto(reply)
+            request = pb.ListRunsRequest(from_index=len(infos))
+            reply = self._unary("ListRuns", request, pb.ListRunsReply)
+            page = from_proto(ListedRuns, reply)
             infos += page.runs
             if len(infos) >= page.num_runs or not page.runs:
                 return tuple(infos)
@@ -243,19 +245,15 @@ class Operator:
     def run(self, run_id: str) -> RunInfo:
         """Return one Run. Raises NotFound."""
         check_text("run: run_id", run_id)
-        request = pb.GetRunRequest(run_id=run_id).SerializeToString()
-        return cr.run_info_from_proto(
-            self._connection.unary(f"{CONTROL}GetRun", request, pb.RunInfo.FromString, self._call)
-        )
+        request = pb.GetRunRequest(run_id=run_id)
+        return from_proto(RunInfo, self._unary("GetRun", request, pb.RunInfo))
 
     def describe(self, run_id: str, num_rounds: int = 10) -> RunDescription:
         """Return one Run with its active devices and its last Rounds, newest first. Raises NotFound."""
         check_text("describe: run_id", run_id)
         check_number("describe: num_rounds", num_rounds, MAX_TIMES)
-        request = pb.DescribeRunRequest(run_id=run_id, rounds=num_rounds).SerializeToString()
-        return cr.description_from_proto(
-            self._connection.unary(f"{CONTROL}DescribeRun", request, pb.RunDescription.FromString, self._call)
-        )
+        request = pb.DescribeRunRequest(run_id=run_id, rounds=num_rounds)
+        return from_proto(RunDescription, self._unary("DescribeRun", request, pb.RunDescription))
 
     def accepted_devices(self, run_id: str, round_number: int) -> Iterator[str]:
         """Yield the devices whose Updates a Round accepted, in order of acceptance. Raises NotFound."""
@@ -267,13 +265,8 @@ class Operator:
         index = 0
         while True:
             request = pb.AcceptedDevicesRequest(run_id=run_id, round=round_number, from_index=index)
-            reply = self._connection.unary(
-                f"{CONTROL}AcceptedDevices",
-                request.SerializeToString(),
-                pb.AcceptedDevicesReply.FromString,
-                self._call,
-            )
-            page = cr.accepted_devices_from_proto(reply)
+            reply = self._unary("AcceptedDevices", request, pb.AcceptedDevicesReply)
+            page = from_proto(AcceptedDevices, reply)
             yield from page.device_ids
             index += len(page.device_ids)
             if index >= page.num_accepted or not page.device_ids:
@@ -287,23 +280,21 @@ class Operator:
     def _evaluations(self, run_id: str) -> Iterator[VersionEvaluation]:
         from_version = 0
         while True:
-            request = pb.EvaluationsRequest(run_id=run_id, from_version=from_version).SerializeToString()
-            reply = self._connection.unary(f"{CONTROL}Evaluations", request, pb.EvaluationsReply.FromString, self._call)
-            page = cr.evaluations_from_proto(reply)
-            yield from page
-            if not page:
+            request = pb.EvaluationsRequest(run_id=run_id, from_version=from_version)
+            reply = self._unary("Evaluations", request, pb.EvaluationsReply)
+            for evaluation in reply.evaluations:
+                yield from_proto(VersionEvaluation, evaluation)
+            if not reply.evaluations:
                 return
-            from_version = page[-1].version + 1
+            from_version = reply.evaluations[-1].version + 1
 
     def version(self, run_id: str, number: int | None = None) -> VersionWithBundle:
         """Return a Version with its Bundle, by default the newest. Raises NotFound."""
         check_text("version: run_id", run_id)
         if number is not None:
             check_number("version: number", number, MAX_NUMBER)
-        request = pb.GetVersionRequest(run_id=run_id, number=number).SerializeToString()
-        return cr.version_with_bundle_from_proto(
-            self._connection.unary(f"{CONTROL}GetVersion", request, pb.GetVersionReply.FromString, self._call)
-        )
+        request = pb.GetVersionRequest(run_id=run_id, number=number)
+        return from_proto(VersionWithBundle, self._unary("GetVersion", request, pb.GetVersionReply))
 
     def parameters(self, version: Version) -> Float32s:
         """Download a Version's parameters (num_values,) and verify them against its digest."""
@@ -335,7 +326,7 @@ class Operator:
                     f"{CONTROL}Watch", request, pb.Event.FromString, self._endless
                 ):
                     has_begun, num_tries, from_sequence = True, 0, event.sequence + 1
-                    yield cr.event_from_proto(event)
+                    yield from_proto(LoggedEvent, event)
                 return
             except Unavailable as exc:
                 if time.monotonic() - began_s > STEADY_S:
@@ -356,10 +347,8 @@ class Operator:
         return b"".join(piece.data for piece in stream)
 
     def _put(self, pieces: Mapping[str, bytes]) -> None:
-        request = pb.MissingChunksRequest(sha256=pieces).SerializeToString()
-        missing = self._connection.unary(
-            f"{CONTROL}MissingChunks", request, pb.MissingChunksReply.FromString, self._call
-        ).sha256
+        request = pb.MissingChunksRequest(sha256=pieces)
+        missing = self._unary("MissingChunks", request, pb.MissingChunksReply).sha256
         if missing:
             requests = (pb.ChunkData(sha256=name, data=pieces[name]).SerializeToString() for name in missing)
             self._connection.stream_unary(f"{CONTROL}PutChunks", requests, pb.PutChunksReply.FromString, self._call)

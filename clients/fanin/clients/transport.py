@@ -22,7 +22,6 @@ from fanin.clients.route import Route, route_to
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
-from fanin.protos import convert as c
 from fanin.protos import messages as m
 from fanin.protos.addresses import check_remote
 from fanin.protos.errors import (
@@ -34,6 +33,7 @@ from fanin.protos.errors import (
     Untimely,
     error_named,
 )
+from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import fleet_pb2 as pb
 
 FLEET: Final = "/fanin.v1.Fleet/"
@@ -183,18 +183,18 @@ class GrpcTransport:
     def enroll(self, token: str) -> str:
         """See Transport. Raises Unauthenticated for a wrong token."""
         enrollment = m.Enrollment(protocol=m.PROTOCOL, token=token, public_key=self._key.public)
-        request = c.enrollment_to_proto(enrollment).SerializeToString()
+        request = to_proto(enrollment, pb.EnrollRequest).SerializeToString()
         return self._unary("Enroll", request, pb.EnrollReply.FromString, CALL_S).device_id
 
     def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
         """See Transport. The call is a long poll of ``check_in.wait_s`` seconds."""
-        request = c.check_in_to_proto(check_in).SerializeToString()
+        request = to_proto(check_in, pb.CheckInRequest).SerializeToString()
         reply = self._unary("CheckIn", request, pb.CheckInReply.FromString, check_in.wait_s + CALL_S)
-        return c.answer_from_proto(reply)
+        return from_proto(m.CheckInReply, reply).answer
 
     def download(self, download: m.Download) -> Iterator[bytes]:
         """See Transport. Raises NotFound."""
-        request = c.download_to_proto(download).SerializeToString()
+        request = to_proto(download, pb.DownloadRequest).SerializeToString()
         call = self._signed("Download", request)
         with self._correcting_clock():
             for piece in self._connection.unary_stream(f"{FLEET}Download", request, pb.DownloadPiece.FromString, call):
@@ -206,7 +206,7 @@ class GrpcTransport:
         Raises:
             InvalidUpdate: ``read`` failed, or returned fewer bytes than the header declares.
         """
-        first = c.upload_to_proto(header).SerializeToString()
+        first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
         offsets: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         faults: list[InvalidUpdate] = []
         requests = _upload_requests(header, first, offsets, read, faults)
@@ -216,7 +216,7 @@ class GrpcTransport:
         try:
             with self._correcting_clock():
                 for message in replies:
-                    reply = c.upload_reply_from_proto(message)
+                    reply = from_proto(m.UploadReply, message)
                     if last is None:
                         offsets.put(reply.received_bytes)
                     last = reply
@@ -238,8 +238,8 @@ class GrpcTransport:
 
     def report(self, report: m.Report) -> m.UploadReply:
         """See Transport. Raises NotFound."""
-        request = c.report_to_proto(report).SerializeToString()
-        return c.upload_reply_from_proto(self._unary("Report", request, pb.ReportReply.FromString, CALL_S))
+        request = to_proto(report, pb.ReportRequest).SerializeToString()
+        return from_proto(m.UploadReply, self._unary("Report", request, pb.ReportReply.FromString, CALL_S))
 
     def close(self) -> None:
         """Close the connection."""
@@ -346,7 +346,7 @@ def _upload_requests(
         if not data:
             faults.append(InvalidUpdate(f"{what}: its payload ends at byte {offset}, expected {size_bytes} bytes"))
             return
-        yield c.upload_to_proto(m.Piece(offset=offset, data=data)).SerializeToString()
+        yield to_proto(m.UploadRequest(part=m.Piece(offset=offset, data=data)), pb.UploadRequest).SerializeToString()
         offset += len(data)
 
 

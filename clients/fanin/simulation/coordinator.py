@@ -14,9 +14,8 @@ from typing import Final
 
 from fanin.clients.testing.interruptible import InterruptibleFleet
 from fanin.clients.testing.unreliable import Note
-from fanin.protos.control import LoggedEvent
 from fanin.protos.errors import Unavailable
-from fanin.protos.messages import FIRST_EPOCH
+from fanin.protos.messages import FIRST_EPOCH, LoggedEvent
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state

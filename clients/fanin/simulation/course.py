@@ -20,7 +20,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Float32s
-from fanin.protos.control import RoundClosed, RoundFailed, RunRested, RunState, RunWarned, VersionPublished
+from fanin.protos.messages import RoundClosed, RoundFailed, RunRested, RunState, RunWarned, VersionPublished
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.texts import counted
 from fanin.server.access.limits import Limits

@@ -13,7 +13,7 @@ from fanin.clients.testing.observed import Observe
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
-from fanin.protos.control import LoggedEvent
+from fanin.protos.messages import LoggedEvent
 from fanin.protos.plans import Plan
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import CoordinatorState

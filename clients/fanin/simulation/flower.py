@@ -26,10 +26,11 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos import messages as m
-from fanin.protos.convert.assignment_wire import assignment_to_proto
 from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.protos.wire import to_proto
 from fanin.simulation.backends.backend import Backend, Placed
 from fanin.simulation.workers import PendingTraining, PlacedBundle, PlacedVersions, read_assignment
+from fanin.v1 import fleet_pb2
 
 LIBRARY: Final = "flwr"
 INSTALL: Final = "flwr is not installed here; pip install 'fanin[flower]'"
@@ -156,7 +157,7 @@ class FlowerTrainings:
             shared=self._shared,
             client=client,
             parameters=self._versions.place(model, assignment),
-            assignment=assignment_to_proto(assignment).SerializeToString(),
+            assignment=to_proto(assignment, fleet_pb2.Assignment).SerializeToString(),
             state=self._states[client][lineage, number] if number else None,
         )
         pending = self._backend.submit(train_flower_job, job, due_s)

@@ -5,7 +5,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.protos.chunks import cut
-from fanin.protos.control import StartRun
+from fanin.protos.messages import StartRun
 from fanin.protos.plans import Plan
 from fanin.server.runs.catalog import Runs
 

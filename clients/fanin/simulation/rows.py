@@ -11,7 +11,7 @@ from fanin.edge.metrics.metric import INT8, OUR_VALUES
 from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, largest_loss_count, quality_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
-from fanin.protos.control import Evaluation, VersionPublished
+from fanin.protos.messages import Evaluation, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.statistics import reported_examples, with_examples
 from fanin.server.evaluation.metrics import VersionMetrics

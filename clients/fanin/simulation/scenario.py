@@ -9,8 +9,8 @@ from fanin.clients.testing.member import Member
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Float32s
-from fanin.protos.control import LoggedEvent, VersionPublished
 from fanin.protos.errors import Unavailable
+from fanin.protos.messages import LoggedEvent, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.aggregation.parameters import load_parameters

@@ -25,7 +25,7 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Predict, Runtime
 from fanin.edge.tensors import Float32s, Int64s
 from fanin.protos import messages as m
-from fanin.protos.convert.assignment_wire import assignment_from_proto, assignment_to_proto
+from fanin.protos.wire import from_proto, to_proto
 from fanin.simulation.backends.backend import Backend, Placed
 from fanin.simulation.data.partitioning import Partition
 from fanin.v1 import fleet_pb2 as pb
@@ -190,7 +190,7 @@ class GraphTrainings:
             last, data = self._last
             if replace(assignment, assignment_id=last.assignment_id, deadline_s=last.deadline_s) == last:
                 return data
-        data = assignment_to_proto(assignment).SerializeToString()
+        data = to_proto(assignment, pb.Assignment).SerializeToString()
         self._last = assignment, data
         return data
 
@@ -226,9 +226,7 @@ def train_graph_job(job: GraphJob) -> Change:
 @lru_cache(maxsize=1)
 def read_assignment(data: bytes) -> m.Assignment:
     """Return the Assignment of a job."""
-    message = pb.Assignment()
-    message.ParseFromString(data)
-    return assignment_from_proto(message)
+    return from_proto(m.Assignment, pb.Assignment.FromString(data))
 
 
 @lru_cache(maxsize=1)

@@ -10,10 +10,9 @@ Rooms and modules in reading order:
     records            the check of records that other packages create
     chunks             Artifacts as content-addressed Chunks
     plans/             the Plan (``plan.proto``): its keys, and the proof that its sums cannot overflow
-    messages/          the device protocol (``fleet.proto``) as dataclasses
-    control/           the operator's protocol (``control.proto``) as dataclasses
-    convert/           device protocol: dataclasses to protobuf and back
-    convert_control/   operator's protocol: dataclasses to protobuf and back
+    messages/          both protocols (``fleet.proto``, ``control.proto``) as dataclasses
+    fields             annotations of fields whose wire form differs from what their types say
+    wire               all dataclasses to protobuf and back
     addresses          HOST:PORT
     calls              the signed metadata of a device's calls
     release            the version number of this package

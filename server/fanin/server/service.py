@@ -16,10 +16,28 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from fanin.protos import convert as c
-from fanin.protos import convert_control as cr
 from fanin.protos.errors import Conflict, InvalidInput
-from fanin.protos.messages import Piece, UpdateHeader
+from fanin.protos.messages import (
+    MAX_PAGE_RUNS_BYTES,
+    BundleRef,
+    CheckIn,
+    CheckInReply,
+    Command,
+    Download,
+    Enrollment,
+    ListedRuns,
+    Piece,
+    Reclaim,
+    Report,
+    StartRun,
+    UpdateHeader,
+    UploadRequest,
+    Version,
+    check_described_rounds,
+    check_from_sequence,
+    check_version_number,
+)
+from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections
 from fanin.server.access.interceptors import LOG, Rim, Waits, newcomer_of, principal_of
@@ -59,7 +77,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     async def Enroll(self, request: fleet_pb2.EnrollRequest, context: object) -> fleet_pb2.EnrollReply:
         """See fleet.proto."""
-        enrollment, who = c.enrollment_from_proto(request), newcomer_of(context)
+        enrollment, who = from_proto(Enrollment, request), newcomer_of(context)
         device = self._registry.check_enrollment(enrollment, who.call, who.signature)
         self._registry.use_time(device, who.call)
         await self._stores.enroll(device)
@@ -67,14 +85,14 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
     async def CheckIn(self, request: fleet_pb2.CheckInRequest, context: object) -> fleet_pb2.CheckInReply:
         """See fleet.proto."""
-        answer = await self._coordinator.check_in(principal_of(context).id, c.check_in_from_proto(request))
-        return c.answer_to_proto(answer)
+        answer = await self._coordinator.check_in(principal_of(context).id, from_proto(CheckIn, request))
+        return to_proto(CheckInReply(answer=answer), fleet_pb2.CheckInReply)
 
     async def Download(
         self, request: fleet_pb2.DownloadRequest, context: object
     ) -> AsyncIterator[fleet_pb2.DownloadPiece]:
         """See fleet.proto."""
-        async for data in self._coordinator.download(principal_of(context).id, c.download_from_proto(request)):
+        async for data in self._coordinator.download(principal_of(context).id, from_proto(Download, request)):
             yield fleet_pb2.DownloadPiece(data=data)
 
     async def Upload(
@@ -84,19 +102,19 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         device = principal_of(context).id
         try:
             first = await anext(request_iterator, None)
-            header = None if first is None else c.upload_from_proto(first)
+            header = None if first is None else from_proto(UploadRequest, first).part
             if not isinstance(header, UpdateHeader):
                 raise InvalidInput("upload: got no header, expected it as the first request")
         except InvalidInput as exc:
             self._coordinator.refuse(device, str(exc))
             raise
         async for reply in self._coordinator.upload(device, header, _pieces(request_iterator)):
-            yield c.upload_reply_to_proto(reply)
+            yield to_proto(reply, fleet_pb2.UploadReply)
 
     async def Report(self, request: fleet_pb2.ReportRequest, context: object) -> fleet_pb2.ReportReply:
         """See fleet.proto."""
-        reply = await self._coordinator.report(principal_of(context).id, c.report_from_proto(request))
-        return c.report_reply_to_proto(reply)
+        reply = await self._coordinator.report(principal_of(context).id, from_proto(Report, request))
+        return to_proto(reply, fleet_pb2.ReportReply)
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
@@ -133,7 +151,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.PublishBundleRequest, context: object
     ) -> control_pb2.PublishBundleReply:
         """See control.proto."""
-        sha256 = await self._runs.publish_bundle(c.bundle_from_proto(request.bundle))
+        sha256 = await self._runs.publish_bundle(from_proto(BundleRef, request.bundle))
         return control_pb2.PublishBundleReply(bundle_sha256=sha256)
 
     async def PrepareRun(self, request: control_pb2.PrepareRunRequest, context: object) -> control_pb2.PrepareRunReply:
@@ -143,60 +161,78 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def StartRun(self, request: control_pb2.StartRunRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        start = cr.start_run_from_proto(request)
-        return cr.run_info_to_proto(await self._runs.start_run(start, principal_of(context)))
+        start = from_proto(StartRun, request)
+        return to_proto(await self._runs.start_run(start, principal_of(context)), control_pb2.RunInfo)
 
     async def PublishVersion(self, request: control_pb2.PublishVersionRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        version = c.version_from_proto(request.version)
+        version = from_proto(Version, request.version)
         by = principal_of(context)
-        return cr.run_info_to_proto(await self._runs.publish_version(version, request.rounds, by))
+        return to_proto(await self._runs.publish_version(version, request.rounds, by), control_pb2.RunInfo)
 
     async def ReclaimRun(self, request: control_pb2.ReclaimRunRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        reclaim = cr.reclaim_from_proto(request)
-        return cr.run_info_to_proto(await self._runs.reclaim(reclaim, principal_of(context)))
+        reclaim = from_proto(Reclaim, request)
+        return to_proto(await self._runs.reclaim(reclaim, principal_of(context)), control_pb2.RunInfo)
 
     async def Command(self, request: control_pb2.CommandRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        command = replace(cr.command_from_proto(request), by=principal_of(context))
-        return cr.run_info_to_proto(await self._runs.command(command))
+        command = replace(from_proto(Command, request), by=principal_of(context))
+        return to_proto(await self._runs.command(command), control_pb2.RunInfo)
 
     async def ListRuns(self, request: control_pb2.ListRunsRequest, context: object) -> control_pb2.ListRunsReply:
         """See control.proto."""
-        return cr.listed_runs_to_proto(await self._runs.listed(request.from_index))
+        return page_of_runs(await self._runs.listed(request.from_index))
 
     async def GetRun(self, request: control_pb2.GetRunRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        return cr.run_info_to_proto(await self._runs.info(request.run_id))
+        return to_proto(await self._runs.info(request.run_id), control_pb2.RunInfo)
 
     async def DescribeRun(self, request: control_pb2.DescribeRunRequest, context: object) -> control_pb2.RunDescription:
         """See control.proto."""
-        num_rounds = cr.num_rounds_from_proto(request)
-        return cr.description_to_proto(await self._runs.describe(request.run_id, num_rounds))
+        check_described_rounds(request.rounds)
+        return to_proto(await self._runs.describe(request.run_id, request.rounds), control_pb2.RunDescription)
 
     async def GetVersion(self, request: control_pb2.GetVersionRequest, context: object) -> control_pb2.GetVersionReply:
         """See control.proto."""
-        number = cr.version_number_from_proto(request)
-        return cr.version_with_bundle_to_proto(await self._runs.version(request.run_id, number))
+        check_version_number(request.run_id, request.number)
+        number = request.number if request.HasField("number") else None
+        return to_proto(await self._runs.version(request.run_id, number), control_pb2.GetVersionReply)
 
     async def AcceptedDevices(
         self, request: control_pb2.AcceptedDevicesRequest, context: object
     ) -> control_pb2.AcceptedDevicesReply:
         """See control.proto."""
         page = await self._runs.accepted_devices(request.run_id, request.round, request.from_index)
-        return cr.accepted_devices_to_proto(page)
+        return to_proto(page, control_pb2.AcceptedDevicesReply)
 
     async def Evaluations(
         self, request: control_pb2.EvaluationsRequest, context: object
     ) -> control_pb2.EvaluationsReply:
         """See control.proto."""
-        return cr.evaluations_to_proto(await self._runs.evaluations(request.run_id, request.from_version))
+        page = await self._runs.evaluations(request.run_id, request.from_version)
+        return control_pb2.EvaluationsReply(
+            evaluations=[to_proto(each, control_pb2.VersionEvaluation) for each in page]
+        )
 
     async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.Event]:
         """See control.proto."""
-        async for entry in self._runs.watch(request.run_id, cr.from_sequence_from_proto(request)):
-            yield cr.event_to_proto(entry)
+        check_from_sequence(request.from_sequence)
+        async for entry in self._runs.watch(request.run_id, request.from_sequence):
+            yield to_proto(entry, control_pb2.Event)
+
+
+def page_of_runs(page: ListedRuns) -> control_pb2.ListRunsReply:
+    """Return the first Runs of a page that fit ``MAX_PAGE_RUNS_BYTES``, at least one."""
+    reply = control_pb2.ListRunsReply(num_runs=page.num_runs)
+    size_bytes = 0
+    for info in page.runs:
+        message = to_proto(info, control_pb2.RunInfo)
+        size_bytes += message.ByteSize()
+        if reply.runs and size_bytes > MAX_PAGE_RUNS_BYTES:
+            break
+        reply.runs.append(message)
+    return reply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,7 +335,7 @@ async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIter
 
 
 def _piece(request: fleet_pb2.UploadRequest) -> Piece:
-    part = c.upload_from_proto(request)
+    part = from_proto(UploadRequest, request).part
     if not isinstance(part, Piece):
         raise InvalidInput("upload: got a second header, expected pieces")
     return part

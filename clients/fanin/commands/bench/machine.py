@@ -16,7 +16,7 @@ import typer
 
 from fanin.commands.bench.harness.report import sampled, write_report
 from fanin.commands.console.terminal import JsonOption, run_command
-from fanin.protos.control import RoundPhase
+from fanin.protos.messages import RoundPhase
 from fanin.server.rounds import events as e
 from fanin.server.rounds.machine import Round, Rules
 from fanin.server.rounds.plain import PLAIN

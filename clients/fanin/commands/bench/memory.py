@@ -27,8 +27,8 @@ from fanin.commands.bench.harness.site import (
 )
 from fanin.commands.console.processes import Children, follow_run
 from fanin.commands.console.terminal import JsonOption, run_command
-from fanin.protos.control import RunRested, RunState
 from fanin.protos.errors import Conflict
+from fanin.protos.messages import RunRested, RunState
 
 GATE: Final = 3.0
 

@@ -34,8 +34,8 @@ from fanin.commands.console.processes import Children, follow_run
 from fanin.commands.console.terminal import ADDRESS_FILE, JsonOption, run_command
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
-from fanin.protos.control import RunRested, RunState
 from fanin.protos.errors import Conflict, Unavailable
+from fanin.protos.messages import RunRested, RunState
 
 GATE_S: Final = 3.0
 UNDER_WAY_S: Final = 60.0

@@ -32,8 +32,8 @@ from fanin.commands.bench.harness.site import (
 )
 from fanin.commands.console.processes import START_S, Children, follow_run
 from fanin.commands.console.terminal import JsonOption, run_command
-from fanin.protos.control import LoggedEvent, RunRested, RunState, VersionPublished
 from fanin.protos.errors import Conflict, Unavailable
+from fanin.protos.messages import LoggedEvent, RunRested, RunState, VersionPublished
 
 GATE_AGAINST_BARE: Final = 1.5
 PARTS: Final = {"updates": "updates", "versions": "blobs"}

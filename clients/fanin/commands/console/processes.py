@@ -13,8 +13,8 @@ from typing import Final
 
 from fanin.clients.operator import Operator
 from fanin.commands.console.terminal import ADDRESS_FILE
-from fanin.protos.control import LoggedEvent
 from fanin.protos.errors import Conflict, FaninError, Unavailable
+from fanin.protos.messages import LoggedEvent
 
 START_S: Final = 30.0
 END_S: Final = 10.0

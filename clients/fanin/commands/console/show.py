@@ -14,7 +14,8 @@ from typing import Final, assert_never
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.chunks import short
-from fanin.protos.control import (
+from fanin.protos.messages import (
+    MAX_SATURATED_SHARE,
     DevicesGone,
     DeviceSpread,
     Evaluation,
@@ -33,7 +34,6 @@ from fanin.protos.control import (
     VersionEvaluation,
     VersionPublished,
 )
-from fanin.protos.messages import MAX_SATURATED_SHARE
 from fanin.protos.plans.entries import BASE64
 from fanin.protos.texts import counted
 

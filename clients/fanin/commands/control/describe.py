@@ -23,8 +23,13 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
-from fanin.protos.control import MAX_DESCRIBED_ROUNDS, RoundInfo, RunDescription
-from fanin.protos.messages import FIRST_EPOCH, TrainingProgress
+from fanin.protos.messages import (
+    FIRST_EPOCH,
+    MAX_DESCRIBED_ROUNDS,
+    RoundInfo,
+    RunDescription,
+    TrainingProgress,
+)
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import KeyField, SectionField, fields_of, keys_of
 from fanin.protos.texts import counted

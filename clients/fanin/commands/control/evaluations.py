@@ -25,8 +25,8 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.console.usage import check_target, wrong_usage
-from fanin.protos.control import VersionEvaluation
 from fanin.protos.errors import RuntimeMissing
+from fanin.protos.messages import VersionEvaluation
 
 TENSORBOARD: Final = "tensorboardX"
 """It needs only numpy and protobuf, which are installed anyway. It is no requirement, because the CSV has the same."""

@@ -29,8 +29,8 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.edge.bundles.keys import load_or_create_key
-from fanin.protos.control import Adopt, Command, Pause, Resume, RunInfo, Stop
 from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import Adopt, Command, Pause, Resume, RunInfo, Stop
 
 if TYPE_CHECKING:
     from fanin.clients.operator import Operator

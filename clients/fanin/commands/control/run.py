@@ -34,8 +34,8 @@ from fanin.commands.console.usage import wrong_usage
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.chunks import short
-from fanin.protos.control import RunState
 from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.messages import RunState
 
 MAX_PLAN_CHARS = 48
 """Characters of the Plan's name in a Run's id; an id has at most 64."""

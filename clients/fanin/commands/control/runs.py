@@ -19,7 +19,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.protos.chunks import short
-from fanin.protos.control import RunInfo
+from fanin.protos.messages import RunInfo
 
 
 def main(argv: Sequence[str]) -> int:

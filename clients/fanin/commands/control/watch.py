@@ -16,7 +16,7 @@ from fanin.commands.console.terminal import (
     connect,
     run_command,
 )
-from fanin.protos.control import RunState
+from fanin.protos.messages import RunState
 
 
 def main(argv: Sequence[str]) -> int:

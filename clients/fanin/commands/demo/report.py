@@ -10,7 +10,7 @@ from rich.table import Table
 from fanin.commands.console.tables import print_tables
 from fanin.commands.demo.processes import DeviceEnvironment
 from fanin.edge.runtimes.quality import Quality
-from fanin.protos.control import RoundClosed, RunEvent, VersionPublished
+from fanin.protos.messages import RoundClosed, RunEvent, VersionPublished
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,9 +33,8 @@ from fanin.edge.export import export
 from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s, encode_parameters
-from fanin.protos.control import RunEvent, RunRested, RunState
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import CodecSpec, Training
+from fanin.protos.messages import CodecSpec, RunEvent, RunRested, RunState, Training
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.protos.texts import counted
 

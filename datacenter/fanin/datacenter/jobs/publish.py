@@ -14,9 +14,8 @@ from fanin.edge.bundles.versions import check_version
 from fanin.edge.runtimes.quality import Quality, check_drop
 from fanin.edge.tensors import Float32s
 from fanin.protos.chunks import short
-from fanin.protos.control import RunInfo
 from fanin.protos.errors import Conflict
-from fanin.protos.messages import UNSEEN
+from fanin.protos.messages import UNSEEN, RunInfo
 
 LOG = logging.getLogger("fanin.datacenter")
 

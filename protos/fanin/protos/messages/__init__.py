@@ -1,6 +1,6 @@
-"""The messages of the device protocol as frozen dataclasses; ``fleet.proto`` specifies when each is sent.
+"""The messages of the device protocol and of the operator's protocol as frozen dataclasses.
 
-Modules in reading order:
+``fleet.proto`` and ``control.proto`` specify when each is sent. Modules in reading order:
 
     checkins      enrollment, capabilities, check-in and its answers
     assignments   the Assignment: training, codec and grid of one device in one Round; its training, codec,
@@ -8,10 +8,15 @@ Modules in reading order:
     versions      references to Bundles, Versions, delegations, publications
     transfers     downloads and uploads
     reports       telemetry, statistics, giving an Assignment up
+    principals    who made a call
+    evaluations   of Versions, by the coordinator
+    runs          Runs, Rounds, and how they are described
+    commands      pause, resume, stop, adopt
+    events        the event log of a Run
 
 Constructors raise InvalidInput for values that are malformed or out of range. The code that uses them checks two kinds
 of fields later: lookup keys (``Download.sha256``) and values whose range depends on the Bundle or the Round. Variants
-are unions that are consumed by ``match``. ``fanin.protos.convert`` translates messages to the wire and back.
+are unions that are consumed by ``match``. ``fanin.protos.wire`` converts all of them to protobuf and back.
 """
 
 from fanin.protos.messages.assignments import (
@@ -29,11 +34,32 @@ from fanin.protos.messages.checkins import (
     Capabilities,
     CheckIn,
     CheckInAnswer,
+    CheckInReply,
     Enrollment,
     Rejected,
     RejectReason,
     Wait,
 )
+from fanin.protos.messages.commands import Adopt, Command, Pause, Resume, Stop, check_version_number
+from fanin.protos.messages.evaluations import MAX_PAGE_EVALUATIONS, VersionEvaluation
+from fanin.protos.messages.events import (
+    MAX_LISTED_DEVICES,
+    DevicesGone,
+    DeviceSpread,
+    Evaluation,
+    LoggedEvent,
+    RoundClosed,
+    RoundFailed,
+    RoundOpened,
+    RunEvent,
+    RunRested,
+    RunResumed,
+    VersionPublished,
+    check_from_sequence,
+    devices_gone,
+    round_closed,
+)
+from fanin.protos.messages.principals import Principal, PrincipalKind
 from fanin.protos.messages.reports import (
     EVAL_AGREE,
     EVAL_CORRECT_FLOAT,
@@ -57,6 +83,28 @@ from fanin.protos.messages.reports import (
     TrainingProgress,
     check_num_counts,
 )
+from fanin.protos.messages.runs import (
+    MAX_DESCRIBED_ROUNDS,
+    MAX_PAGE_DEVICES,
+    MAX_PAGE_RUNS,
+    MAX_PAGE_RUNS_BYTES,
+    MAX_SATURATED_DEVICES,
+    MAX_WARNINGS,
+    AcceptedDevices,
+    ListedRuns,
+    Reclaim,
+    RoundInfo,
+    RoundPhase,
+    RunDescription,
+    RunInfo,
+    RunState,
+    RunWarned,
+    SaturatedDevices,
+    StartRun,
+    VersionWithBundle,
+    check_described_rounds,
+    saturated_devices,
+)
 from fanin.protos.messages.transfers import (
     UPDATE_FORMAT,
     Download,
@@ -65,6 +113,7 @@ from fanin.protos.messages.transfers import (
     UpdateHeader,
     UpdateState,
     UploadReply,
+    UploadRequest,
 )
 from fanin.protos.messages.versions import (
     FIRST_EPOCH,
@@ -76,6 +125,7 @@ from fanin.protos.messages.versions import (
     ServedVersion,
     Version,
 )
+from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import MAX_COUNT, MAX_SUM, CodecSpec, StageSpec, Statistic, Training
 
 __all__ = [
@@ -91,12 +141,21 @@ __all__ = [
     "MAX_CAPABILITIES",
     "MAX_COUNT",
     "MAX_COUNTS",
+    "MAX_DESCRIBED_ROUNDS",
     "MAX_FAILURE_CHARS",
     "MAX_GRID_EXPONENT",
     "MAX_KNOWN_STAGES",
+    "MAX_LISTED_DEVICES",
     "MAX_LOSS",
+    "MAX_NUMBER",
+    "MAX_PAGE_DEVICES",
+    "MAX_PAGE_EVALUATIONS",
+    "MAX_PAGE_RUNS",
+    "MAX_PAGE_RUNS_BYTES",
+    "MAX_SATURATED_DEVICES",
     "MAX_SATURATED_SHARE",
     "MAX_SUM",
+    "MAX_WARNINGS",
     "MIN_GRID_EXPONENT",
     "OLDEST_PROTOCOL",
     "PROTOCOL",
@@ -106,35 +165,74 @@ __all__ = [
     "TRAIN_LOSS",
     "UNSEEN",
     "UPDATE_FORMAT",
+    "AcceptedDevices",
+    "Adopt",
     "Assigned",
     "Assignment",
     "BundleRef",
     "Capabilities",
     "CheckIn",
     "CheckInAnswer",
+    "CheckInReply",
     "CodecSpec",
+    "Command",
     "Delegation",
+    "DeviceSpread",
+    "DevicesGone",
     "Download",
     "Enrollment",
+    "Evaluation",
+    "ListedRuns",
+    "LoggedEvent",
     "Order",
+    "Pause",
     "Piece",
+    "Principal",
+    "PrincipalKind",
     "Publication",
+    "Reclaim",
     "RejectReason",
     "Rejected",
     "Report",
+    "Resume",
+    "RoundClosed",
+    "RoundFailed",
+    "RoundInfo",
+    "RoundOpened",
+    "RoundPhase",
     "RoundState",
+    "RunDescription",
+    "RunEvent",
+    "RunInfo",
+    "RunRested",
+    "RunResumed",
+    "RunState",
+    "RunWarned",
+    "SaturatedDevices",
     "ServedVersion",
     "StageSpec",
     "StageState",
+    "StartRun",
     "Statistic",
     "Statistics",
+    "Stop",
     "Telemetry",
     "Training",
     "TrainingProgress",
     "UpdateHeader",
     "UpdateState",
     "UploadReply",
+    "UploadRequest",
     "Version",
+    "VersionEvaluation",
+    "VersionPublished",
+    "VersionWithBundle",
     "Wait",
+    "check_described_rounds",
+    "check_from_sequence",
     "check_num_counts",
+    "check_version_number",
+    "devices_gone",
+    "round_closed",
+    "saturated_devices",
 ]

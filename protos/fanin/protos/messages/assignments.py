@@ -1,9 +1,10 @@
 """The Assignment: the work of one device in one Round."""
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidInput
+from fanin.protos.fields import Mark
 from fanin.protos.messages.reports import MAX_COUNTS
 from fanin.protos.messages.versions import BundleRef, Publication, Version
 from fanin.protos.names import check_name
@@ -61,9 +62,9 @@ class Assignment:
     deadline_s: float = 0.0
     relay: str = ""
     stages: tuple[StageSpec, ...] = ()
-    state: StageState = StageState()
+    state: Annotated[StageState, Mark.SPARSE] = StageState()
     statistics: tuple[Statistic, ...] = ()
-    flower: FlowerPlan = field(default_factory=FlowerPlan)
+    flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
     progress_s: float = 0.0
 
     @property

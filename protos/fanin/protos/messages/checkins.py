@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidInput
+from fanin.protos.fields import Mark, OneOf, Otherwise
 from fanin.protos.messages.assignments import Assignment
 from fanin.protos.messages.versions import Publication, ServedVersion
 from fanin.protos.names import MAX_NAME_CHARS, check_key
@@ -60,7 +61,7 @@ class Enrollment:
 
     protocol: int
     token: str
-    public_key: str
+    public_key: Annotated[str, Mark.HEXADECIMAL]
 
     def __post_init__(self) -> None:
         check_key("enroll", self.public_key)
@@ -91,7 +92,7 @@ class CheckIn:
 class Assigned:
     """Answer to a check-in: the device has work."""
 
-    assignment: Assignment
+    assignment: Annotated[Assignment, Mark.WHOLE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Wait:
 
     retry_min_s: float
     retry_max_s: float
-    newest: Publication | None = None
+    newest: Annotated[Publication | None, Mark.BESIDE] = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.retry_min_s <= self.retry_max_s < float("inf"):
@@ -121,9 +122,19 @@ class RejectReason(Enum):
 class Rejected:
     """Answer to a check-in: the device cannot take part with this protocol or these capabilities."""
 
-    reason: RejectReason
+    # A reason of a newer coordinator is still a rejection, and its text explains it.
+    reason: Annotated[RejectReason, Otherwise(member=RejectReason.UNSUITABLE)]
     text: str
-    newest: Publication | None = None
+    newest: Annotated[Publication | None, Mark.BESIDE] = None
 
 
 CheckInAnswer = Assigned | Wait | Rejected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckInReply:
+    """The message with the answer to a check-in."""
+
+    answer: Annotated[
+        CheckInAnswer, OneOf(unknown="check-in reply: got answer {}, expected assigned, wait or rejected")
+    ]

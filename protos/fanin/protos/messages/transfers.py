@@ -2,11 +2,16 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Annotated, Final
 
-from fanin.protos.chunks import Artifact
-from fanin.protos.messages.reports import Statistics, Telemetry
+from fanin.protos.chunks import MAX_MORE_CHUNKS, Artifact, check_num_chunks
+from fanin.protos.errors import InvalidInput
+from fanin.protos.fields import Mark, OneOf
+from fanin.protos.messages.reports import Statistics, Telemetry, check_num_counts
 from fanin.protos.names import check_name
+
+if TYPE_CHECKING:
+    from fanin.v1 import fleet_pb2 as pb
 
 UPDATE_FORMAT: Final = 1
 
@@ -26,6 +31,10 @@ class Download:
     sha256: str
     offset: int
     more_sha256: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.more_sha256) > MAX_MORE_CHUNKS:
+            raise InvalidInput(f"download: got {len(self.more_sha256)} more chunks, expected at most {MAX_MORE_CHUNKS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +68,12 @@ class UpdateHeader:
     def __post_init__(self) -> None:
         check_name("update: assignment", self.assignment_id)
 
+    @staticmethod
+    def check_message(message: "pb.UpdateHeader") -> None:
+        """Raise InvalidInput for too many entries, before a loop over all that a device has sent."""
+        check_num_counts(len(message.statistics.counts))
+        check_num_chunks(len(message.payload.chunks), message.payload.size_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
@@ -66,6 +81,13 @@ class Piece:
 
     offset: int
     data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadRequest:
+    """A message of an upload."""
+
+    part: Annotated[UpdateHeader | Piece, OneOf(unknown="upload: got part {}, expected a header or a piece")]
 
 
 class RoundState(Enum):
@@ -86,8 +108,11 @@ class UpdateState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadReply:
-    """Progress of an upload. The device sends or resumes the payload from byte ``received_bytes`` on."""
+    """Progress of an upload. The device sends or resumes the payload from byte ``received_bytes`` on.
+
+    The reply to a Report lacks this number.
+    """
 
     round_state: RoundState
     update_state: UpdateState
-    received_bytes: int = 0
+    received_bytes: Annotated[int, Mark.LOCAL] = 0

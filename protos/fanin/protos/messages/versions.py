@@ -7,11 +7,15 @@ uses anything. A value only guarantees that its keys and signatures have the rig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidInput
+from fanin.protos.fields import Mark
 from fanin.protos.names import MAX_NUMBER, check_key, check_name, check_signature
+
+if TYPE_CHECKING:
+    from fanin.v1 import fleet_pb2 as pb
 
 MAX_AUXILIARY: Final = 8
 FIRST_EPOCH: Final = 1
@@ -39,7 +43,7 @@ class BundleRef:
     """
 
     manifest: Artifact
-    public_key: str
+    public_key: Annotated[str, Mark.HEXADECIMAL]
     signature: bytes
 
     def __post_init__(self) -> None:
@@ -54,7 +58,7 @@ class Delegation:
     run_id: str
     epoch: int
     bundle_sha256: str
-    run_public_key: str
+    run_public_key: Annotated[str, Mark.HEXADECIMAL]
     signature: bytes
 
     def __post_init__(self) -> None:
@@ -87,7 +91,7 @@ class Version:
     parent: int
     bundle_sha256: str
     parameters: Artifact
-    public_key: str
+    public_key: Annotated[str, Mark.HEXADECIMAL]
     signature: bytes
     delegation: Delegation | None = None
     auxiliary: Mapping[str, Artifact] = field(default_factory=lambda: MappingProxyType({}))
@@ -108,6 +112,14 @@ class Version:
             )
         for name in self.auxiliary:
             check_name("version: auxiliary tensor", name)
+
+    @staticmethod
+    def check_message(message: "pb.Version") -> None:
+        """Raise InvalidInput for two auxiliary tensors of one name."""
+        if len({each.name for each in message.auxiliary}) < len(message.auxiliary):
+            raise InvalidInput(
+                f"version {message.number}: got two auxiliary tensors of one name, expected different names"
+            )
 
     @property
     def order(self) -> Order:

@@ -185,20 +185,21 @@ def _declared(section: type) -> Fields:
 
 def key_field(name: str, hint: object, default: object) -> KeyField | None:
     """Return the key that a name, hint and default declare; None if the hint is no ``Annotated[type, Key(...)]``."""
-    if get_origin(hint) is not Annotated:
+    kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    key = next((item for item in metadata if isinstance(item, Key)), None)
+    if key is None:
         return None
-    kind, *metadata = get_args(hint)
     if isinstance(kind, UnionType):
         (kind,) = (each for each in get_args(kind) if each is not NoneType)
     kind = get_origin(kind) or kind
-    (key,) = (item for item in metadata if isinstance(item, Key))
     assert kind in TYPE_NAMES, f"{name}: got type {kind}, expected one of {list(TYPE_NAMES)}"
     return KeyField(name=name, type=kind, default=default, key=key)
 
 
 def _section_field(name: str, hint: object) -> SectionField:
-    is_list = get_origin(hint) is tuple
-    section = get_args(hint)[0] if is_list else hint
+    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    is_list = get_origin(kind) is tuple
+    section = get_args(kind)[0] if is_list else kind
     assert isinstance(section, type), f"{name}: got {hint}, expected a section or Annotated[type, Key(...)]"
     assert is_dataclass(section), f"{name}: got {hint}, expected a section or Annotated[type, Key(...)]"
     return SectionField(name=name, section=section, is_list=is_list)

@@ -14,7 +14,11 @@ power of two (``server.aggregation.weights``). So a Plan is valid if its largest
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.fields import Mark
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.cohort import CohortPlan, check_quorum
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
@@ -65,7 +69,7 @@ class Plan:
     aggregation: AggregationPlan
     stop: StopPlan
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
-    flower: FlowerPlan = field(default_factory=FlowerPlan)
+    flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
 
     def __post_init__(self) -> None:
         problem = (
@@ -87,6 +91,21 @@ class Plan:
         check_stages(self)
         check_statistics(self)
         check_schedule(self)
+
+    @staticmethod
+    def check_message(message: Message) -> None:
+        """Refuse a Plan with a key of another version: it would be ignored, and the Run would compute something else.
+
+        Raises:
+            InvalidPlan: The message, or a section of it, has a field that is not known here.
+        """
+        sections = {field.name: value for field, value in message.ListFields() if isinstance(value, Message)}
+        for section, value in ({"": message} | sections).items():
+            if len(unknown := UnknownFieldSet(value)):
+                raise InvalidPlan(
+                    f"plan: {section}: got field {unknown[0].field_number}, which this version of fanin does not know, "
+                    "expected the keys of docs/plan.md; use the version of fanin that wrote the Plan"
+                )
 
     def training_in(self, round_number: int) -> Training:
         """Return the settings of training in a Round: ``training`` with the changes of the schedule."""

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.fields import Mark
 from fanin.protos.plans.entries import kind_of
 from fanin.protos.plans.flower import FlowerPlan
 from fanin.protos.plans.keys import Key, keys_of, shown
@@ -43,7 +44,7 @@ class ScheduledChange:
     optimizer: Annotated[dict[str, float], _KEYS["optimizer"]] = field(default_factory=dict)
     warmup_steps: Annotated[int | None, _KEYS["warmup_steps"]] = None
     step_decay: Annotated[str | None, _KEYS["step_decay"]] = None
-    flower: FlowerPlan = field(default_factory=FlowerPlan)
+    flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
 
 
 def training_in(training: Training, schedule: Sequence[ScheduledChange], round_number: int) -> Training:

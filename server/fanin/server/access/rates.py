@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.errors import InvalidInput, NotFound, Throttled
+from fanin.protos.messages import Principal, PrincipalKind
 
 MAX_DEVICES: Final = 100_000
 """Devices in the table, about 15 MB. A device that leaves it called longer ago than all others in it."""

@@ -13,9 +13,8 @@ from typing import Final
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, is_signed
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall
-from fanin.protos.control import Principal, PrincipalKind
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely
-from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment
+from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment, Principal, PrincipalKind
 from fanin.server.access.replays import CallTimes
 from fanin.server.storage.protocols.devices import DeviceDirectory
 from fanin.server.storage.records import EnrolledDevice, Role

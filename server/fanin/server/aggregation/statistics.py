@@ -20,7 +20,6 @@ import numpy as np
 
 from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, SQUARES_INT8, quality_of
 from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
-from fanin.protos.control import DeviceSpread, Evaluation, SaturatedDevices, saturated_devices
 from fanin.protos.messages import (
     EVAL_CORRECT_FLOAT,
     EVAL_EXAMPLES,
@@ -32,6 +31,10 @@ from fanin.protos.messages import (
     SATURATED,
     TRAIN_LOSS,
     TRAINED,
+    DeviceSpread,
+    Evaluation,
+    SaturatedDevices,
+    saturated_devices,
 )
 
 SPREADS: Final = MappingProxyType(

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fanin.protos.control import StartRun
 from fanin.protos.errors import Conflict, InvalidPlan, Unavailable
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.messages import BundleRef, StartRun, Version
 from fanin.protos.plans import EvaluationPlan
 from fanin.server.evaluation.jobs import EvaluationJob
 from fanin.server.evaluation.process import EvaluatorProcess

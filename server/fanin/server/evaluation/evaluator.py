@@ -12,8 +12,8 @@ from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
-from fanin.protos.control import VersionEvaluation
 from fanin.protos.errors import InvalidInput, Unavailable
+from fanin.protos.messages import VersionEvaluation
 from fanin.protos.plans import EvaluationPlan
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply

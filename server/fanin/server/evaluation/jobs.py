@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
-from fanin.protos.convert import bundle_from_proto, bundle_to_proto, version_from_proto, version_to_proto
 from fanin.protos.messages import BundleRef, Version
+from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import fleet_pb2
 
 
@@ -37,8 +37,8 @@ class EvaluationJob:
 
     def to_line(self) -> bytes:
         """Return the job as a line."""
-        version = None if self.version is None else _text(version_to_proto(self.version).SerializeToString())
-        bundle = _text(bundle_to_proto(self.bundle).SerializeToString())
+        version = None if self.version is None else _text(to_proto(self.version, fleet_pb2.Version).SerializeToString())
+        bundle = _text(to_proto(self.bundle, fleet_pb2.BundleRef).SerializeToString())
         row = {
             "blobs": str(self.blobs),
             "data": str(self.data),
@@ -57,12 +57,12 @@ class EvaluationJob:
         return cls(
             blobs=Path(row["blobs"]),
             data=Path(row["data"]),
-            bundle=bundle_from_proto(fleet_pb2.BundleRef.FromString(base64.b64decode(row["bundle"]))),
+            bundle=from_proto(BundleRef, fleet_pb2.BundleRef.FromString(base64.b64decode(row["bundle"]))),
             best=row["best"],
             metrics=tuple(row["metrics"]),
             version=None
             if version is None
-            else version_from_proto(fleet_pb2.Version.FromString(base64.b64decode(version))),
+            else from_proto(Version, fleet_pb2.Version.FromString(base64.b64decode(version))),
         )
 
 

@@ -9,7 +9,7 @@ last Version is published. These devices download within a window that is as lon
 from typing import Final
 
 from fanin.protos import messages as m
-from fanin.protos.control import RunState
+from fanin.protos.messages import RunState
 from fanin.server.fleet.retries import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.publications import Publications

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fanin.protos import messages as m
-from fanin.protos.control import RunWarned
+from fanin.protos.messages import RunWarned
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.bulletin import Bulletin
 from fanin.server.fleet.doubles import Doubles

@@ -1,6 +1,6 @@
 """The state diagram of a round protocol, generated from its transition table for docs/rounds.md."""
 
-from fanin.protos.control import RoundPhase
+from fanin.protos.messages import RoundPhase
 from fanin.server.rounds.machine import RoundProtocol
 
 

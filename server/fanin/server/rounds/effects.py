@@ -16,9 +16,9 @@ from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import DeviceSpread, Evaluation, SaturatedDevices, VersionPublished
-from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
+from fanin.protos.messages import DeviceSpread, Evaluation, SaturatedDevices, VersionPublished
+from fanin.protos.wire import to_proto
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.parameters import (
@@ -46,6 +46,7 @@ from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
 from fanin.server.storage.records import OuterState, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
+from fanin.v1 import fleet_pb2
 
 LOSSES: Final = (m.TRAIN_LOSS, m.EVAL_LOSS)
 
@@ -332,4 +333,4 @@ def _damaged_update(device: str) -> Damaged:
 
 
 def _wire_bytes(header: m.UpdateHeader) -> int:
-    return header.payload.size_bytes + header_to_proto(header).ByteSize()
+    return header.payload.size_bytes + to_proto(header, fleet_pb2.UpdateHeader).ByteSize()

@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.control import RoundPhase
+from fanin.protos.messages import RoundPhase
 from fanin.server.rounds import events as e
 from fanin.server.rounds.machine import Cohort, IllegalEvent, Outcome, Round, Rows, row
 

@@ -6,7 +6,7 @@ The driver carries it out and reports the result as the next event.
 
 from dataclasses import dataclass
 
-from fanin.protos.control import RunWarned
+from fanin.protos.messages import RunWarned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

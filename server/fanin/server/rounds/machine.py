@@ -19,7 +19,7 @@ from typing import Final
 
 from rpds import HashTrieSet
 
-from fanin.protos.control import RoundPhase
+from fanin.protos.messages import RoundPhase
 from fanin.server.rounds import events as e
 
 

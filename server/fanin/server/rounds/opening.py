@@ -6,8 +6,8 @@ from typing import Final
 
 from rpds import HashTrieSet
 
-from fanin.protos.control import RoundPhase, RunState
 from fanin.protos.errors import Corrupted, NotFound
+from fanin.protos.messages import RoundPhase, RunState
 from fanin.server.aggregation.parameters import first_grid_from
 from fanin.server.rounds.machine import Cohort, Outcome, Round, Rules
 from fanin.server.rounds.plain import PLAIN, begin

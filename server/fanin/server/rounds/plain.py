@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.control import RoundPhase
+from fanin.protos.messages import RoundPhase
 from fanin.server.rounds import events as e
 from fanin.server.rounds.endings import ENDING, close, failure_exits, stay, unchanged
 from fanin.server.rounds.machine import (

@@ -10,8 +10,7 @@ from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.statistics import declared, labels_of
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import TensorTable
-from fanin.protos.control import StartRun
-from fanin.protos.messages import BundleRef, Delegation, Statistic
+from fanin.protos.messages import BundleRef, Delegation, StartRun, Statistic
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule

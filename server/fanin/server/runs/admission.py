@@ -22,9 +22,8 @@ from fanin.edge.codecs.stages import added_groups
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
-from fanin.protos.control import StartRun
 from fanin.protos.errors import Conflict, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
-from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, Version
+from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, StartRun, Version
 from fanin.protos.plans import OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import differences, keys_of, shown
 from fanin.server.rounds.setup import RunSetup

@@ -10,11 +10,14 @@ from contextlib import suppress
 from functools import partial
 
 from fanin.protos.chunks import short
-from fanin.protos.control import (
+from fanin.protos.errors import Conflict, Corrupted, InvalidVersion, NotFound
+from fanin.protos.messages import (
+    FIRST_EPOCH,
     MAX_NUMBER,
     MAX_PAGE_RUNS,
     AcceptedDevices,
     Adopt,
+    BundleRef,
     Command,
     ListedRuns,
     LoggedEvent,
@@ -24,12 +27,11 @@ from fanin.protos.control import (
     RunInfo,
     StartRun,
     Stop,
+    Version,
     VersionEvaluation,
     VersionPublished,
     VersionWithBundle,
 )
-from fanin.protos.errors import Conflict, Corrupted, InvalidVersion, NotFound
-from fanin.protos.messages import FIRST_EPOCH, BundleRef, Version
 from fanin.protos.names import check_run_id
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import RepeatedTroubles

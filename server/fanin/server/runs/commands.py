@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from fanin.edge.bundles.versions import sign_version
-from fanin.protos.control import Adopt, Command, Pause, Principal, Resume, Stop, VersionPublished
 from fanin.protos.errors import Conflict, NotFound
-from fanin.protos.messages import Version
+from fanin.protos.messages import Adopt, Command, Pause, Principal, Resume, Stop, Version, VersionPublished
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.storage.decisions import check_next
 from fanin.server.storage.lanes import run_to_end

@@ -2,8 +2,8 @@
 
 from types import MappingProxyType
 
-from fanin.protos.control import RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
 from fanin.protos.errors import Corrupted
+from fanin.protos.messages import RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.runs.view import LiveRun, RunView
 from fanin.server.storage.records import RoundMark, RoundSummary

@@ -8,9 +8,8 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.protos.chunks import short
-from fanin.protos.control import StartRun
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound
-from fanin.protos.messages import BundleRef, Capabilities, Delegation
+from fanin.protos.messages import BundleRef, Capabilities, Delegation, StartRun
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.outer import optimizer_of
 from fanin.server.aggregation.rules import rule_of

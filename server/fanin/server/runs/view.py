@@ -9,8 +9,7 @@ continued.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fanin.protos.control import RoundPhase, RunState
-from fanin.protos.messages import TrainingProgress, Version
+from fanin.protos.messages import RoundPhase, RunState, TrainingProgress, Version
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.records import RunRecord
 

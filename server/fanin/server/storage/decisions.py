@@ -6,9 +6,8 @@ refused call raises before the transaction writes.
 
 from collections.abc import Collection, Sequence
 
-from fanin.protos.control import MAX_WARNINGS, Command, RoundFailed, RunState, RunWarned
 from fanin.protos.errors import Conflict, Superseded
-from fanin.protos.messages import Version
+from fanin.protos.messages import MAX_WARNINGS, Command, RoundFailed, RunState, RunWarned, Version
 from fanin.protos.plans import CohortPlan
 from fanin.protos.texts import counted
 from fanin.server.storage.records import Lease, RoundMark

@@ -10,8 +10,7 @@ from functools import cached_property
 
 from fanin.protos.calls import device_id_of
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import Principal, RunState, StartRun, VersionPublished
-from fanin.protos.messages import Delegation, UpdateHeader, Version
+from fanin.protos.messages import Delegation, Principal, RunState, StartRun, UpdateHeader, Version, VersionPublished
 
 OuterState = Mapping[str, Artifact]
 """The tensors of an outer optimizer's state by name, as blobs of little-endian float32."""

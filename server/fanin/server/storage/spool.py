@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Final
 
 from fanin.protos.chunks import CHUNK_BYTES, check_digest, short
-from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
+from fanin.protos.wire import to_proto
 from fanin.server.storage.disk import Disk, OwnEntries, disk_errors, make_folder
 from fanin.server.storage.protocols.files import Upload
+from fanin.v1 import fleet_pb2
 
 _READ_BYTES: Final = CHUNK_BYTES
 _NAME_CHARS: Final = 16
@@ -53,7 +54,7 @@ class FolderSpool:
         """Start or resume the upload of a device whose Update is not recorded yet. Raises StorageFull."""
         part = self._uploads / f"{header.assignment_id}.part"
         note = self._uploads / f"{header.assignment_id}.header"
-        announced = header_to_proto(header).SerializeToString(deterministic=True)
+        announced = to_proto(header, fleet_pb2.UpdateHeader).SerializeToString(deterministic=True)
         with disk_errors(f"spool {header.assignment_id}"):
             if not note.exists() or note.read_bytes() != announced:
                 part.unlink(missing_ok=True)

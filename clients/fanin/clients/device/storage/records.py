@@ -6,9 +6,9 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from fanin.clients.device.storage.files import replace
-from fanin.protos.convert import publication_from_proto, publication_to_proto
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import UNSEEN, Order, Publication
+from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import fleet_pb2 as pb
 
 
@@ -42,12 +42,12 @@ class Records:
 
     def put_served(self, publication: Publication) -> None:
         """Record the Publication of the served model. The record is durable before this returns. Raises StorageFull."""
-        replace(self._served, publication_to_proto(publication).SerializeToString())
+        replace(self._served, to_proto(publication, pb.Publication).SerializeToString())
 
     def served(self) -> Publication | None:
         """Return the Publication of the model that was served last; None if no readable record exists."""
         try:
-            return publication_from_proto(pb.Publication.FromString(self._served.read_bytes()))
+            return from_proto(Publication, pb.Publication.FromString(self._served.read_bytes()))
         except (FileNotFoundError, DecodeError, InvalidInput):
             return None
 

@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fanin.clients.device.models import OpenedModel
-from fanin.protos.convert import assignment_to_proto
 from fanin.protos.messages import Assignment
+from fanin.protos.wire import to_proto
+from fanin.v1 import fleet_pb2
 
 DOMAIN: Final = b"fanin device seed v1\n"
 SEED_BYTES: Final = 32
@@ -37,7 +38,7 @@ def device_seed(secret: bytes, assignment: Assignment) -> bytes:
         secret: The secret of the device.
         assignment: The Assignment.
     """
-    info = assignment_to_proto(replace(assignment, deadline_s=0.0)).SerializeToString(deterministic=True)
+    info = to_proto(replace(assignment, deadline_s=0.0), fleet_pb2.Assignment).SerializeToString(deterministic=True)
     return HKDF(algorithm=SHA256(), length=SEED_BYTES, salt=None, info=DOMAIN + info).derive(secret)
 
 

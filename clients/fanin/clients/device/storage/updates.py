@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError
 
 from fanin.clients.device.storage.files import own_files, replace
 from fanin.edge.files import storage_error
-from fanin.protos.convert import header_from_proto, header_to_proto
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import UpdateHeader
+from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import fleet_pb2 as pb
 
 _UPDATE_NAME: Final = re.compile(r"[^.].*\.(payload|header|header\.new)", re.ASCII)
@@ -41,7 +41,7 @@ class UpdateStore:
         except OSError as exc:
             payload_path.unlink(missing_ok=True)
             raise storage_error(str(payload_path), exc) from exc
-        replace(header_path, header_to_proto(header).SerializeToString())
+        replace(header_path, to_proto(header, pb.UpdateHeader).SerializeToString())
         self._complete.add(header.assignment_id)
 
     def header(self, assignment_id: str) -> UpdateHeader | None:
@@ -50,7 +50,7 @@ class UpdateStore:
         if not header_path.exists():
             return None
         try:
-            header = header_from_proto(pb.UpdateHeader.FromString(header_path.read_bytes()))
+            header = from_proto(UpdateHeader, pb.UpdateHeader.FromString(header_path.read_bytes()))
         except (DecodeError, InvalidInput):
             return None
         if not payload_path.exists() or payload_path.stat().st_size != header.payload.size_bytes:

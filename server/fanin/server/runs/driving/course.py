@@ -9,9 +9,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from fanin.protos.control import RoundPhase, RunState
 from fanin.protos.errors import Superseded
-from fanin.protos.messages import TrainingProgress
+from fanin.protos.messages import RoundPhase, RunState, TrainingProgress
 from fanin.protos.texts import counted
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, assert_never
 
 from fanin.edge.codecs.scaffold import declared_devices
-from fanin.protos.control import MAX_NUMBER, RoundPhase, RunRested, RunState, RunWarned, devices_gone
+from fanin.protos.messages import MAX_NUMBER, RoundPhase, RunRested, RunState, RunWarned, devices_gone
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.opening import clear_spool, open_next_round, recall, recall_participation

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from fanin.protos.control import RunState
 from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, public_text
+from fanin.protos.messages import RunState
 from fanin.server.rounds.troubles import RepeatedTroubles, reason_of
 from fanin.server.rounds.worker import Observer, Worker
 from fanin.server.runs.commands import RunControl

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from fanin.edge.runtimes.quality import LabelDrop
-from fanin.protos.control import (
+from fanin.protos.messages import (
     LoggedEvent,
     RoundFailed,
     RunEvent,

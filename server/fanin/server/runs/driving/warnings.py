@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices
-from fanin.protos.control import RunWarned
+from fanin.protos.messages import RunWarned
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.rounds.effects import UpdateFacts

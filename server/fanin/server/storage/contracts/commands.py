@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from fanin.protos.control import Command, Pause, Resume, RoundFailed, RunRested, RunResumed, RunState, Stop
 from fanin.protos.errors import Conflict
+from fanin.protos.messages import Command, Pause, Resume, RoundFailed, RunRested, RunResumed, RunState, Stop
 from fanin.server.storage.contracts.values import (
     COHORT,
     OPERATOR,

@@ -1,6 +1,6 @@
 """The contract of evaluations of Versions."""
 
-from fanin.protos.control import VersionEvaluation
+from fanin.protos.messages import VersionEvaluation
 from fanin.server.storage.protocols.evaluations import EvaluationStore
 
 

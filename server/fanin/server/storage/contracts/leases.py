@@ -2,8 +2,8 @@
 
 from collections.abc import Awaitable, Callable
 
-from fanin.protos.control import RunRested, RunState, devices_gone
 from fanin.protos.errors import Superseded
+from fanin.protos.messages import RunRested, RunState, devices_gone
 from fanin.server.storage.contracts.values import COHORT, committed, opened, published, refusal, start, version
 from fanin.server.storage.stores import DriverStores, Stores
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 from typing import Final
 
 from fanin.protos.chunks import artifact_of
-from fanin.protos.control import (
+from fanin.protos.errors import Conflict
+from fanin.protos.messages import (
     MAX_WARNINGS,
     AcceptedDevices,
     RoundFailed,
@@ -15,7 +16,6 @@ from fanin.protos.control import (
     devices_gone,
     round_closed,
 )
-from fanin.protos.errors import Conflict
 from fanin.server.storage.contracts.values import (
     COHORT,
     NEVER,

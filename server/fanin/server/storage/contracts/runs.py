@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import RunState
 from fanin.protos.errors import Conflict
+from fanin.protos.messages import RunState
 from fanin.server.storage.contracts.values import BUNDLE, OPERATOR, RUN, refusal, start, version
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.records import RunRecord

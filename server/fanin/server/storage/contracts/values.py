@@ -11,8 +11,8 @@ from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
-from fanin.protos.control import Principal, PrincipalKind, Reclaim, StartRun, VersionPublished
 from fanin.protos.errors import FaninError
+from fanin.protos.messages import Principal, PrincipalKind, Reclaim, StartRun, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord
 

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.control import (
+from fanin.protos.messages import (
     Command,
     Reclaim,
     RoundFailed,
@@ -13,7 +13,7 @@ from fanin.protos.control import (
     RunState,
     VersionPublished,
 )
-from fanin.protos.convert_control import command_to_proto
+from fanin.protos.wire import to_proto
 from fanin.server.storage.decisions import (
     by_text,
     changes_on_pause,
@@ -26,6 +26,7 @@ from fanin.server.storage.decisions import (
 )
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
 from fanin.server.storage.records import Newest, RoundMark
+from fanin.v1 import control_pb2
 
 
 class MemoryCommands:
@@ -113,7 +114,7 @@ class MemoryCommands:
 
 
 def _digest(command: Command) -> str:
-    return sha256_hex(command_to_proto(command).SerializeToString(deterministic=True))
+    return sha256_hex(to_proto(command, control_pb2.CommandRequest).SerializeToString(deterministic=True))
 
 
 def _set_going(rows: RunRows, num_rounds: int) -> None:

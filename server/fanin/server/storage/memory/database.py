@@ -3,16 +3,17 @@
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
-from fanin.protos.control import (
+from fanin.protos.messages import (
+    BundleRef,
     LoggedEvent,
     RoundFailed,
     RunEvent,
     RunRested,
     RunWarned,
+    Version,
     VersionEvaluation,
     VersionPublished,
 )
-from fanin.protos.messages import BundleRef, Version
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord, RunRecord
 
 

@@ -1,6 +1,6 @@
 """Evaluations of Versions in memory."""
 
-from fanin.protos.control import MAX_PAGE_EVALUATIONS, VersionEvaluation
+from fanin.protos.messages import MAX_PAGE_EVALUATIONS, VersionEvaluation
 from fanin.server.storage.memory.database import MemoryDatabase
 
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from fanin.protos.control import MAX_PAGE_DEVICES, AcceptedDevices
-from fanin.protos.messages import UpdateHeader, Version
+from fanin.protos.messages import MAX_PAGE_DEVICES, AcceptedDevices, UpdateHeader, Version
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
 from fanin.server.storage.memory.runs import MemoryRunArchive
 from fanin.server.storage.origins import recorded_grid, recorded_state

@@ -3,9 +3,17 @@
 from collections.abc import Iterator
 
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import LoggedEvent, Principal, RunState, RunWarned, StartRun, VersionPublished
 from fanin.protos.errors import Conflict
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.messages import (
+    BundleRef,
+    LoggedEvent,
+    Principal,
+    RunState,
+    RunWarned,
+    StartRun,
+    Version,
+    VersionPublished,
+)
 from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
 from fanin.server.storage.protocols.runs import PAGE_EVENTS

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fanin.protos.control import (
+from fanin.protos.errors import Conflict
+from fanin.protos.messages import (
     DevicesGone,
     RoundClosed,
     RoundFailed,
@@ -11,11 +12,10 @@ from fanin.protos.control import (
     RunRested,
     RunState,
     RunWarned,
+    Version,
     VersionPublished,
     round_closed,
 )
-from fanin.protos.errors import Conflict
-from fanin.protos.messages import Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.decisions import check_lease, failure_of, left_until, new_warnings
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows

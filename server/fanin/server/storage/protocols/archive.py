@@ -6,8 +6,7 @@ A store whose record ``fanin verify`` can read implements these Protocols beside
 from collections.abc import Iterator
 from typing import Protocol
 
-from fanin.protos.control import LoggedEvent
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.messages import BundleRef, LoggedEvent, Version
 from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord, RunRecord
 
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from fanin.protos.control import Command, Reclaim, VersionPublished
+from fanin.protos.messages import Command, Reclaim, VersionPublished
 from fanin.server.storage.records import Newest
 
 

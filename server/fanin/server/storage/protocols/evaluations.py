@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from fanin.protos.control import VersionEvaluation
+from fanin.protos.messages import VersionEvaluation
 
 
 class EvaluationStore(Protocol):

@@ -12,8 +12,7 @@ OSDI 2006, section 2.4 (there a "sequencer").
 from collections.abc import Sequence
 from typing import Protocol
 
-from fanin.protos.control import DevicesGone, RunRested, RunWarned, VersionPublished
-from fanin.protos.messages import Version
+from fanin.protos.messages import DevicesGone, RunRested, RunWarned, Version, VersionPublished
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundRecord
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from fanin.protos.control import AcceptedDevices
-from fanin.protos.messages import UpdateHeader, Version
+from fanin.protos.messages import AcceptedDevices, UpdateHeader, Version
 from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundRecord, RoundSummary
 
 PAGE_UPDATES: Final = 256

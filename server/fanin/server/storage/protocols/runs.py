@@ -3,8 +3,16 @@
 from typing import Final, Protocol
 
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import LoggedEvent, Principal, RunState, RunWarned, StartRun, VersionPublished
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.messages import (
+    BundleRef,
+    LoggedEvent,
+    Principal,
+    RunState,
+    RunWarned,
+    StartRun,
+    Version,
+    VersionPublished,
+)
 from fanin.server.storage.records import RunRecord
 
 PAGE_EVENTS: Final = 100

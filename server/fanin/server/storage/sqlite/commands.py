@@ -8,18 +8,17 @@ from collections.abc import Collection
 from sqlalchemy import Connection, Engine, case, delete, insert, select, update
 
 from fanin.edge.tensors import sha256_hex
-from fanin.protos.control import (
+from fanin.protos.messages import (
     Command,
     Reclaim,
     RoundFailed,
     RunRested,
     RunResumed,
     RunState,
+    Version,
     VersionPublished,
 )
-from fanin.protos.convert import delegation_to_proto
-from fanin.protos.convert_control import command_to_proto
-from fanin.protos.messages import Version
+from fanin.protos.wire import to_proto
 from fanin.server.storage.decisions import (
     by_text,
     changes_on_pause,
@@ -34,6 +33,7 @@ from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
 from fanin.server.storage.sqlite.rounds import fail_round
 from fanin.server.storage.sqlite.runs import add_event, add_version, find_version, run_state, set_run
+from fanin.v1 import control_pb2, fleet_pb2
 
 
 class SqliteCommands:
@@ -107,7 +107,7 @@ class SqliteCommands:
             add_version(connection, version, round_number=0)
             keys, runs = schema.run_keys, schema.runs
             connection.execute(delete(keys).where(keys.c.run_id == run_id, keys.c.epoch < version.epoch))
-            delegation = delegation_to_proto(reclaim.delegation).SerializeToString()
+            delegation = to_proto(reclaim.delegation, fleet_pb2.Delegation).SerializeToString()
             connection.execute(update(runs).where(runs.c.run_id == run_id).values(delegation_proto=delegation))
             if reclaim.rounds:
                 set_run(connection, run_id, state=RunState.RUNNING, max_rounds=reclaim.rounds)
@@ -145,7 +145,7 @@ def _remember(connection: Connection, command: Command, now_s: float) -> None:
 
 
 def _digest(command: Command) -> str:
-    return sha256_hex(command_to_proto(command).SerializeToString(deterministic=True))
+    return sha256_hex(to_proto(command, control_pb2.CommandRequest).SerializeToString(deterministic=True))
 
 
 def _check_publication(connection: Connection, version: Version) -> None:

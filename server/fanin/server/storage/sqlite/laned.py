@@ -10,8 +10,9 @@ from functools import partial
 from sqlalchemy import Engine
 
 from fanin.protos.chunks import Artifact
-from fanin.protos.control import (
+from fanin.protos.messages import (
     AcceptedDevices,
+    BundleRef,
     Command,
     DevicesGone,
     LoggedEvent,
@@ -21,10 +22,11 @@ from fanin.protos.control import (
     RunState,
     RunWarned,
     StartRun,
+    UpdateHeader,
+    Version,
     VersionEvaluation,
     VersionPublished,
 )
-from fanin.protos.messages import BundleRef, UpdateHeader, Version
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.origins import recorded_grid, recorded_state

@@ -2,7 +2,8 @@
 
 from sqlalchemy import Connection, Engine, Select, insert, select
 
-from fanin.protos.convert import artifact_from_proto, artifact_to_proto
+from fanin.protos.chunks import Artifact
+from fanin.protos.wire import to_proto
 from fanin.server.storage.records import OuterState
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.columns import decode
@@ -17,7 +18,7 @@ def add_outer_state(connection: Connection, run_id: str, round_number: int, stat
                 run_id=run_id,
                 round=round_number,
                 name=name,
-                artifact_proto=artifact_to_proto(artifact).SerializeToString(deterministic=True),
+                artifact_proto=to_proto(artifact, fleet_pb2.Artifact).SerializeToString(deterministic=True),
             )
         )
 
@@ -44,4 +45,4 @@ def _read(engine: Engine, query: Select[tuple[str, bytes]]) -> OuterState:
     with engine.connect() as connection:
         rows = connection.execute(query.order_by(schema.outer_states.c.name)).mappings().all()
     what = "the state of an outer optimizer"
-    return {row["name"]: decode(what, fleet_pb2.Artifact, artifact_from_proto, row["artifact_proto"]) for row in rows}
+    return {row["name"]: decode(what, Artifact, fleet_pb2.Artifact, row["artifact_proto"]) for row in rows}

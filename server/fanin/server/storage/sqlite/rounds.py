@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, func, select, update
 
-from fanin.protos.control import MAX_PAGE_DEVICES, AcceptedDevices, RoundFailed
 from fanin.protos.errors import Corrupted
-from fanin.protos.messages import UpdateHeader
+from fanin.protos.messages import MAX_PAGE_DEVICES, AcceptedDevices, RoundFailed, UpdateHeader
 from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundMark, RoundRecord, RoundSummary
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.outer_states import outer_state, outer_state_of_version

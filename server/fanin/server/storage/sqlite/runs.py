@@ -7,35 +7,22 @@ from sqlalchemy import Connection, Engine, RowMapping, Select, delete, func, ins
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from fanin.protos.chunks import Artifact, short
-from fanin.protos.control import (
+from fanin.protos.errors import Corrupted, InvalidInput
+from fanin.protos.messages import (
     MAX_PAGE_EVALUATIONS,
+    BundleRef,
+    Delegation,
     LoggedEvent,
     Principal,
     RunEvent,
     RunState,
     RunWarned,
     StartRun,
+    Version,
     VersionEvaluation,
     VersionPublished,
 )
-from fanin.protos.convert import (
-    artifact_from_proto,
-    bundle_from_proto,
-    bundle_to_proto,
-    delegation_from_proto,
-    version_from_proto,
-    version_to_proto,
-)
-from fanin.protos.convert_control import (
-    evaluation_from_proto,
-    evaluation_to_proto,
-    event_from_proto,
-    event_to_proto,
-    start_run_from_proto,
-    start_run_to_proto,
-)
-from fanin.protos.errors import Corrupted, InvalidInput
-from fanin.protos.messages import BundleRef, Version
+from fanin.protos.wire import to_proto
 from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord
@@ -59,7 +46,7 @@ class SqliteRuns:
         """Record a Bundle. A known Bundle is not changed."""
         row = {
             "bundle_sha256": bundle.manifest.sha256,
-            "bundle_proto": bundle_to_proto(bundle).SerializeToString(),
+            "bundle_proto": to_proto(bundle, fleet_pb2.BundleRef).SerializeToString(),
         }
         with writing(self._engine) as connection:
             connection.execute(upsert(schema.bundles).values(row).on_conflict_do_nothing())
@@ -69,16 +56,14 @@ class SqliteRuns:
         query = select(schema.bundles.c.bundle_proto).where(schema.bundles.c.bundle_sha256 == sha256)
         with self._engine.connect() as connection:
             data = connection.execute(query).scalar()
-        return None if data is None else decode(f"bundle {short(sha256)}", fleet_pb2.BundleRef, bundle_from_proto, data)
+        return None if data is None else decode(f"bundle {short(sha256)}", BundleRef, fleet_pb2.BundleRef, data)
 
     def bundles(self) -> tuple[BundleRef, ...]:
         """See ``BundleStore.bundles``."""
         query = select(schema.bundles.c.bundle_sha256, schema.bundles.c.bundle_proto)
         with self._engine.connect() as connection:
             rows = connection.execute(query).all()
-        return tuple(
-            decode(f"bundle {short(name)}", fleet_pb2.BundleRef, bundle_from_proto, data) for name, data in rows
-        )
+        return tuple(decode(f"bundle {short(name)}", BundleRef, fleet_pb2.BundleRef, data) for name, data in rows)
 
     def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
         """See ``BundleStore.artifact_page``. Row ids increase, so a row that is added meanwhile comes last."""
@@ -95,9 +80,9 @@ class SqliteRuns:
         data = [row[1] for row in rows]
         following = 2 * rows[-1][0] + table
         if table:
-            artifacts = [decode("an outer state", fleet_pb2.Artifact, artifact_from_proto, each) for each in data]
+            artifacts = [decode("an outer state", Artifact, fleet_pb2.Artifact, each) for each in data]
         else:
-            decoded = [decode("a version", fleet_pb2.Version, version_from_proto, each) for each in data]
+            decoded = [decode("a version", Version, fleet_pb2.Version, each) for each in data]
             artifacts = [artifact for version in decoded for artifact in version.artifacts]
         return tuple(artifacts), following
 
@@ -131,7 +116,7 @@ class SqliteRuns:
             connection.execute(
                 insert(schema.runs).values(
                     run_id=start.run_id,
-                    start_proto=start_run_to_proto(start).SerializeToString(),
+                    start_proto=to_proto(start, control_pb2.StartRunRequest).SerializeToString(),
                     state=RunState.RUNNING.value,
                     reason="",
                     max_rounds=start.plan.stop.max_rounds,
@@ -242,7 +227,9 @@ class SqliteEvaluations:
         values = {
             "data_sha256": evaluation.data_sha256,
             "score": score,
-            "evaluation_proto": evaluation_to_proto(evaluation).SerializeToString(deterministic=True),
+            "evaluation_proto": to_proto(evaluation, control_pb2.VersionEvaluation).SerializeToString(
+                deterministic=True
+            ),
         }
         row = upsert(table).values(run_id=run_id, number=evaluation.version, **values)
         keys = [table.c.run_id, table.c.number]
@@ -291,7 +278,7 @@ class SqliteEvaluations:
         with self._engine.connect() as connection:
             rows = connection.execute(query).scalars().all()
         what = f"run {run_id}, an evaluation"
-        return tuple(decode(what, control_pb2.VersionEvaluation, evaluation_from_proto, data) for data in rows)
+        return tuple(decode(what, VersionEvaluation, control_pb2.VersionEvaluation, data) for data in rows)
 
 
 def run_state(connection: Connection, run_id: str) -> RunState:
@@ -310,7 +297,7 @@ def find_version(connection: Connection, run_id: str, number: int | None = None)
     query = select(table.c.version_proto).where(table.c.run_id == run_id)
     query = query.order_by(table.c.number.desc()).limit(1) if number is None else query.where(table.c.number == number)
     data = connection.execute(query).scalar()
-    return None if data is None else decode(f"run {run_id}, a version", fleet_pb2.Version, version_from_proto, data)
+    return None if data is None else decode(f"run {run_id}, a version", Version, fleet_pb2.Version, data)
 
 
 def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str = "", max_rounds: int = 0) -> None:
@@ -327,7 +314,7 @@ def add_version(connection: Connection, version: Version, *, round_number: int) 
         insert(schema.versions).values(
             run_id=version.run_id,
             number=version.number,
-            version_proto=version_to_proto(version).SerializeToString(),
+            version_proto=to_proto(version, fleet_pb2.Version).SerializeToString(),
             round=round_number,
         )
     )
@@ -336,7 +323,7 @@ def add_version(connection: Connection, version: Version, *, round_number: int) 
 def add_event(connection: Connection, run_id: str, event: RunEvent, now_s: float) -> None:
     """Append an event of a Run within the caller's transaction."""
     sequence = newest_sequence(connection, run_id) + 1
-    data = event_to_proto(LoggedEvent(sequence=sequence, time=now_s, event=event)).SerializeToString()
+    data = to_proto(LoggedEvent(sequence=sequence, time=now_s, event=event), control_pb2.Event).SerializeToString()
     row = {"run_id": run_id, "sequence": sequence, "time": now_s, "event_proto": data}
     connection.execute(insert(schema.events).values(row))
 
@@ -365,21 +352,21 @@ def _epoch(connection: Connection, run_id: str) -> int:
 
 
 def _event(run_id: str, data: bytes) -> LoggedEvent:
-    return decode(f"run {run_id}, an event", control_pb2.Event, event_from_proto, data)
+    return decode(f"run {run_id}, an event", LoggedEvent, control_pb2.Event, data)
 
 
 def _record(row: RowMapping) -> RunRecord:
     if row["state"] not in _STATES:
         raise _damaged(row["run_id"], f"its state is {row['state']!r}")
     return RunRecord(
-        start=decode(f"run {row['run_id']}", control_pb2.StartRunRequest, start_run_from_proto, row["start_proto"]),
+        start=decode(f"run {row['run_id']}", StartRun, control_pb2.StartRunRequest, row["start_proto"]),
         state=RunState(row["state"]),
         reason=row["reason"],
         max_rounds=row["max_rounds"],
         started_by=None if row["started_by"] is None else _principal(row["run_id"], row["started_by"]),
         reclaimed=None
         if row["delegation_proto"] is None
-        else decode(f"run {row['run_id']}", fleet_pb2.Delegation, delegation_from_proto, row["delegation_proto"]),
+        else decode(f"run {row['run_id']}", Delegation, fleet_pb2.Delegation, row["delegation_proto"]),
     )
 
 

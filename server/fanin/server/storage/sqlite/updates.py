@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, select
 
-from fanin.protos.convert import header_from_proto
 from fanin.protos.messages import UpdateHeader
 from fanin.server.storage.records import CommittedUpdate, RoundMark
 from fanin.server.storage.sqlite import schema
@@ -79,4 +78,4 @@ def find_last_folded(connection: Connection, run_id: str, device_id: str, lineag
 
 
 def _header(data: bytes) -> UpdateHeader:
-    return decode("the header of an update", fleet_pb2.UpdateHeader, header_from_proto, data)
+    return decode("the header of an update", UpdateHeader, fleet_pb2.UpdateHeader, data)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection, Engine, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from fanin.protos.control import (
+from fanin.protos.errors import Superseded
+from fanin.protos.messages import (
     DevicesGone,
     RoundClosed,
     RoundFailed,
@@ -20,13 +21,12 @@ from fanin.protos.control import (
     RunRested,
     RunState,
     RunWarned,
+    Version,
     VersionPublished,
     round_closed,
 )
-from fanin.protos.convert import header_to_proto
-from fanin.protos.errors import Superseded
-from fanin.protos.messages import Version
 from fanin.protos.plans import CohortPlan
+from fanin.protos.wire import to_proto
 from fanin.server.storage.decisions import check_lease, failure_of, left_until, new_warnings
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord
 from fanin.server.storage.sqlite import schema
@@ -35,6 +35,7 @@ from fanin.server.storage.sqlite.outer_states import add_outer_state
 from fanin.server.storage.sqlite.rounds import fail_round, find_round, is_round
 from fanin.server.storage.sqlite.runs import add_event, add_version, newest_sequence, run_state, set_run
 from fanin.server.storage.sqlite.updates import find_update
+from fanin.v1 import fleet_pb2
 
 Verdict = CommittedUpdate | Superseded | None
 """The Update that is recorded for an Assignment, the refusal of its driver, or None if the Round does not accept it."""
@@ -251,7 +252,7 @@ def _commit(connection: Connection, candidate: Candidate) -> Verdict:
             round=wanted.round,
             made_for=header.round,
             device_id=wanted.device_id,
-            header_proto=header_to_proto(header).SerializeToString(deterministic=True),
+            header_proto=to_proto(header, fleet_pb2.UpdateHeader).SerializeToString(deterministic=True),
         )
     )
     return wanted

@@ -1,17 +1,28 @@
 """Commands of an operator to a Run: pause, resume, stop, adopt a Version."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from fanin.protos.control.principals import Principal
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, NotFound
+from fanin.protos.fields import Mark, OneOf
+from fanin.protos.messages.principals import Principal
 from fanin.protos.names import MAX_NUMBER, check_name
 from fanin.protos.plans import MAX_TIMES
+
+if TYPE_CHECKING:
+    from fanin.v1 import control_pb2 as pb
 
 
 def check_rounds(rounds: int) -> None:
     """Raise InvalidInput unless a Run can be continued for this number of Rounds."""
     if not 0 <= rounds <= MAX_TIMES:
         raise InvalidInput(f"rounds: got {rounds}, expected 0 to {MAX_TIMES}")
+
+
+def check_version_number(run_id: str, number: int) -> None:
+    """Raise NotFound for a number that no store can hold."""
+    if number > MAX_NUMBER:
+        raise NotFound(f"run {run_id[:64]!r}: has no version {number}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +81,16 @@ class Command:
 
     command_id: str
     run_id: str
-    what: Pause | Resume | Stop | Adopt
-    by: Principal | None = None
+    what: Annotated[
+        Pause | Resume | Stop | Adopt,
+        OneOf(unknown="command: got {}, expected one that this fanin knows; install a newer one"),
+    ]
+    by: Annotated[Principal | None, Mark.LOCAL] = None
 
     def __post_init__(self) -> None:
         check_name("command id", self.command_id)
+
+    @staticmethod
+    def check_message(message: "pb.CommandRequest") -> None:
+        """Raise NotFound for a Version that no Run can have."""
+        check_version_number(message.adopt.from_run_id or message.run_id, message.adopt.number)

@@ -1,17 +1,21 @@
 """A Run and its Rounds as the operator's protocol shows them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from fanin.protos.control.commands import check_rounds
-from fanin.protos.control.evaluations import VersionEvaluation
-from fanin.protos.control.principals import Principal
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import BundleRef, Delegation, TrainingProgress, Version
+from fanin.protos.messages.commands import check_rounds, check_version_number
+from fanin.protos.messages.evaluations import VersionEvaluation
+from fanin.protos.messages.principals import Principal
+from fanin.protos.messages.reports import TrainingProgress
+from fanin.protos.messages.versions import BundleRef, Delegation, Version
 from fanin.protos.plans import Plan
+
+if TYPE_CHECKING:
+    from fanin.v1 import control_pb2 as pb
 
 MAX_DESCRIBED_ROUNDS: Final = 1000
 """Most Rounds in one description. They travel in one message."""
@@ -151,6 +155,17 @@ class SaturatedDevices:
     num_devices: int = 0
     num_values: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
+    @staticmethod
+    def of_message(*, num_devices: int, num_values: Mapping[str, int]) -> "SaturatedDevices":
+        """Return the record of a message, whose map has no order."""
+        return replace(saturated_devices(num_values), num_devices=num_devices)
+
+
+def check_described_rounds(rounds: int) -> None:
+    """Raise InvalidInput for more Rounds than one description has."""
+    if rounds > MAX_DESCRIBED_ROUNDS:
+        raise InvalidInput(f"describe: got {rounds} rounds, expected at most {MAX_DESCRIBED_ROUNDS}")
+
 
 def saturated_devices(num_values: Mapping[str, int]) -> SaturatedDevices:
     """Return the record of these devices. ``num_values`` is the number of saturated values of each."""
@@ -226,6 +241,11 @@ class Reclaim:
                 f"reclaim: got a version of run {self.version.run_id}, epoch {self.version.epoch}, expected run "
                 f"{self.delegation.run_id}, epoch {self.delegation.epoch}, of the delegation"
             )
+
+    @staticmethod
+    def check_message(message: "pb.ReclaimRunRequest") -> None:
+        """Raise NotFound for a Version that no Run can have."""
+        check_version_number(message.version.run_id, message.adopted_number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Annotated, Final
 
-from fanin.protos.control.principals import Principal
-from fanin.protos.control.runs import RunState, RunWarned, SaturatedDevices
 from fanin.protos.errors import InvalidInput
+from fanin.protos.fields import OneOf
+from fanin.protos.messages.principals import Principal
+from fanin.protos.messages.runs import RunState, RunWarned, SaturatedDevices
+from fanin.protos.names import MAX_NUMBER
 
 MAX_LISTED_DEVICES: Final = 1000
 """Devices that an event lists: 34 kB, of the 4 MiB that gRPC allows for one message."""
@@ -38,6 +40,17 @@ class RoundClosed:
             raise InvalidInput(
                 f"round {self.round}: got {len(self.accepted)} accepted devices, expected at most {self.num_accepted}"
             )
+
+    @classmethod
+    def of_message(cls, *, num_accepted: int, accepted: tuple[str, ...], **number: int) -> "RoundClosed":
+        """Return the event of a message. One of an older release lacks ``num_accepted`` and lists all devices."""
+        return cls(num_accepted=num_accepted or len(accepted), accepted=accepted[:MAX_LISTED_DEVICES], **number)
+
+
+def check_from_sequence(sequence: int) -> None:
+    """Raise InvalidInput for a sequence number that no event can have."""
+    if sequence > MAX_NUMBER:
+        raise InvalidInput(f"watch: got from_sequence {sequence}, expected at most {MAX_NUMBER}")
 
 
 def round_closed(round_number: int, accepted: Sequence[str]) -> RoundClosed:
@@ -233,4 +246,6 @@ class LoggedEvent:
 
     sequence: int
     time: float
-    event: RunEvent
+    event: Annotated[
+        RunEvent, OneOf(unknown="event: got {}, expected a kind that this fanin knows; install a newer one")
+    ]
