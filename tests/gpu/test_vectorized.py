@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fanin.clients.data.examples import Examples
 from fanin.edge.export import Adam, App, Recipe
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.vectorized.gpu import MAX_GROUP
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
 from fanin.edge.runtimes.available import open_runtime

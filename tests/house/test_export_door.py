@@ -41,7 +41,7 @@ def test_importing_the_door_imports_no_heavy_library() -> None:
 def test_an_app_that_is_only_trained_needs_no_graph_library() -> None:
     names = ("training.model", "training.parameters", "models.digits_app")
     modules = loaded_modules("import " + ", ".join(f"fanin.datacenter.{name}" for name in names))
-    assert "fanin.edge.export.app" in modules
+    assert "fanin.edge.export.app.app" in modules
     assert not modules & set(GRAPH_LIBRARIES)
 
 

@@ -12,7 +12,7 @@ from support.nightly import in_ci
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export.diagnosis.parts import INT8, RUN, failure_of_step
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.prepare import prepare
 from fanin.protos.errors import InvalidBundle
 
 APP = """

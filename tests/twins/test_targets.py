@@ -29,8 +29,8 @@ from torch.nn import functional
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import check_examples
 from fanin.edge.export import cross_entropy
+from fanin.edge.export.app.losses import Loss
 from fanin.edge.export.build import measure_app
-from fanin.edge.export.losses import Loss
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
 from fanin.edge.export.verification.ready import checked

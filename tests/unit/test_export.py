@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import App, cross_entropy, export
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.graph.decompositions.tables import ONNX
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.signatures import Port
 from fanin.protos.errors import InvalidInput, UnsupportedModel

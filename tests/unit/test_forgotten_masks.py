@@ -9,7 +9,7 @@ from support.tags import tags_app
 from torch import Tensor, nn
 
 from fanin.edge.export import App, Lengths, squared_error
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.verification.padding import notes_on_padding
 from fanin.edge.export.verification.ready import checked
 from fanin.protos.errors import UnsupportedModel

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.export import App
-from fanin.edge.export.cache.digests import LIBRARIES, PACKAGE, digest_of
-from fanin.edge.export.cache.files import VARIABLE, CacheFolder, folder_from
-from fanin.edge.export.decompositions.tables import ONNX, TFLITE
-from fanin.edge.export.onnx.writer import to_onnx
-from fanin.edge.export.optimizers.recipe import Recipe
-from fanin.edge.export.optimizers.rules import Sgd
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.forward import trace_evaluate
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.app.optimizers.recipe import Recipe
+from fanin.edge.export.app.optimizers.rules import Sgd
+from fanin.edge.export.formats.cache.digests import LIBRARIES, PACKAGE, digest_of
+from fanin.edge.export.formats.cache.files import VARIABLE, CacheFolder, folder_from
+from fanin.edge.export.formats.onnx.writer import to_onnx
+from fanin.edge.export.formats.tflite.writer import to_tflite
+from fanin.edge.export.graph.decompositions.tables import ONNX, TFLITE
+from fanin.edge.export.graph.forward import trace_evaluate
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 
 KEY = "0" * 64
 

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, Loss, check_app, export, squared_error
 from fanin.edge.export.build import _check_cost, _untrained
-from fanin.edge.export.modules.repeated import check_samples
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.refusals import Place, Untraceable
 from fanin.edge.export.verification.constant import constant_loss
 from fanin.edge.export.verification.ready import checked
+from fanin.edge.export.verification.repeated import check_samples
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import UnsupportedModel
 

@@ -16,8 +16,8 @@ from fanin.simulation.studies.boards import open_board, write_scalars
 from fanin.simulation.studies.seeds import SpreadRow, spread_of, write_spread
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
-    from fanin.edge.export.prepare import Module
+    from fanin.edge.export.app.app import App
+    from fanin.edge.export.module.prepare import Module
 
 NO_CLIENTS: Final = tuple(each.name for each in fields(ClientRow) if each.name not in ("statistics", "means"))
 """The columns of a table without clients: no Round has ended."""
@@ -118,7 +118,7 @@ class Result:
                 f"result: got client {client}, expected one of the {len(self.local)} clients with personal parameters "
                 "that have trained; name the parameters by Recipe(local=[...])"
             )
-        from fanin.edge.export.prepare import with_parameters
+        from fanin.edge.export.module.prepare import with_parameters
 
         return with_parameters(self.app, {**self.arrays, **self.local[client]})
 
@@ -217,7 +217,7 @@ class ClientFailed(Exception):
 
 
 def _module(app: "App", table: TensorTable, parameters: Float32s) -> "Module":
-    from fanin.edge.export.prepare import with_parameters
+    from fanin.edge.export.module.prepare import with_parameters
 
     return with_parameters(app, table.views(parameters))
 

@@ -26,7 +26,7 @@ from fanin.protos.plans import Plan
 from fanin.simulation.setup.settings import SimulationSettings
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
     from fanin.edge.export.vectorized.step import VectorStep
 
 ENGINES: Final = re.compile(r"graph|auto|vmap(:cuda(:\d{1,3})?)?")

@@ -20,7 +20,7 @@ from fanin.simulation.engines.choice import Chosen, Workload, device_of, vector_
 from fanin.simulation.workers import FORMAT
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
 COST: Final = "the simulation trains and validates in torch; it has no Bundle for devices and no int8 values"
 

@@ -27,7 +27,7 @@ from fanin.simulation.engines.choice import check_engine
 from fanin.simulation.setup.settings import SimulationSettings
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
 UNIFORM: Final = "uniform"
 """The default of ``cohort.selection``."""
@@ -48,7 +48,7 @@ def check_arguments(app: object, clients: object, settings: SimulationSettings) 
     """Return the App and its clients. Raises InvalidInput unless the model can use the examples, and the settings are
     valid.
     """
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
     if not isinstance(app, App) or not isinstance(clients, Partition):
         raise InvalidInput(

@@ -18,8 +18,8 @@ from fanin.simulation.studies.records import BUNDLE, RecordFolder, Subject, subj
 from fanin.simulation.workers import PlacedBundle
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
-    from fanin.edge.export.prepare import StateDict
+    from fanin.edge.export.app.app import App
+    from fanin.edge.export.module.prepare import StateDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings
     if isinstance(subject, FlowerSubject):
         bundle = subject.bundle(settings.initial, folder / BUNDLE, key)
         return Preparation(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
-    from fanin.edge.export.prepare import with_state
+    from fanin.edge.export.module.prepare import with_state
 
     app = subject.app
     if settings.initial is not None:

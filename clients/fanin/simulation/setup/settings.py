@@ -19,7 +19,7 @@ from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.rows import OnFailure, RoundRow
 
 if TYPE_CHECKING:
-    from fanin.edge.export.prepare import Module, StateDict
+    from fanin.edge.export.module.prepare import Module, StateDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,11 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import LocalParameters, Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot
-from fanin.edge.export.apart import apart
-from fanin.edge.export.app import App
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.inputs.named import num_samples, numpy_inputs, rows_of
+from fanin.edge.export.app.inputs.sequences import at_length, groups_of
+from fanin.edge.export.app.losses import squared_error
+from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.diagnosis.parts import (
     INT8,
     RUN,
@@ -38,15 +41,12 @@ from fanin.edge.export.diagnosis.parts import (
     failure_of_preprocess,
     failure_of_step,
 )
-from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
-from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
-from fanin.edge.export.inputs.sequences import at_length, groups_of
-from fanin.edge.export.losses import squared_error
-from fanin.edge.export.optimizers.optimizer import Tensors
-from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.preprocess import with_preprocess
-from fanin.edge.export.tracing.examples import example_batch, loss_targets
-from fanin.edge.export.tracing.vocabulary import count_tokens
+from fanin.edge.export.formats.apart import apart
+from fanin.edge.export.formats.graphs import FORMATS, Graphs, graphs_of
+from fanin.edge.export.formats.preprocess import with_preprocess
+from fanin.edge.export.graph.examples import example_batch, loss_targets
+from fanin.edge.export.graph.vocabulary import count_tokens
+from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.export.verification.constant import constant_loss
 from fanin.edge.export.verification.ready import checked
 from fanin.edge.export.verification.verify import verify, verify_train

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from fanin.edge.export.app import App
+from fanin.edge.export.app.app import App
 from fanin.edge.export.build import build
 from fanin.edge.export.diagnosis.parts import Finding, FormatFailure, finding_of
 from fanin.edge.export.refusals import Untraceable

@@ -16,9 +16,9 @@ from typing import Final, TypeVar
 import torch
 from torch import nn
 
-from fanin.edge.export.modules.draws import RandomDraw
-from fanin.edge.export.modules.plain.writing import ViewWrite
-from fanin.edge.export.tracing.reading import MixedPrecision, ShapeRead, ValueRead
+from fanin.edge.export.graph.reading import MixedPrecision, ShapeRead, ValueRead
+from fanin.edge.export.module.draws import RandomDraw
+from fanin.edge.export.module.plain.writing import ViewWrite
 from fanin.protos.errors import UnsupportedModel
 
 T = TypeVar("T")

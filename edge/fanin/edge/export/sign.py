@@ -6,10 +6,10 @@ from pathlib import Path
 
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.export.app import App
+from fanin.edge.export.app.app import App
 from fanin.edge.export.build import LOG, build
 from fanin.edge.export.diagnosis.parts import FormatFailure
-from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.formats.graphs import FORMATS
 from fanin.edge.export.verification.ready import check_arguments
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.quality import Agreement, Quality

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from fanin.edge.export.inputs.named import call_module
-from fanin.edge.export.optimizers.optimizer import Tensors
+from fanin.edge.export.app.inputs.named import call_module
+from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.refusals import is_apps, running_line
 
 Function = Callable[..., object]

@@ -14,14 +14,16 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.export.app import App
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.inputs.named import call_module
 from fanin.edge.export.diagnosis.calls import FunctionCall, calls_between_layers
-from fanin.edge.export.diagnosis.layers import trace_layer
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.inputs.named import call_module
-from fanin.edge.export.modules.gradients import output_learns
-from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.preprocess import encode_preprocess
+from fanin.edge.export.formats.graphs import FORMATS
+from fanin.edge.export.formats.preprocess import encode_preprocess
+from fanin.edge.export.graph.examples import example_batch
+from fanin.edge.export.graph.layers import trace_layer
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.module.gradients import output_learns
+from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.refusals import (
     LOSS,
@@ -33,8 +35,6 @@ from fanin.edge.export.refusals import (
     is_of,
     running_line,
 )
-from fanin.edge.export.tracing.examples import example_batch
-from fanin.edge.export.tracing.traced import Traced
 from fanin.edge.runtimes.available import runtimes_of
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.protos.errors import InvalidInput, UnsupportedModel

@@ -18,14 +18,14 @@ from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS, Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
-from fanin.edge.export.app import App
-from fanin.edge.export.formats import ports_of
-from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.app.app import App
+from fanin.edge.export.formats.graphs import ports_of
+from fanin.edge.export.graph.forward import trace_evaluate
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.graph.vocabulary import count_tokens
+from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.tracing.forward import trace_evaluate
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.export.tracing.train import trace_train
-from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.vectorized.step import EAGER
 from fanin.edge.export.verification.ready import checked
 from fanin.edge.files import new_folder

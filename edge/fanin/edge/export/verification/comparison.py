@@ -21,11 +21,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.export.inputs.named import call_module
-from fanin.edge.export.modules.finite import KEEP_FINITE, first_not_finite
-from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.tracing.eager import FLOOR, UNKNOWN_FLOOR
-from fanin.edge.export.tracing.examples import example_batch
+from fanin.edge.export.app.inputs.named import call_module
+from fanin.edge.export.diagnosis.finite import KEEP_FINITE, first_not_finite
+from fanin.edge.export.graph.examples import example_batch
+from fanin.edge.export.module.prepare import Prepared
+from fanin.edge.export.verification.eager import FLOOR, UNKNOWN_FLOOR
 from fanin.edge.tensors import Array
 from fanin.protos.errors import UnsupportedModel
 

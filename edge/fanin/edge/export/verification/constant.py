@@ -11,9 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fanin.edge.export.losses import Loss
-from fanin.edge.export.modules.draws import refused
-from fanin.edge.export.tracing.examples import loss_targets
+from fanin.edge.export.app.losses import Loss
+from fanin.edge.export.graph.examples import loss_targets
+from fanin.edge.export.module.draws import refused
 
 MAX_STEPS: Final = 50
 

@@ -9,27 +9,27 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fanin.edge.export.inputs.named import call_module, num_samples, rows_of
-from fanin.edge.export.inputs.outputs import Output, of_rows
-from fanin.edge.export.modules.draws import ended, recorded, refused
-from fanin.edge.export.modules.finite import KEEP_FINITE, first_not_finite
-from fanin.edge.export.modules.repeated import (
-    check_parameters,
-    check_samples,
-    place_of_change,
-    versions,
-)
-from fanin.edge.export.optimizers.optimizer import Tensors
-from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.refusals import Untraceable, guarded
-from fanin.edge.export.tracing.examples import (
+from fanin.edge.export.app.inputs.named import call_module, num_samples, rows_of
+from fanin.edge.export.app.inputs.outputs import Output, of_rows
+from fanin.edge.export.app.optimizers.optimizer import Tensors
+from fanin.edge.export.diagnosis.finite import KEEP_FINITE, first_not_finite
+from fanin.edge.export.graph.examples import (
     check_output,
     checked_output,
     example_batch,
     loss_targets,
     sample_losses_of,
 )
-from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.export.module.draws import ended, recorded, refused
+from fanin.edge.export.module.kernels import plain_kernels
+from fanin.edge.export.module.prepare import Prepared
+from fanin.edge.export.refusals import Untraceable, guarded
+from fanin.edge.export.verification.repeated import (
+    check_parameters,
+    check_samples,
+    place_of_change,
+    versions,
+)
 from fanin.edge.export.verification.state import check_state
 from fanin.edge.runtimes.randomness import MAX_RANDOM_BYTES, RandomPort
 from fanin.protos.errors import UnsupportedModel

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fanin.edge.export.app import App
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.inputs.checks import check_target_shape
-from fanin.edge.export.optimizers.fields import are_names
-from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.inputs.checks import check_target_shape
+from fanin.edge.export.app.optimizers.fields import are_names
+from fanin.edge.export.formats.graphs import FORMATS
+from fanin.edge.export.graph.forward import trace_evaluate, trace_infer
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.verification.padding import notes_on_padding
 from fanin.edge.export.verification.passes import check_kept, check_pure
 from fanin.edge.runtimes.randomness import RandomPort

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 from torch import nn
 
-from fanin.edge.export.modules.repeated import DRAW_WITH_TORCH, check_repeats
-from fanin.edge.export.modules.watched import Probe, changing_line, events_of, first_change
+from fanin.edge.export.diagnosis.watched import Probe, changing_line, events_of, first_change
 from fanin.edge.export.refusals import NOT_THE_APPS, NOWHERE, Place, Untraceable
+from fanin.edge.export.verification.repeated import DRAW_WITH_TORCH, check_repeats
 
 LIBRARIES: Final = frozenset({"torch", "torchvision", "torchaudio", "transformers", "timm", "peft"})
 """Packages whose modules may have caches and counters: none changes their results."""
