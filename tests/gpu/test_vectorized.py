@@ -18,7 +18,7 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.simulation import Iid, Result, partition, simulate
 from fanin.simulation.engines.choice import Workload, choose
-from fanin.simulation.setup.settings import SimulationSettings
+from fanin.simulation.settings import SimulationSettings
 
 NUM_STEPS = 4
 PARITY = 1e-5

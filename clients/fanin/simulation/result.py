@@ -145,7 +145,7 @@ class Result:
             InvalidInput: matplotlib does not know the format.
             ModuleNotFoundError: matplotlib is not installed.
         """
-        from fanin.simulation.plots import plot_rounds
+        from fanin.simulation.studies.plots import plot_rounds
 
         return plot_rounds(self, path)
 

@@ -24,7 +24,7 @@ from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.engines.choice import check_engine
-from fanin.simulation.setup.settings import SimulationSettings
+from fanin.simulation.settings import SimulationSettings
 
 if TYPE_CHECKING:
     from fanin.edge.export.app.app import App

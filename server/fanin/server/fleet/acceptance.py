@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from fanin.protos import messages as m
-from fanin.server.runs.intake import Intake, Prospect
+from fanin.server.runs.driving.intake import Intake, Prospect
 from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.stores import Files
 

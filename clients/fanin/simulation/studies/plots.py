@@ -1,4 +1,4 @@
-"""Plots of a simulation, drawn with matplotlib (the extra ``plots``).
+"""Plots of results, drawn with matplotlib (the extra ``plots``).
 
 Figures are created without pyplot, so drawing needs no display and leaves no global state. A notebook shows a returned
 Figure.
@@ -7,25 +7,17 @@ Figure.
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
-from fanin.protos.texts import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fanin.simulation.data.partitioning import Partition
     from fanin.simulation.rows import RoundRow
     from fanin.simulation.studies.baseline import BaselineRow
     from fanin.simulation.studies.seeds import SpreadRow
-
-MAX_LABELS: Final = 20
-"""More labels have no colours that an eye can tell apart."""
 
 
 class HasRounds(Protocol):
@@ -45,34 +37,9 @@ class HasSpread(Protocol):
     def baseline(self) -> "Sequence[BaselineRow]": ...
 
 
-def plot_partition(partition: "Partition", path: Path | str | None) -> "Figure":
-    """Draw the examples of each client. See ``Partition.plot``."""
-    from matplotlib.ticker import MaxNLocator
-
-    from fanin.simulation.setup.figures import new_figure, save_figure
-
-    figure, axes = new_figure()
-    clients = np.arange(len(partition))
-    counts = _counts(partition)
-    if counts is None:
-        axes.bar(clients, partition.sizes, width=1.0)
-    else:
-        colours, below = _colours(counts.shape[1]), np.zeros(len(partition))
-        for label, column in enumerate(counts.T):
-            axes.bar(clients, column, bottom=below, width=1.0, color=colours[label], label=str(label))
-            below += column
-        axes.legend(title="label", fontsize="small", ncols=2, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("client")
-    axes.set_ylabel("examples")
-    axes.set_title(f"{counted(len(partition.examples), 'example')} of {counted(len(partition), 'client')}")
-    save_figure(figure, path)
-    return figure
-
-
 def plot_rounds(result: "HasSpread", path: Path | str | None) -> "Figure":
     """Draw the Rounds of a result, the spread of its seeds and its baseline. See ``Result.plot``."""
-    from fanin.simulation.setup.figures import new_figure, save_figure
+    from fanin.simulation.data.figures import new_figure, save_figure
 
     figure, axes = new_figure()
     rows, baseline = result.spread, result.baseline
@@ -135,7 +102,7 @@ def plot_results(results: "Mapping[str, HasRounds]", path: Path | str | None = N
     rows = {name: result.rounds for name, result in results.items()}
     columns = ("test_accuracy", "test_loss")
     column = next((each for each in columns if all(_finite(one, each) for one in rows.values())), "train_loss")
-    from fanin.simulation.setup.figures import new_figure, save_figure
+    from fanin.simulation.data.figures import new_figure, save_figure
 
     figure, axes = new_figure()
     for name, each in rows.items():
@@ -150,19 +117,3 @@ def plot_results(results: "Mapping[str, HasRounds]", path: Path | str | None = N
 
 def _finite(rounds: "Sequence[RoundRow]", column: str) -> "list[RoundRow]":
     return [row for row in rounds if math.isfinite(getattr(row, column))]
-
-
-def _counts(partition: "Partition") -> Int64s | None:
-    """Return the examples of each label (clients, labels); None if the targets are no labels, or too many."""
-    try:
-        counts = partition.label_counts()
-    except InvalidInput:
-        return None
-    return counts if counts.shape[1] <= MAX_LABELS else None
-
-
-def _colours(num: int) -> list[tuple[float, float, float, float]]:
-    from matplotlib import colormaps
-
-    colours = colormaps["tab20" if num > 10 else "tab10"]
-    return [colours(index) for index in range(num)]
