@@ -1,5 +1,7 @@
 """``edge.export``: the content of the exported Bundle, and the error message for each refused App."""
 
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from fanin.edge.export.graph.decompositions.tables import ONNX
 from fanin.edge.export.graph.train import trace_train
 from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.quiet import quiet_torch
+from fanin.edge.export.verification.ready import checked
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.signatures import Port
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -252,7 +255,23 @@ def with_head(*layers: nn.Module) -> nn.Module:
 )
 def test_a_module_that_no_graph_can_train_is_refused(module: nn.Module, message: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"App mlp.*{message}"):
-        trace_train(prepare(replace(app_of("mlp"), module=module)), ONNX)
+        trace_train(checked(replace(app_of("mlp"), module=module), ["onnx"]), ONNX)
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
+def test_a_good_export_imports_no_diagnosis(graph_format: str, tmp_path: Path) -> None:
+    code = f"""
+import sys, torch
+from torch import nn
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.export import App, export
+net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 4))
+app = App(name="good", module=net, calibration=torch.rand(16, 1, 8, 8), batch_size=8, num_classes=4)
+export(app, sys.argv[1], SigningKey.generate(), formats=["{graph_format}"])
+print([name for name in sys.modules if name.startswith("fanin.edge.export.diagnosis")])
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "bundle")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
 def test_frozen_dropout_and_batchnorm_are_accepted() -> None:

@@ -27,10 +27,10 @@ from fanin.edge.export.formats.onnx.int8 import Calibration, _quantize
 from fanin.edge.export.graph.decompositions.tables import ONNX
 from fanin.edge.export.graph.examples import example_batch, other_batch
 from fanin.edge.export.graph.forward import trace_infer
-from fanin.edge.export.graph.reading import NoReading, ValueRead
+from fanin.edge.export.graph.reading import NoReading
 from fanin.edge.export.graph.train import trace_train
 from fanin.edge.export.module.prepare import prepare
-from fanin.edge.export.refusals import NoForm, Place
+from fanin.edge.export.refusals import NoForm, Place, ValueRead
 from fanin.edge.export.verification.passes import check_kept
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 

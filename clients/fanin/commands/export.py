@@ -29,7 +29,7 @@ from fanin.simulation.data.loading import NAMES, LoadedData, check_name, load_da
 if TYPE_CHECKING:
     from fanin.datacenter.training.pretraining import Pretraining
     from fanin.edge.export import App, Exported
-    from fanin.edge.export.diagnosis.parts import Finding
+    from fanin.edge.export.refusals import Finding
 
 
 def main(argv: Sequence[str]) -> int:

@@ -64,8 +64,8 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
         InvalidInput: The data does not fit the App, or the loss is not finite.
         UnsupportedModel: The module or the loss raises on the data.
     """
+    from fanin.edge.export.app.calls import guarded
     from fanin.edge.export.app.inputs.named import rows_of
-    from fanin.edge.export.refusals import guarded
 
     inputs, y = fitting_data(app, train)
     module = copy.deepcopy(app.module)

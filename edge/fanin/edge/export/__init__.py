@@ -13,7 +13,7 @@ Floors, from the ground up. A floor imports only those below it (import-linter c
 - ``formats/``: from graphs to files.
 - ``verification/``: the checks that need no graph, and the files against eager torch.
 - ``standalone/``: a Version as one plain file; ``vectorized/``: the train step of many clients, for simulations.
-- ``build``: all steps of an export but the last one, ``sign``; ``check`` runs a build and reports its failures.
+- ``build``: all steps of an export, and the check of an App, which omits the last one.
 """
 
 from collections.abc import Mapping
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from fanin.edge.export.app.optimizers.optimizer import Optimizer
     from fanin.edge.export.app.optimizers.recipe import Adapters, Recipe
     from fanin.edge.export.app.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
-    from fanin.edge.export.check import check_app
-    from fanin.edge.export.diagnosis.parts import Finding
-    from fanin.edge.export.sign import Exported, export
+    from fanin.edge.export.build import Exported, check_app, export
+    from fanin.edge.export.refusals import Finding
     from fanin.edge.lengths import Lengths
 
 __all__ = [
@@ -65,8 +64,8 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "Adam": "app.optimizers.rules",
         "Adapters": "app.optimizers.recipe",
         "App": "app.app",
-        "Exported": "sign",
-        "Finding": "diagnosis.parts",
+        "Exported": "build",
+        "Finding": "refusals",
         "Lengths": "fanin.edge.lengths",
         "Lion": "app.optimizers.lion",
         "Loss": "app.losses",
@@ -74,10 +73,10 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "Recipe": "app.optimizers.recipe",
         "RmsProp": "app.optimizers.rules",
         "Sgd": "app.optimizers.rules",
-        "check_app": "check",
+        "check_app": "build",
         "check_decomposition": "app.decompositions",
         "cross_entropy": "app.losses",
-        "export": "sign",
+        "export": "build",
         "inputs_of": "app.app",
         "load_app": "app.loading",
         "next_token": "app.losses",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fanin.edge.batch_sizes import check_other_sizes
 from fanin.edge.export.app.accepted import check_module
+from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.decompositions import Decompositions, check_own
 from fanin.edge.export.app.inputs.checks import as_tensor, check_input, check_target_values, example_targets
 from fanin.edge.export.app.inputs.named import (
@@ -33,8 +34,8 @@ from fanin.edge.export.app.losses import Loss, cross_entropy
 from fanin.edge.export.app.optimizers.fields import integer
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.app.optimizers.recipe import Recipe
-from fanin.edge.export.refusals import Place, guarded, running_line
-from fanin.edge.lengths import Lengths
+from fanin.edge.export.refusals import Place, running_line
+from fanin.edge.lengths import TARGETS, Lengths
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.names import check_name
@@ -139,7 +140,7 @@ class App:
             object.__setattr__(self, "validation", _pair(self, self.validation))
             _check_validation(self, *self.held_out)
         _check_preprocess(self)
-        check_lengths(self)
+        _check_lengths(self)
         check_own(f"App {self.name}: decompositions", self.decompositions)
 
     @property
@@ -167,18 +168,22 @@ class App:
         assert self.raw is None or isinstance(self.raw, Tensor), "the constructor puts them into this form"
         return self.raw
 
-    @property
-    def place(self) -> Place:
-        """The App's own module, for errors about its output."""
-        return Place(kind=type(self.module).__name__)
+    def place(self, line: str = "") -> Place:
+        """Return the App's own module and the line by which it returns, for errors about its output."""
+        return Place(kind=type(self.module).__name__, line=line)
 
-    def call(self, module: torch.nn.Module, inputs: Tensors) -> object:
+    def call(self, module: torch.nn.Module, inputs: Tensors, line: str = "") -> object:
         """Return the part of a module's output that the loss uses: a tensor, or a dict of them by path.
+
+        Args:
+            module: The module.
+            inputs: Its inputs by name.
+            line: ``file:line`` by which it returns, for the error; "" if unknown.
 
         Raises:
             UnsupportedModel: The output has no part with the path ``output``.
         """
-        return picked(f"App {self.name}", self.place, call_module(module, inputs), self.output)
+        return picked(f"App {self.name}", self.place(line), call_module(module, inputs), self.output)
 
     def predicted(self, output: Output) -> Tensor:
         """Return the predictions in an output: its first tensor, with the classes in the last axis."""
@@ -348,6 +353,18 @@ def _check_preprocess(app: App) -> None:
         raise UnsupportedModel(
             f"{what} ({type(app.preprocess).__name__}): got {signature} from two samples, expected {expected} like the "
             "calibration data"
+        )
+
+
+def _check_lengths(app: App) -> None:
+    """Raise UnsupportedModel unless the lengths, if there are any, fit the calibration data."""
+    if app.lengths is None:
+        return
+    targets = {} if app.declared_targets is None else {TARGETS: app.declared_targets}
+    check_lengths(f"App {app.name}: lengths", app.lengths, {**app.inputs, **targets})
+    if app.preprocess is not None:
+        raise UnsupportedModel(
+            f"App {app.name}: lengths: got preprocess, too, expected one of them; preprocess the data before"
         )
 
 

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fanin.edge.export.refusals import first_line
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Decompositions = Mapping[OpOverload, Callable[..., object]]
@@ -235,8 +236,8 @@ def _example_size(size: int | torch.SymInt) -> int:
 
 
 def _refusal(what: str, exc: Exception) -> UnsupportedModel:
-    # Imported late: that module is one of the tracer's.
-    from fanin.edge.export.refusals import first_line, own_line, reads_values
+    from fanin.edge.export.diagnosis.lines import own_line
+    from fanin.edge.export.diagnosis.raised import reads_values
 
     line = Path(own_line(exc, of_fanin=False)).name
     where = f" at {line}" if line else ""

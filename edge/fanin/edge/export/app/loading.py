@@ -12,7 +12,6 @@ from typing import TypeVar
 import torch
 
 from fanin.edge.export.app.app import App
-from fanin.edge.export.refusals import own_line
 from fanin.protos.errors import FaninError, InvalidInput, UnsupportedModel
 
 T = TypeVar("T")
@@ -91,6 +90,8 @@ def _guarded(kind: str, where: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except UnsupportedModel as exc:
+        from fanin.edge.export.diagnosis.lines import own_line
+
         # An App that its own code creates is refused there; an error of this module has no such line.
         line = own_line(exc)
         raise UnsupportedModel(f"{exc} (at {line})" if line else str(exc)) from exc
@@ -98,6 +99,8 @@ def _guarded(kind: str, where: str, call: Callable[[], T]) -> T:
         raise
     except (Exception, SystemExit) as exc:
         # Code of others may raise anything; a script may even call sys.exit.
+        from fanin.edge.export.diagnosis.lines import own_line
+
         line = own_line(exc)
         place = f" at {line}" if line else ""
         raise UnsupportedModel(f"{kind} {where!r}: its own code raised {type(exc).__name__}{place}: {exc}") from exc

@@ -1,7 +1,7 @@
-"""The parts of an App that make an export fail, found after the failure.
+"""The reason of a failed export and its remedy. A good export imports none of these modules (a test proves it).
 
-- ``parts``: the findings of a failure, each with a name and a remedy.
-- ``watched``: the calls of one pass with their module and line.
-- ``finite``: the first module that returns NaN or infinity.
-- ``calls``: the functions that a forward calls between its layers.
+- ``lines``: the lines of the App's own code.
+- ``raised``: the error for an exception of the App's code during a trace.
+- ``watched``: the events of one pass with their module and line: the first change, difference, NaN or infinity.
+- ``parts``: the layers and functions that a graph format cannot express.
 """

@@ -7,16 +7,16 @@ has failed: an event has copies of its tensors.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves
 
 from fanin.edge.export.refusals import NOT_THE_APPS, NOWHERE, Place, running_line
 
@@ -27,25 +27,40 @@ Probe = Callable[[], object]
 """Returns some state that the pass may change."""
 
 
+KINDS: Final = {"NaN": torch.isnan, "infinity": torch.isinf}
+"""Values that are not finite. NaN often follows from an earlier infinity, so the first place of each is reported."""
+
+KEEP_FINITE: Final = (
+    "keep the arguments of divisions, logarithms and roots away from 0 (x.clamp(min=1e-6)), and those of exponentials "
+    "below 88"
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One event of a pass.
 
     Attributes:
-        place: The module that runs, and the line of a call. ``NOWHERE`` outside the module.
+        place: The module that runs, and the line of a call or of its begin. ``NOWHERE`` outside the module.
+        layer: That module.
         function: The torch function; None for the begin or end of a forward.
+        form: The structure of its arguments.
         received: Its arguments.
         returned: Its results.
+        inputs: The arguments by position with which a forward begins; None for another event.
         before: The value of the probe before the call.
         after: The value of the probe after the call.
     """
 
     place: Place
-    function: object
-    received: list[object]
-    returned: list[object]
+    layer: nn.Module | None
     before: object
     after: object
+    function: Callable[..., object] | None = None
+    form: TreeSpec | None = None
+    received: list[object] = field(default_factory=list)
+    returned: list[object] = field(default_factory=list)
+    inputs: tuple[object, ...] | None = None
 
 
 class _Watch(TorchFunctionMode):
@@ -54,14 +69,17 @@ class _Watch(TorchFunctionMode):
     def __init__(self, probe: Probe) -> None:
         super().__init__()
         self.events: list[Event] = []
-        self.running: list[Place] = []
+        self.running: list[tuple[Place, nn.Module | None]] = [(NOWHERE, None)]
         self._probe = probe
 
-    def mark(self) -> None:
-        """Keep the begin or the end of a forward, or of the pass."""
-        state = self._probe()
-        place = self.running[-1] if self.running else NOWHERE
-        self.events.append(Event(place=place, function=None, received=[], returned=[], before=state, after=state))
+    def mark(self, inputs: tuple[object, ...] | None = None) -> None:
+        """Keep the begin of a forward, which has inputs, or the end of one or of the pass."""
+        state, (place, layer) = self._probe(), self.running[-1]
+        if inputs is not None:
+            place = replace(place, line=running_line())
+            with torch._C.DisableTorchFunction():  # a copy is no event
+                inputs = tuple(leaves_of(list(inputs)))
+        self.events.append(Event(place=place, layer=layer, before=state, after=state, inputs=inputs))
 
     def __torch_function__(
         self,
@@ -71,14 +89,17 @@ class _Watch(TorchFunctionMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         """Call a torch function, and keep the event."""
-        before, place = self._probe(), self.running[-1] if self.running else NOWHERE
+        before, (place, layer) = self._probe(), self.running[-1]
+        received, form = tree_flatten((tuple(args), dict(kwargs or {})))
         # Copied before the call: a function that works in place changes them.
-        received = leaves_of((args, kwargs))
+        received = leaves_of(received)
         output = func(*args, **(kwargs or {}))
         self.events.append(
             Event(
-                place=Place(module=place.module, kind=place.kind, line=running_line()),
+                place=replace(place, line=running_line()),
+                layer=layer,
                 function=func,
+                form=form,
                 received=received,
                 returned=leaves_of(output),
                 before=before,
@@ -181,6 +202,39 @@ def changing_line(call: Callable[[], object], probe: Probe) -> str:
     return changed[0] if changed else ""
 
 
+def place_of_change(module: nn.Module, name: str, call: Callable[[], object]) -> Place:
+    """Return the place in a pass that changes a parameter or a buffer, or else the module that owns it."""
+
+    def version() -> object:
+        tensor = {**dict(module.named_parameters()), **dict(module.named_buffers())}.get(name)
+        return id(tensor), None if tensor is None else tensor._version
+
+    owner = name.rpartition(".")[0]
+    place = first_change(events_of(module, call, version))
+    if not place.kind:
+        return Place(module=owner, kind=type(module.get_submodule(owner)).__name__)
+    return replace(place, line=changing_line(call, version))
+
+
+def first_not_finite(module: nn.Module, call: Callable[[], object]) -> str:
+    """Return which module returns NaN first in a call, and which infinity, with the App's lines; "" if none does.
+
+    Args:
+        module: The module that the call runs.
+        call: A call that raises nothing.
+    """
+    places: dict[str, str] = {}
+    with torch.no_grad():
+        events = events_of(module, call)
+    for event in events:
+        floats = [value for value in event.returned if isinstance(value, Tensor) and value.is_floating_point()]
+        for kind, is_of in KINDS.items():
+            if kind not in places and any(bool(is_of(value).any()) for value in floats):
+                place = event.place if event.place.kind else Place(kind=type(module).__name__, line=event.place.line)
+                places[kind] = f"{place} returns {kind}"
+    return ", then ".join(places.values())
+
+
 def leaves_of(output: object) -> list[object]:
     """Return the parts of a value. Tensors are copied, except for parameters, which no forward may change."""
     return [
@@ -195,9 +249,11 @@ def _hooked(module: nn.Module, watch: _Watch) -> Iterator[None]:
     hooks = []
     for name, layer in module.named_modules():
 
-        def enter(layer: nn.Module, inputs: object, name: str = name) -> None:
+        def enter(layer: nn.Module, inputs: tuple[object, ...], name: str = name) -> None:
             watch.mark()
-            watch.running.append(Place(module=name, kind=type(layer).__name__.removeprefix("QuantAware")))
+            place = Place(module=name, kind=type(layer).__name__.removeprefix("QuantAware"))
+            watch.running.append((place, layer))
+            watch.mark(inputs)
 
         def leave(layer: nn.Module, inputs: object, output: object) -> None:
             watch.mark()

@@ -18,7 +18,6 @@ from fanin.edge.batch_sizes import with_batch
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.slots import MIN_INPUT_SCALE, Slot
 from fanin.edge.export.app.inputs.named import numpy_inputs
-from fanin.edge.export.app.inputs.sequences import at_length, check_targets, each_length
 from fanin.edge.export.formats.int8.folding import Infer, fold_norms
 from fanin.edge.export.formats.int8.grids import Grids
 from fanin.edge.export.formats.int8.kept import notes_on_float
@@ -31,6 +30,7 @@ from fanin.edge.export.graph.decompositions.tables import ONNX, TFLITE, Forms
 from fanin.edge.export.graph.forward import trace_evaluate, trace_infer
 from fanin.edge.export.graph.traced import Traced
 from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.lengths import at_length, each_length
 from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.export.refusals import NoForm, Place
 from fanin.edge.runtimes.graphs import parameter_port
@@ -189,7 +189,6 @@ def _check_scales(prepared: Prepared, graphs: Graphs) -> None:
 
 
 def _of_lengths(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
-    check_targets(prepared)
     graphs, lengths = graph_format.make(prepared, None), prepared.app.lengths
     if lengths is None:
         return graphs

@@ -16,14 +16,14 @@ from torch.export import Dim, ExportedProgram
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.app.app import App, inputs_of
+from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.formats.graphs import FORMATS, Graphs
 from fanin.edge.export.graph.examples import fixed_batch
 from fanin.edge.export.graph.reading import FixedShapes, NoReading
 from fanin.edge.export.graph.traced import Traced
-from fanin.edge.export.module.draws import RandomDraw, refused
+from fanin.edge.export.module.draws import refused
 from fanin.edge.export.module.places import store_by_rows
-from fanin.edge.export.module.prepare import Prepared
-from fanin.edge.export.refusals import FIXED, Untraceable, guarded
+from fanin.edge.export.refusals import FixedBatch, RandomDraw, Untraceable
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.runtimes.models import PREPROCESS, RAW, open_preprocess
 from fanin.edge.signatures import Port, Ports
@@ -33,20 +33,6 @@ TOLERANCE: Final = 1e-4
 """Relative to max(1, |value|): the effect of the order of additions in a long sum. Tokens must be equal."""
 VERIFIED_SAMPLES: Final = 16
 NO_DRAWS: Final = "remove the random numbers from it: equal raw data must give equal inputs"
-
-
-def with_preprocess(prepared: Prepared, graph_format: str, graphs: Graphs) -> Graphs:
-    """Add the graph of the App's ``preprocess``, if it has one. Raises UnsupportedModel."""
-    app = prepared.app
-    if app.preprocess is None:
-        return graphs
-    name = f"{PREPROCESS}.{graph_format}"
-    return replace(
-        graphs,
-        files={**graphs.files, name: encode_preprocess(app, graph_format, prepared.what)},
-        signatures={**graphs.signatures, PREPROCESS: name},
-        ports={**graphs.ports, PREPROCESS: _ports(app, graphs.ports["infer"][0])},
-    )
 
 
 def encode_preprocess(app: App, graph_format: str, what: str) -> bytes:
@@ -62,6 +48,17 @@ def encode_preprocess(app: App, graph_format: str, what: str) -> bytes:
     """
     row = FORMATS[graph_format]
     return row.encode(PREPROCESS, trace_preprocess(app, row.num_samples), f"{what}: the {PREPROCESS} graph")
+
+
+def with_preprocess(app: App, graph_format: str, graphs: Graphs, data: bytes) -> Graphs:
+    """Add the file of the App's ``preprocess`` to its graphs."""
+    name = f"{PREPROCESS}.{graph_format}"
+    return replace(
+        graphs,
+        files={**graphs.files, name: data},
+        signatures={**graphs.signatures, PREPROCESS: name},
+        ports={**graphs.ports, PREPROCESS: _ports(app, graphs.ports["infer"][0])},
+    )
 
 
 def _ports(app: App, x: tuple[Port, ...]) -> Ports:
@@ -101,11 +98,11 @@ def trace_preprocess(app: App, batch_size: int) -> Traced:
     try:
         with torch.no_grad(), refused():
             program = guarded(what, module, export)
+    except FixedBatch as exc:
+        raise fixed_batch(what, len(example), exc) from exc
     except Untraceable as exc:
         if isinstance(exc.__cause__, RandomDraw):
             raise Untraceable(exc.reason, NO_DRAWS, exc.place) from exc
-        if FIXED.search(exc.reason):
-            raise fixed_batch(what, len(example), exc) from exc
         raise
     return Traced(program=program, examples=[example], inputs=[RAW], outputs=[*app.inputs])
 

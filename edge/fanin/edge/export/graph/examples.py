@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.app.app import App
+from fanin.edge.export.app.calls import check_parameters, guarded, succeeds, versions
 from fanin.edge.export.app.inputs.named import forms_of, num_samples, rows_of
 from fanin.edge.export.app.inputs.outputs import Output, paths_of
 from fanin.edge.export.app.losses import cross_entropy, next_token
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.module.kernels import plain_kernels
 from fanin.edge.export.module.prepare import Prepared
-from fanin.edge.export.refusals import LOSS, SAMPLES, NoForm, Place, Untraceable, guarded, return_line, succeeds
-from fanin.edge.export.verification.repeated import check_parameters, versions
+from fanin.edge.export.refusals import LOSS, NoForm, Place, Untraceable, WrongOutput
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.texts import counted
 
@@ -28,6 +28,10 @@ OTHER_SEED: Final = 1
 UNLABELED: Final = (
     f"a position without a label, such as that of padding, has the label {NO_TOKEN}: write ignore_index={NO_TOKEN} in "
     "F.cross_entropy, or exclude such positions by (y >= 0) from a loss of y.clamp(min=0)"
+)
+SAMPLES: Final = (
+    "write x.shape[0] instead of that number in the forward (x.view(x.shape[0], -1) or x.flatten(1)), and replace "
+    "operators that need a fixed number (torch.cdist)"
 )
 OF_POSITIONS: Final = (
     "cross_entropy and next_token need the classes in the last axis; write loss= as the mean over the positions of "
@@ -67,28 +71,33 @@ def example_batch(prepared: Prepared) -> ExampleBatch:
     return inputs, y, mask
 
 
-def check_output(app: App, output: object) -> Output:
+def check_output(app: App, output: object, line: str = "") -> Output:
     """Return the part of the module's output for a batch that the loss uses.
 
+    Args:
+        app: The App.
+        output: The part that ``output`` of the App names.
+        line: ``file:line`` by which the forward returns, for the error; "" if unknown.
+
     Raises:
-        Untraceable: The predictions have another form than logits, or a path names no tensor (B, ...).
+        WrongOutput: The predictions have another form than logits, or a path names no tensor (B, ...).
     """
     if not isinstance(app.output, tuple):
-        return _check_predicted(app, output)
+        return _check_predicted(app, output, line)
     assert isinstance(output, dict), "several paths are picked into a dict"
     first, *others = output
     for path in others:
         if not isinstance(output[path], Tensor) or not output[path].dim():
-            raise Untraceable(
-                f"App {app.name}: {app.place} returned {_form(output[path])} at the path {path!r}, expected a tensor "
-                "(batch, ...)",
+            raise WrongOutput(
+                f"App {app.name}: {app.place(line)} returned {_form(output[path])} at the path {path!r}, expected a "
+                "tensor (batch, ...)",
                 "remove the path from output=, or return a value for each sample",
-                app.place,
+                app.place(line),
             )
-    return {first: _check_predicted(app, output[first])} | {path: output[path] for path in others}
+    return {first: _check_predicted(app, output[first], line)} | {path: output[path] for path in others}
 
 
-def _check_predicted(app: App, output: object) -> Tensor:
+def _check_predicted(app: App, output: object, line: str) -> Tensor:
     axis, num_classes = app.class_axis, app.num_classes
     if isinstance(output, Tensor) and output.dim() > 1:
         has_axis = -output.dim() < axis < output.dim()
@@ -99,10 +108,10 @@ def _check_predicted(app: App, output: object) -> Tensor:
         expected = (
             f"logits of {f'shape (batch, {num_classes})' if axis == -1 else f'{num_classes} classes in axis {axis}'}"
         )
-    raise Untraceable(
-        f"App {app.name}: {app.place} returned {_form(output)}, expected {expected}",
+    raise WrongOutput(
+        f"App {app.name}: {app.place(line)} returned {_form(output)}, expected {expected}",
         _output_advice(app, output),
-        app.place,
+        app.place(line),
     )
 
 
@@ -199,8 +208,11 @@ def _output(prepared: Prepared, inputs: Tensors) -> Output:
         try:
             output = guarded(what, module, run)
         except Untraceable as exc:
-            is_output = isinstance(exc.__cause__, Untraceable)
-            if not is_output and num > MIN_TRACE_BATCH and succeeds(module, lambda: prepared.app.call(module, inputs)):
+            if (
+                not isinstance(exc, WrongOutput)
+                and num > MIN_TRACE_BATCH
+                and succeeds(module, lambda: prepared.app.call(module, inputs))
+            ):
                 raise fixed_batch(what, num, exc) from exc
             raise
         check_parameters(f"App {prepared.app.name}", module, before, run)
@@ -208,15 +220,17 @@ def _output(prepared: Prepared, inputs: Tensors) -> Output:
 
 
 def checked_output(app: App, module: torch.nn.Module, inputs: Tensors) -> Output:
-    """Return the output for the loss. Raises Untraceable with the line of the forward's return statement."""
+    """Return the output for the loss. Raises WrongOutput with the line of the forward's return statement."""
 
-    def call() -> Output:
-        return check_output(app, app.call(module, inputs))
+    def call(line: str = "") -> Output:
+        return check_output(app, app.call(module, inputs, line), line)
 
     try:
         return call()
-    except Untraceable as exc:
-        raise exc.at(return_line(module, call)) from exc
+    except WrongOutput:
+        from fanin.edge.export.diagnosis.lines import return_line
+
+        return call(return_line(module, call))
 
 
 def fixed_batch(what: str, num: int, exc: Untraceable) -> NoForm:
@@ -265,6 +279,8 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
             )
         raise Untraceable(exc.reason, advice, exc.place) from exc
     if not isinstance(losses, Tensor) or losses.shape != y.shape[:1]:
+        from fanin.edge.export.diagnosis.lines import return_line
+
         place = Place(kind=LOSS, line=return_line(app.loss, call))
         advice = "use reduction='none'"
         if isinstance(losses, Tensor) and losses.dim() > 1 and losses.shape[0] == len(y):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
+from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.inputs.named import arguments_of
 from fanin.edge.export.app.inputs.outputs import Output, picked
 from fanin.edge.export.app.optimizers.optimizer import Tensors
@@ -28,7 +29,7 @@ from fanin.edge.export.module.origins import recorded_origins
 from fanin.edge.export.module.places import call_with
 from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.export.quiet import quiet_weights
-from fanin.edge.export.refusals import FIXED, Untraceable, guarded
+from fanin.edge.export.refusals import FixedBatch
 from fanin.edge.runtimes.graphs import parameter_port
 
 Module = TypeVar("Module", bound=torch.nn.Module)
@@ -84,10 +85,8 @@ def trace_infer(prepared: Prepared, batch_size: int = 0) -> Traced:
 
         try:
             program = guarded(what, prepared.module, lambda: export(dynamic))
-        except Untraceable as exc:
-            if FIXED.search(exc.reason):
-                raise fixed_batch(what, num, exc) from exc
-            raise
+        except FixedBatch as exc:
+            raise fixed_batch(what, num, exc) from exc
     return Traced(program=program, examples=examples, inputs=[*names, *inputs], outputs=["logits"])
 
 
@@ -129,7 +128,7 @@ def model_output(prepared: Prepared, values: Tensors, inputs: Tensors) -> Output
     app = prepared.app
     with NoReading(), FixedShapes():
         output = call_with(prepared.module, values, *arguments_of(prepared.module, inputs))
-    return check_output(app, picked(f"App {app.name}", app.place, output, app.output))
+    return check_output(app, picked(f"App {app.name}", app.place(), output, app.output))
 
 
 def sample_losses(prepared: Prepared, output: Output, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A single layer with its gradient as a graph, to test whether a graph format has a form of it."""
+"""A single layer as a graph, with its gradient or without, to test whether a graph format has a form of it."""
 
 from collections.abc import Sequence
 
@@ -13,6 +13,7 @@ from fanin.edge.export.graph.reading import FixedShapes, NoReading
 from fanin.edge.export.graph.traced import FlatInputs, Traced, trace_flat
 from fanin.edge.export.module.draws import constant
 from fanin.edge.export.module.places import call_with
+from fanin.edge.export.quiet import quiet_torch
 
 
 def trace_layer(
@@ -66,3 +67,14 @@ def trace_layer(
         inputs=flat_inputs.names,
         outputs=[f"gradient.{name}" for name in (*learned, *moved)],
     )
+
+
+def trace_forward(layer: torch.nn.Module, inputs: Sequence[Tensor], forms: Forms, own: Decompositions) -> Traced:
+    """Trace a layer without its gradient. Raises RuntimeError, TypeError or ValueError of torch."""
+    with torch.no_grad(), quiet_torch():
+        program = torch.export.export(layer, tuple(inputs), strict=False)
+        if own:
+            program = program.run_decompositions(forms.for_inference(own))
+    names = [f"in.{index}" for index in range(len(inputs))]
+    outputs = [f"out.{index}" for index in range(len(program.graph_signature.user_outputs))]
+    return Traced(program=program, examples=list(inputs), inputs=names, outputs=outputs)

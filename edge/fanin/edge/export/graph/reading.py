@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fanin.edge.export.module.plain.writing import check_write, write_at
+from fanin.edge.export.refusals import MixedPrecision, ShapeRead, ValueRead
 
 READS: Final = frozenset(
     {
@@ -37,18 +38,6 @@ DATA: Final = inspect.getattr_static(Tensor, "data").__get__
 
 MASKS: Final = (torch.bool, torch.uint8)
 """Types of an index that selects as many positions as it has values that are true."""
-
-
-class ValueRead(RuntimeError):
-    """The module's code reads the value of a tensor that depends on the graph's inputs."""
-
-
-class ShapeRead(RuntimeError):
-    """The module's code calls an operator whose result has a shape that depends on values of the graph's inputs."""
-
-
-class MixedPrecision(RuntimeError):
-    """The module's code computes in another dtype by ``torch.autocast``."""
 
 
 class NoReading(TorchFunctionMode):

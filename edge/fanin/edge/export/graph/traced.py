@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.graph.backward import drop_aliases
 from fanin.edge.export.graph.decompositions.programs.program import program_of
@@ -24,7 +25,6 @@ from fanin.edge.export.graph.decompositions.tables import Table
 from fanin.edge.export.module.kernels import tracing
 from fanin.edge.export.module.origins import recorded_origins
 from fanin.edge.export.module.prepare import FrozenWeight
-from fanin.edge.export.refusals import guarded
 
 QUANTIZED_OPERATORS: Final = quantized_decomposed_lib
 """The import registers the operator below."""

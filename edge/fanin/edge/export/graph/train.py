@@ -19,7 +19,6 @@ from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.export.module.frozen_norms import FoldedNorms
 from fanin.edge.export.module.norms import tracked_norms
 from fanin.edge.export.module.prepare import Prepared
-from fanin.edge.export.verification.passes import check_kept
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, SETTING_PREFIX, STEP, next_port, parameter_port, state_port
 
 
@@ -33,7 +32,7 @@ def trace_train(prepared: Prepared, forms: Forms) -> Traced:
     Raises:
         UnsupportedModel: The step cannot be traced.
     """
-    draws = check_kept(prepared)
+    draws = prepared.draws
     disable_inplace(prepared.module)
     recipe, learned = prepared.app.recipe, prepared.learned
     names = list(prepared.parameters)

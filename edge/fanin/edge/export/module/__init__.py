@@ -3,6 +3,7 @@
 - ``prepare``: the module prepared for tracing.
 - ``gradients``: hooks on gradients, and parameters that no gradient reaches.
 - ``places``: replacement of modules, calls with other parameters where modules are shared, and memory formats.
+- ``lengths``: a prepared App for one of its lengths.
 - ``heads``: the last layer, for ``trains="head"``.
 - ``adapters``: low-rank adapters for frozen layers.
 - ``quantization_aware``: layers that round to 8 bits in the train step.

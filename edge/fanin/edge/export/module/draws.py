@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fanin.edge.export.refusals import RandomDraw
 from fanin.edge.runtimes.randomness import RandomKind, RandomPort, draw, random_port
 
 Source = Callable[[RandomKind, tuple[int, ...]], Tensor]
@@ -21,26 +22,9 @@ Source = Callable[[RandomKind, tuple[int, ...]], Tensor]
 aten = torch.ops.aten
 
 
-KEEP_DRAWS: Final = (
-    "draw in training only (if self.training, or F.dropout(x, p, self.training)), by dropout, torch.rand, randn or "
-    "bernoulli, in each pass in the same order and of the same shapes"
-)
 DRAW_LESS: Final = (
     "lower the batch size, or draw one value for a channel (nn.Dropout2d) instead of one for each element"
 )
-
-
-class RandomDraw(RuntimeError):
-    """The module's code draws random numbers that a graph cannot have as an input.
-
-    Args:
-        draw: The draw, and the expected one.
-        advice: The remedy.
-    """
-
-    def __init__(self, draw: str, advice: str = KEEP_DRAWS) -> None:
-        super().__init__(draw)
-        self.advice = advice
 
 
 class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's __init_subclass__ has no types

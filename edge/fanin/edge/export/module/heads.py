@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fanin.edge.export.app.app import App
-from fanin.edge.export.refusals import guarded
+from fanin.edge.export.app.calls import guarded
 from fanin.protos.errors import UnsupportedModel
 
 

@@ -13,7 +13,7 @@ The eager twin holds the same rounded weights, so torch is compared with the mod
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final, assert_never
@@ -36,6 +36,7 @@ from fanin.edge.export.module.norms import STATISTICS, track_norms, tracked_norm
 from fanin.edge.export.module.places import store_by_rows
 from fanin.edge.export.module.quantization_aware import round_layers
 from fanin.edge.runtimes.graphs import parameter_port
+from fanin.edge.runtimes.randomness import RandomPort
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.roles import role_by_name
@@ -75,6 +76,7 @@ class Prepared:
         unused: Names of trainable parameters that do not affect the output. Like torch's optimizers, a step does not
             change a parameter without a gradient, not even by weight decay.
         length: The length that the App's data are cut to. 0 for an App without lengths, or with all of them.
+        all_draws: The draws of a train step by length and batch size, known after the check of the module.
     """
 
     app: App
@@ -88,6 +90,12 @@ class Prepared:
     local: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
     length: int = 0
+    all_draws: Mapping[tuple[int, int], tuple[RandomPort, ...]] = field(default_factory=dict)
+
+    @property
+    def draws(self) -> tuple[RandomPort, ...]:
+        """The random numbers that a train step of this length and batch size draws, in order."""
+        return self.all_draws.get((self.length, self.app.batch_size), ())
 
     @property
     def parameters(self) -> Tensors:

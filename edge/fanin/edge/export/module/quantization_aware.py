@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fanin.edge.bundles.quantize import MAX_CODE, MIN_SCALE
+from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.inputs.named import call_module, split_inputs
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.module.places import replace_modules
-from fanin.edge.export.refusals import guarded
 from fanin.protos.errors import UnsupportedModel
 
 LEVELS: Final = 255

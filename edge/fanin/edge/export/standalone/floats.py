@@ -20,7 +20,6 @@ from fanin.edge.bundles.quantize import with_derived
 from fanin.edge.export.app.app import App
 from fanin.edge.export.app.inputs.named import numpy_inputs
 from fanin.edge.export.app.inputs.outputs import Output
-from fanin.edge.export.app.inputs.sequences import at_length
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.formats.graphs import FORMATS
 from fanin.edge.export.formats.int8.folding import Infer, fold_norms
@@ -31,6 +30,7 @@ from fanin.edge.export.formats.tflite.flatgraph import FlatGraph
 from fanin.edge.export.formats.tflite.writer import to_tflite
 from fanin.edge.export.graph.examples import check_output, example_batch, loss_targets
 from fanin.edge.export.graph.forward import trace_infer
+from fanin.edge.export.module.lengths import at_length
 from fanin.edge.export.module.prepare import Module, Prepared, prepare, with_parameters
 from fanin.edge.export.standalone.quantized import INFER, check_format
 from fanin.edge.lengths import Lengths

@@ -53,7 +53,7 @@ class TorchRuntime:
     """
 
     def __init__(self, app: App) -> None:
-        self._prepared, _ = checked(app, ("onnx",))
+        self._prepared = checked(app, ("onnx",))
         for name, value in (("lengths", app.lengths), ("preprocess", app.preprocess), ("local", app.recipe.local)):
             if value:
                 raise UnsupportedModel(f"App {app.name}: {name}: got a value, expected none without an export")

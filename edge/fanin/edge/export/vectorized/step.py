@@ -26,6 +26,7 @@ from fanin.edge.export.graph.train import trace_train
 from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.vectorized.gpu import CudaGraphs, exact_convolutions
+from fanin.edge.export.verification.passes import with_draws
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.graphs import (
     PROXIMAL_WEIGHT,
@@ -123,7 +124,7 @@ class VectorStep:
                 "vmap: clients that train together start from one Version; use engine='graph'"
             )
         place = torch.device(device)
-        prepared = prepare(app)
+        prepared = with_draws(prepare(app))
         traced = trace_train(prepared, EAGER)
         self._table: TensorTable = prepared.table
         self._settings = {name: setting.default for name, setting in app.recipe.optimizer.settings.items()}

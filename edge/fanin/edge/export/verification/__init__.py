@@ -7,6 +7,6 @@
 - ``padding``: whether a row depends on the padding after its end.
 - ``state``: a pass changes no counter, clock or generator of random numbers.
 - ``verify``: steps, evaluation, int8 and preprocessing of a Bundle in one runtime.
-- ``constant``: the loss of one output for all samples, which an untrained module does not beat.
+- ``cost``: the cost of int8, and whether a module is trained.
 - ``comparison``: a tensor of a graph against eager torch's, with a bound on rounding errors.
 """

@@ -28,7 +28,6 @@ from fanin.edge.export.graph.examples import (
 from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.export.module.kernels import plain_kernels
 from fanin.edge.export.module.prepare import Prepared
-from fanin.edge.export.verification.passes import check_kept
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.graphs import state_port
 from fanin.edge.runtimes.randomness import RandomPort
@@ -215,7 +214,7 @@ def cases_of(prepared: Prepared) -> Iterator[Case]:
     The last one is only for optimizers that count steps. It is a case of its own if its random numbers differ from
     those of the first one. A case is computed when it is requested. It is several times as large as the model.
     """
-    traced, ports = example_batch(prepared), check_kept(prepared)
+    traced, ports = example_batch(prepared), prepared.draws
     batches = [(traced, ""), (other_batch(prepared, traced), OTHER)]
     if ports and prepared.tracked:
         # Running statistics exclude padding, but the draws of eager torch are those of the complete batch.

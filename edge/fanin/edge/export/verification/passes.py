@@ -4,15 +4,16 @@ Their errors name the module and the line. A trace does not find these faults, o
 """
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from fanin.edge.export.app.calls import check_parameters, guarded, versions
 from fanin.edge.export.app.inputs.named import call_module, num_samples, rows_of
 from fanin.edge.export.app.inputs.outputs import Output, of_rows
 from fanin.edge.export.app.optimizers.optimizer import Tensors
-from fanin.edge.export.diagnosis.finite import KEEP_FINITE, first_not_finite
 from fanin.edge.export.graph.examples import (
     check_output,
     checked_output,
@@ -22,17 +23,29 @@ from fanin.edge.export.graph.examples import (
 )
 from fanin.edge.export.module.draws import ended, recorded, refused
 from fanin.edge.export.module.kernels import plain_kernels
+from fanin.edge.export.module.lengths import check_targets, each_length
 from fanin.edge.export.module.prepare import Prepared
-from fanin.edge.export.refusals import Untraceable, guarded
-from fanin.edge.export.verification.repeated import (
-    check_parameters,
-    check_samples,
-    place_of_change,
-    versions,
-)
+from fanin.edge.export.refusals import Untraceable
+from fanin.edge.export.verification.repeated import check_samples
 from fanin.edge.export.verification.state import check_state
 from fanin.edge.runtimes.randomness import MAX_RANDOM_BYTES, RandomPort
 from fanin.protos.errors import UnsupportedModel
+
+
+def with_draws(prepared: Prepared) -> Prepared:
+    """Check the train step for each length and batch size of an App, and note its draws. Raises UnsupportedModel."""
+    check_targets(prepared)
+    lengths, size = prepared.app.lengths, prepared.app.batch_size
+    draws = {(0, size): check_kept(prepared)}
+    if lengths is not None:
+        # With its longest length alone, the App has the same data.
+        draws[lengths.longest, size] = draws[0, size]
+    for sized in map(prepared.for_batches, (size, *prepared.app.other_batch_sizes)):
+        for _, single in each_length(sized):
+            key = (single.length, single.app.batch_size)
+            if key not in draws:
+                draws[key] = check_kept(single)
+    return replace(prepared, all_draws=draws)
 
 
 def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
@@ -68,6 +81,8 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
         after = dict(module.named_buffers())
         changed = sorted(name for name, old in before.items() if _differs(*old, after.get(name)))
         if changed:
+            from fanin.edge.export.diagnosis.watched import place_of_change
+
             place = place_of_change(module, changed[0], run)
             raise Untraceable(
                 f"App {app.name}: {place} changes its buffers {changed} in training, but a graph keeps no state "
@@ -87,6 +102,8 @@ def _check_loss(prepared: Prepared, output: Output, inputs: Tensors, y: Tensor) 
         is_finite = all(bool(value.isfinite().all()) for value in seen)
         cause = "the module's output is finite"
         if not is_finite:
+            from fanin.edge.export.diagnosis.watched import first_not_finite
+
             cause = first_not_finite(prepared.module, partial(call_module, prepared.module, inputs))
         raise Untraceable(
             f"App {app.name}: the loss is not finite on the calibration data; {cause}",
@@ -109,6 +126,8 @@ def _check_calibrated(prepared: Prepared) -> None:
         except UnsupportedModel:
             return  # the trace reports it
         if not bool(logits.isfinite().all()):
+            from fanin.edge.export.diagnosis.watched import KEEP_FINITE, first_not_finite
+
             where = first_not_finite(module, partial(call_module, module, inputs))
             raise Untraceable(
                 f"App {app.name}: the module's output in evaluation is not finite on the calibration data; {where}",

@@ -13,8 +13,7 @@ from fanin.edge.export.graph.forward import trace_evaluate, trace_infer
 from fanin.edge.export.graph.train import trace_train
 from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.verification.padding import notes_on_padding
-from fanin.edge.export.verification.passes import check_kept, check_pure
-from fanin.edge.runtimes.randomness import RandomPort
+from fanin.edge.export.verification.passes import check_pure, with_draws
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.numbers import is_number
 
@@ -29,8 +28,8 @@ def check_arguments(what: str, app: object, formats: object, max_drop: object) -
         raise InvalidInput(f"{what}: got max_drop {max_drop!r} for the cost of int8, expected a number of at least 0")
 
 
-def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPort, ...]]:
-    """Return an App ready for tracing, and the draws of its train step, after the checks that need no graph.
+def checked(app: App, formats: Sequence[str]) -> Prepared:
+    """Return an App ready for tracing, with the draws of its train step, after the checks that need no graph.
 
     Raises:
         UnsupportedModel: The App has an error that affects every format. The message names the module and the line, if
@@ -44,7 +43,7 @@ def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPor
                 check_target_shape(f"App {app.name}: {name}", y, app.target_shape, app.num_classes)
             except UnsupportedModel as exc:
                 raise UnsupportedModel(f"{exc} (at {app.created_at})" if app.created_at else str(exc)) from exc
-    draws = check_kept(prepared)
+    prepared = with_draws(prepared)
     try:
         check_pure(prepared)
     except UnsupportedModel:
@@ -54,4 +53,4 @@ def checked(app: App, formats: Sequence[str]) -> tuple[Prepared, tuple[RandomPor
         trace_evaluate(prepared, row.forms)
         trace_infer(prepared, row.num_samples)
         raise
-    return replace(prepared, notes=(*prepared.notes, *notes_on_padding(prepared))), draws
+    return replace(prepared, notes=(*prepared.notes, *notes_on_padding(prepared)))

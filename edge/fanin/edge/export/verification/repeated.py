@@ -5,16 +5,15 @@ of numpy, a counter of calls or a clock. Torch's own draws are inputs of the gra
 the last batch of its data, so a sample's output and loss must not depend on the other samples.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from fanin.edge.export.diagnosis.watched import changing_line, events_of, first_change, first_difference, leaves_of
-from fanin.edge.export.refusals import NOWHERE, Place, Untraceable
+from fanin.edge.export.refusals import NOWHERE, Untraceable
 
 TOLERANCE: Final = 1e-3
 """Largest difference of two equal results, relative to their largest value: above other orders of additions."""
@@ -40,8 +39,10 @@ def check_repeats(what: str, module: nn.Module, call: Callable[[], object]) -> N
         Untraceable: The second pass has another result. The message has the place of the first call whose results
             differ.
     """
-    if _are_close(leaves_of(call()), leaves_of(call())):
+    if _are_close(_leaves(call()), _leaves(call())):
         return
+    from fanin.edge.export.diagnosis.watched import events_of, first_difference
+
     place = first_difference(events_of(module, call), events_of(module, call), _are_close)
     where = "its forward or its loss" if place == NOWHERE else str(place) if place.kind else f"its loss {place}"
     raise Untraceable(
@@ -72,53 +73,13 @@ def check_samples(what: str, module: nn.Module, call: Callable[[slice], object],
             return False
         return _are_close([_first_rows(*pair, (num, half.stop)) for pair in zip(of_all, of_half, strict=True)], of_half)
 
-    if not are_close(leaves_of(call(total)), leaves_of(call(half))):
+    if not are_close(_leaves(call(total)), _leaves(call(half))):
+        from fanin.edge.export.diagnosis.watched import events_of, first_difference
+
         of_all, of_half = (events_of(module, partial(call, rows)) for rows in (total, half))
         place = first_difference(of_all, of_half, are_close)
         where = "" if place == NOWHERE else f", first in {place}" if place.kind else f", first {place}"
         raise Untraceable(f"{what} depends on the other samples of its batch{where}", ONE_BY_ONE, place)
-
-
-def versions(module: nn.Module) -> dict[str, int]:
-    """Return the number of writes to each parameter of a module."""
-    return {name: value._version for name, value in module.named_parameters()}
-
-
-def check_parameters(what: str, module: nn.Module, before: Mapping[str, int], call: Callable[[], object]) -> None:
-    """Check that a pass has written no parameter.
-
-    Args:
-        what: Prefix of the message.
-        module: The module after the pass.
-        before: Its ``versions`` before the pass.
-        call: Repeats the pass.
-
-    Raises:
-        Untraceable: A parameter has been written.
-    """
-    after = versions(module)
-    changed = sorted(name for name, version in before.items() if after.get(name) != version)
-    if changed:
-        place = place_of_change(module, changed[0], call)
-        raise Untraceable(
-            f"{what}: {place} writes its parameters {changed} in forward, which a functional graph cannot do",
-            "compute another tensor from them (an Embedding: without max_norm)",
-            place,
-        )
-
-
-def place_of_change(module: nn.Module, name: str, call: Callable[[], object]) -> Place:
-    """Return the place in a pass that changes a parameter or a buffer, or else the module that owns it."""
-
-    def version() -> object:
-        tensor = {**dict(module.named_parameters()), **dict(module.named_buffers())}.get(name)
-        return id(tensor), None if tensor is None else tensor._version
-
-    owner = name.rpartition(".")[0]
-    place = first_change(events_of(module, call, version))
-    if not place.kind:
-        return Place(module=owner, kind=type(module.get_submodule(owner)).__name__)
-    return replace(place, line=changing_line(call, version))
 
 
 def _first_rows(of_all: object, of_half: object, nums: tuple[int, int]) -> object:
@@ -136,6 +97,11 @@ def _first_rows(of_all: object, of_half: object, nums: tuple[int, int]) -> objec
     if len(dims) != 1 or of_all.shape[dims[0]] * nums[1] != of_half.shape[dims[0]] * nums[0]:
         return of_all
     return of_all.narrow(dims[0], 0, of_half.shape[dims[0]])
+
+
+def _leaves(output: object) -> list[object]:
+    """Return the parts of a result. Tensors are copied, because another pass may write to them."""
+    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)]
 
 
 def _are_close(one: list[object], two: list[object]) -> bool:

@@ -15,10 +15,10 @@ from typing import Final
 import numpy as np
 from torch import nn
 
-from fanin.edge.export.diagnosis.watched import Probe, changing_line, events_of, first_change
 from fanin.edge.export.refusals import NOT_THE_APPS, NOWHERE, Place, Untraceable
 from fanin.edge.export.verification.repeated import DRAW_WITH_TORCH, check_repeats
 
+Probe = Callable[[], object]
 LIBRARIES: Final = frozenset({"torch", "torchvision", "torchaudio", "transformers", "timm", "peft"})
 """Packages whose modules may have caches and counters: none changes their results."""
 OF_MODULES: Final = frozenset(vars(nn.Module()))
@@ -65,7 +65,7 @@ def check_state(what: str, module: nn.Module, loss: object, call: Callable[[], o
     check_repeats(what, module, unchanged)
 
 
-def _refusal(what: str, module: nn.Module, owned: Owned, watched: tuple[Callable[[], object], Probe]) -> Untraceable:
+def _refusal(what: str, module: nn.Module, owned: Owned, watched: tuple[Probe, Probe]) -> Untraceable:
     """Return the error for a state that a pass changes.
 
     Args:
@@ -74,6 +74,8 @@ def _refusal(what: str, module: nn.Module, owned: Owned, watched: tuple[Callable
         owned: The state.
         watched: The pass, and a function that returns the state.
     """
+    from fanin.edge.export.diagnosis.watched import changing_line, events_of, first_change
+
     call, probe = watched
     inside = first_change(events_of(module, call, probe))
     place = replace(inside if inside.kind else owned.place, line=changing_line(call, probe))

@@ -2,6 +2,6 @@
 
 - ``named``: a tensor, a tuple or a dict as tensors by name, and the call of a module with them
 - ``checks``: the values of these tensors
-- ``sequences``: an App for one of its lengths, and batches of rows of one length
+- ``sequences``: lengths that fit the data, and rows by length
 - ``outputs``: one tensor of an output that is a tuple or a dict, by its path
 """

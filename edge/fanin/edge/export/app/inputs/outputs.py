@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from fanin.edge.export.app.optimizers.optimizer import Tensors
-from fanin.edge.export.refusals import Place, Untraceable
+from fanin.edge.export.refusals import Place, WrongOutput
 from fanin.protos.errors import UnsupportedModel
 
 Paths = str | tuple[str, ...]
@@ -41,7 +41,7 @@ def picked(what: str, place: Place, output: object, paths: Paths) -> object:
         paths: The path, or several.
 
     Raises:
-        Untraceable: The output has no such part. The message lists the paths of its tensors.
+        WrongOutput: The output has no such part. The message lists the paths of its tensors.
     """
     if isinstance(paths, str):
         return _part(what, place, output, paths)
@@ -60,7 +60,7 @@ def _part(what: str, place: Place, output: object, path: str) -> object:
         # A key may have dots itself, as that of a parameter.
         keys = [key for key in parts if rest == key or rest.startswith(f"{key}.")]
         if not keys:
-            raise Untraceable(
+            raise WrongOutput(
                 f"{what}: {place} returned {type(output).__name__} without a part {path!r}, expected one of "
                 f"{[*paths_of(output)]}",
                 "set output= to one of them" if _parts(output) else "remove output=",

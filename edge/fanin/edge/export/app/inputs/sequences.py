@@ -1,41 +1,30 @@
-"""An App with lengths: its data and its graphs for one of them.
-
-The export of an App with ``lengths`` is one export for each length. Each traces the same prepared module on the
-calibration data cut to that length. So tracing, conversion and verification do not depend on lengths.
-"""
+"""Lengths of sequences: whether they fit the data of an App, and its rows by length."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.lengths import TARGETS, Lengths
-from fanin.edge.signatures import TRAIN
 from fanin.protos.errors import UnsupportedModel
 
-if TYPE_CHECKING:
-    from fanin.edge.export.app.app import App
-    from fanin.edge.export.module.prepare import Prepared
 
+def check_lengths(what: str, lengths: object, arrays: Tensors) -> None:
+    """Raise UnsupportedModel unless the lengths of an App fit its calibration data.
 
-def check_lengths(app: "App") -> None:
-    """Raise UnsupportedModel unless the lengths of an App, if it has any, fit its calibration data."""
-    lengths, what = app.lengths, f"App {app.name}: lengths"
-    if lengths is None:
-        return
+    Args:
+        what: Prefix of error messages.
+        lengths: The lengths, or a value of another type.
+        arrays: The inputs by name, and the targets, if they are declared.
+    """
     if not isinstance(lengths, Lengths):
         raise UnsupportedModel(
             f"{what}: got {lengths!r}, expected Lengths(sizes=(16, 32), axes={{'x': 1}}) of fanin.edge.export"
         )
-    if app.preprocess is not None:
-        raise UnsupportedModel(f"{what}: got preprocess, too, expected one of them; preprocess the data before")
-    if unknown := sorted(lengths.axes.keys() - {*app.inputs, TARGETS}):
-        raise UnsupportedModel(f"{what}: got axes of {unknown}, expected names of {[*app.inputs, TARGETS]}")
-    arrays = dict(app.inputs)
-    if app.declared_targets is not None:
-        arrays[TARGETS] = app.declared_targets
+    names = [*(name for name in arrays if name != TARGETS), TARGETS]
+    if unknown := sorted(lengths.axes.keys() - {*names}):
+        raise UnsupportedModel(f"{what}: got axes of {unknown}, expected names of {names}")
     for name, axis in lengths.axes.items():
         if name not in arrays:
             continue
@@ -53,66 +42,20 @@ def check_lengths(app: "App") -> None:
             )
 
 
-def at_length(prepared: "Prepared", size: int) -> "Prepared":
-    """Return a prepared App for one of its lengths: the same module, and all of its data cut to that length."""
-    app = prepared.app
-    lengths = app.lengths
-    assert lengths is not None, "the caller knows the lengths"
-
-    def cut(name: str, value: Tensor) -> Tensor:
-        axis = lengths.axes.get(name)
-        return value if axis is None else value.narrow(axis, 0, size).contiguous()
-
-    declared = app.declared_targets
-    single = replace(
-        app,
-        lengths=None,
-        validation=None,
-        calibration={name: cut(name, value) for name, value in app.inputs.items()},
-        targets=None if declared is None else cut(TARGETS, declared),
-    )
-    return replace(prepared, app=single, length=size)
-
-
-def each_length(prepared: "Prepared") -> Iterator[tuple[str, "Prepared"]]:
-    """Yield the name of the train Signature and the App for each single length, the longest last."""
-    lengths = prepared.app.lengths
-    if lengths is None:
-        yield TRAIN, prepared
-        return
-    for size in lengths.sizes:
-        yield lengths.signature(TRAIN, size), at_length(prepared, size)
-
-
-def check_targets(prepared: "Prepared") -> None:
-    """Raise UnsupportedModel if the targets of an App with lengths have the length, and the App does not say so."""
-    lengths = prepared.app.lengths
-    if lengths is None or TARGETS in lengths.axes or lengths.longest == 1:
-        return
-    # With a single length there are no graphs of another one to compare with.
-    longest, shorter = (at_length(prepared, size).app.target_shape for size in (lengths.longest, lengths.longest - 1))
-    if longest is not None and shorter is not None and longest != shorter:
-        raise UnsupportedModel(
-            f"{prepared.what}: lengths: got an output for each position, whose targets y have the length of the "
-            f"inputs, but axes {dict(lengths.axes)}; add the axis of y, such as {TARGETS!r}: "
-            f"{1 + next(dim for dim, size in enumerate(longest) if size != shorter[dim])}"
-        )
-
-
-def groups_of(app: "App", arrays: dict[str, Tensor]) -> Iterator[tuple[int, Tensor]]:
+def groups_of(lengths: Lengths | None, arrays: Tensors) -> Iterator[tuple[int, Tensor]]:
     """Yield each length with the indices of its rows (k,); 0 with all rows for an App without lengths.
 
     Args:
-        app: The App.
+        lengths: The lengths of the App.
         arrays: Its inputs and, if their length counts, the targets ``y``, each (n, ...).
 
     Raises:
         ValueError: A row is longer than the longest length.
     """
-    if app.lengths is None:
+    if lengths is None:
         yield 0, torch.arange(len(next(iter(arrays.values()))))
         return
-    sizes = app.lengths.sizes_of({name: value.numpy() for name, value in arrays.items()})
-    for size in app.lengths.sizes:
+    sizes = lengths.sizes_of({name: value.numpy() for name, value in arrays.items()})
+    for size in lengths.sizes:
         if (sizes == size).any():
             yield size, torch.from_numpy((sizes == size).nonzero()[0])

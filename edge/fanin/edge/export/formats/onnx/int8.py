@@ -27,7 +27,7 @@ from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.formats.int8.folding import Infer
 from fanin.edge.export.formats.int8.grids import Grids, check_grids
 from fanin.edge.export.formats.onnx.slots import COPY, TRANSPOSED, SlotFinder
-from fanin.edge.export.refusals import REPLACE, first_line
+from fanin.edge.export.refusals import Unconverted, first_line
 from fanin.edge.runtimes.base import Inputs, NamedInputs
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.protos.errors import UnsupportedModel
@@ -201,8 +201,8 @@ def _quantize(
                 extra_options={"WeightSymmetric": True, "TensorQuantOverrides": overrides},
             )
         except Exception as exc:  # it runs the graph and raises errors of the runtime's own classes
-            raise UnsupportedModel(
-                f"infer graph: onnxruntime cannot run it on the calibration data ({first_line(exc)}); {REPLACE}"
+            raise Unconverted(
+                f"infer graph: onnxruntime cannot run it on the calibration data ({first_line(exc)})"
             ) from exc
         quantized = onnx.load(path)
     del quantized.graph.value_info[:]

@@ -14,9 +14,8 @@ from fanin.edge.export.formats.cache.converted import converted
 from fanin.edge.export.formats.onnx.fuse import fuse
 from fanin.edge.export.graph.traced import Traced
 from fanin.edge.export.quiet import quiet_optimizer, quiet_torch
-from fanin.edge.export.refusals import REPLACE
+from fanin.edge.export.refusals import Unconverted
 from fanin.edge.tensors import Float32s
-from fanin.protos.errors import UnsupportedModel
 
 LOSSES: Final = frozenset({"loss", "loss_sum"})
 """Outputs that only ``train`` and ``evaluate`` have. The ``infer`` graph is not fused: the quantizer needs its form."""
@@ -51,7 +50,7 @@ def as_exported(traced: Traced, what: str) -> onnx.ModelProto:
         with quiet_torch(), quiet_optimizer():
             model = translate(traced.program)
     except Exception as exc:  # decompositions and forms may raise anything
-        raise UnsupportedModel(f"{what}: cannot be converted to ONNX ({_cause(exc)}); {REPLACE}") from exc
+        raise Unconverted(f"{what}: cannot be converted to ONNX ({_cause(exc)})") from exc
     _strip(model)
     _name_ports(model.graph, traced)
     return model

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from fanin.edge.export.refusals import REPLACE, first_line
-from fanin.protos.errors import UnsupportedModel
+from fanin.edge.export.refusals import Unconverted, first_line
 
 if TYPE_CHECKING:
     from ai_edge_litert import schema_py_generated as schema
@@ -44,7 +43,7 @@ def check_operators(used: Iterable[tuple[str, int]], what: str) -> None:
     """Raise UnsupportedModel if a runtime lacks one of these operators (name, version)."""
     lacking = sorted(f"{name} (version {version})" for name, version in used if version > LATEST.get(name, 0))
     if lacking:
-        raise UnsupportedModel(f"{what}: needs the operators {lacking}, which not every TFLite runtime has; {REPLACE}")
+        raise Unconverted(f"{what}: needs the operators {lacking}, which not every TFLite runtime has")
 
 
 def check_runs(model: "schema.ModelT", what: str) -> None:
@@ -67,7 +66,6 @@ def check_runs(model: "schema.ModelT", what: str) -> None:
                 experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
             ).allocate_tensors()
         except (RuntimeError, ValueError) as exc:
-            raise UnsupportedModel(
-                f"{what}: the converter wrote a {name} graph for TFLite that does not run ({first_line(exc)}); "
-                f"{REPLACE}"
+            raise Unconverted(
+                f"{what}: the converter wrote a {name} graph for TFLite that does not run ({first_line(exc)})"
             ) from exc

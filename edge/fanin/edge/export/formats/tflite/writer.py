@@ -17,7 +17,7 @@ from fanin.edge.export.formats.tflite.file import pack
 from fanin.edge.export.formats.tflite.operators import check_operators, check_runs
 from fanin.edge.export.graph.traced import Traced
 from fanin.edge.export.quiet import quiet_converter
-from fanin.edge.export.refusals import REPLACE, first_line
+from fanin.edge.export.refusals import Unconverted, first_line
 from fanin.protos.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
     except UnsupportedModel:
         raise
     except Exception as exc:  # the converter raises any error of its four compilers
-        raise UnsupportedModel(f"{what}: cannot be converted to TFLite ({first_line(exc)}); {REPLACE}") from exc
+        raise Unconverted(f"{what}: cannot be converted to TFLite ({first_line(exc)})") from exc
 
 
 def _converted(signatures: Mapping[str, Traced], what: str) -> bytes:
@@ -62,9 +62,7 @@ def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:
         lacking = LACKING.match(str(exc))
         if lacking:
             # No layout gives an operator a form. The second attempt would take seconds more.
-            raise UnsupportedModel(
-                f"{what}: cannot be converted to TFLite (no form of {lacking[1]}); {REPLACE}"
-            ) from exc
+            raise Unconverted(f"{what}: cannot be converted to TFLite (no form of {lacking[1]})") from exc
         return convert_in_child(signatures, what)
 
 

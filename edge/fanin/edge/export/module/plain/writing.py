@@ -10,6 +10,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from fanin.edge.export.refusals import ViewWrite
+
 WRITES: Final = frozenset(
     {
         *("__iadd__", "__isub__", "__imul__", "__itruediv__", "add_", "sub_", "mul_", "div_"),
@@ -17,10 +19,6 @@ WRITES: Final = frozenset(
     }
 )
 """Methods that change their tensor."""
-
-
-class ViewWrite(RuntimeError):
-    """The module's code writes to a view of a tensor that has a gradient."""
 
 
 def write_at(target: Tensor, key: object, values: object) -> bool:

@@ -23,8 +23,7 @@ import torch
 
 from fanin.edge.export.formats.tflite.converter.convert import convert
 from fanin.edge.export.graph.traced import Traced
-from fanin.edge.export.refusals import REPLACE, first_line
-from fanin.protos.errors import UnsupportedModel
+from fanin.edge.export.refusals import Unconverted, first_line
 
 PARTITIONER: Final = "DEFAULT"
 # -P: a file in the current folder must not hide a library.
@@ -54,7 +53,7 @@ def convert_in_child(signatures: Mapping[str, Traced], what: str, command: Seque
         if completed.returncode == 0 and (folder / RESULT).exists():
             return (folder / RESULT).read_bytes()
         reason = (folder / ERROR).read_text() if (folder / ERROR).exists() else _reason(completed)
-        raise UnsupportedModel(f"{what}: cannot be converted to TFLite ({reason}); {REPLACE}")
+        raise Unconverted(f"{what}: cannot be converted to TFLite ({reason})")
 
 
 def _reason(completed: subprocess.CompletedProcess[str]) -> str:
