@@ -15,7 +15,7 @@ from fanin.edge.export.graph.decompositions.convolution.bands import bands_of
 from fanin.edge.export.graph.decompositions.convolution.form import ConvForm
 from fanin.edge.export.graph.decompositions.convolution.layouts import BlockLayout, Images
 from fanin.edge.export.graph.decompositions.convolution.products import MAX_GATHERED, Convolutions
-from fanin.edge.export.graph.decompositions.group_norm import group_norm, group_norm_backward
+from fanin.edge.export.graph.decompositions.norms import group_norm, group_norm_backward
 from fanin.edge.export.graph.decompositions.pooling.max_backward import max_pool2d_backward
 from fanin.edge.export.graph.decompositions.resampling import table
 from fanin.edge.export.graph.decompositions.tables import ONNX, TFLITE, Forms

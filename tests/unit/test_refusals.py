@@ -31,7 +31,7 @@ from fanin.edge.export.graph.reading import NoReading
 from fanin.edge.export.graph.train import trace_train
 from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.refusals import NoForm, Place, ValueRead
-from fanin.edge.export.verification.passes import check_kept
+from fanin.edge.export.verification.ready import check_kept
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Forward = Callable[[Tensor], Tensor]

@@ -11,7 +11,7 @@ A check of an App runs all steps but the last one. ``diagnosis/`` is imported on
 
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,17 +23,15 @@ import torch
 
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import LocalParameters, Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
-from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.app.app import App
 from fanin.edge.export.app.inputs.named import call_module
 from fanin.edge.export.formats.apart import apart
 from fanin.edge.export.formats.graphs import FORMATS, Graphs, graphs_of
+from fanin.edge.export.formats.manifest import assembled
 from fanin.edge.export.formats.preprocess import encode_preprocess, with_preprocess
 from fanin.edge.export.graph.examples import example_batch
 from fanin.edge.export.graph.layers import trace_forward, trace_layer
-from fanin.edge.export.graph.vocabulary import count_tokens
 from fanin.edge.export.module.gradients import output_learns
 from fanin.edge.export.module.lengths import each_length
 from fanin.edge.export.module.prepare import Prepared
@@ -48,9 +46,6 @@ from fanin.edge.runtimes.measure import compare
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.edge.runtimes.quality import Agreement, Quality
 from fanin.edge.runtimes.randomness import RandomPort
-from fanin.edge.signatures import Signature
-from fanin.edge.tensors import Array, TensorTable, encode_parameters
-from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidVersion, UnsupportedModel
 
 if TYPE_CHECKING:
@@ -58,9 +53,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("fanin.edge.export")
 """Logs each step of an export at INFO: an export may take minutes."""
-PARAMETERS: Final = "parameters"
-LOCAL: Final = "local"
-"""Name of the artifact with the initial values of personal parameters."""
 FIX: Final = "fix the code that the reason names: it fails, or it does not fit the App's own data"
 
 
@@ -200,7 +192,7 @@ def build(
             graphs[name] = outcome
     if not graphs:
         return None
-    manifest, artifacts = _assemble(prepared, graphs)
+    manifest, artifacts = assembled(prepared, graphs)
     data = dump_manifest(manifest)
     notes = [
         *prepared.notes,
@@ -328,61 +320,3 @@ def _owner(app: App, module: torch.nn.Module) -> "Owner":
         return output_learns(app.module, lambda trial: app.call(trial, app.examples(app.batch_size)))
 
     return Owner(module=module, loss=app.loss, learns=learns)
-
-
-def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:
-    app = prepared.app
-    arrays = {name: value.numpy() for name, value in prepared.parameters.items()}
-    table, local = (_part_of(prepared.table, names) for names in (arrays.keys() - prepared.local, prepared.local))
-    artifacts = {name: data for graphs in formats.values() for name, data in graphs.files.items()}
-    artifacts[PARAMETERS] = _encoded(table, arrays)
-    if prepared.local:
-        artifacts[LOCAL] = _encoded(local, arrays)
-    first = next(iter(formats.values()))
-    for name, graphs in formats.items():
-        if graphs.ports != first.ports or graphs.derived != first.derived:
-            raise UnsupportedModel(
-                f"{prepared.what}: the graphs in {name} have other ports or constants than those in "
-                f"{next(iter(formats))}; please report the module"
-            )
-    signatures = {
-        name: Signature(
-            inputs=inputs,
-            outputs=outputs,
-            graphs=MappingProxyType({key: graphs.signatures[name] for key, graphs in formats.items()}),
-        )
-        for name, (inputs, outputs) in first.ports.items()
-    }
-    manifest = Manifest(
-        name=app.name,
-        batch_size=app.batch_size,
-        num_classes=app.num_classes,
-        num_tokens=MappingProxyType(count_tokens(prepared)),
-        table=table,
-        signatures=MappingProxyType(signatures),
-        slots=MappingProxyType(_slots(formats)),
-        artifacts=MappingProxyType({name: artifact_of(artifact) for name, artifact in artifacts.items()}),
-        initial=PARAMETERS,
-        derived=first.derived,
-        optimizer=MappingProxyType(dict(app.recipe.optimizer.settings)),
-        lengths=app.lengths,
-        local=LocalParameters(table=local, initial=LOCAL) if prepared.local else None,
-        other_batch_sizes=tuple(app.other_batch_sizes),
-    )
-    return manifest, artifacts
-
-
-def _part_of(table: TensorTable, names: Collection[str]) -> TensorTable:
-    return TensorTable(tuple(spec for spec in table.specs if spec.name in names))
-
-
-def _encoded(table: TensorTable, arrays: Mapping[str, Array]) -> bytes:
-    return encode_parameters(table, table.flatten({spec.name: arrays[spec.name] for spec in table.specs}))
-
-
-def _slots(formats: Mapping[str, Graphs]) -> dict[str, tuple[Slot, ...]]:
-    """Return the slots of each format, and of each shorter length in it."""
-    longest = {name: graphs.slots for name, graphs in formats.items()}
-    return longest | {
-        f"{name}@{size}": slots for name, graphs in formats.items() for size, slots in graphs.shorter.items()
-    }

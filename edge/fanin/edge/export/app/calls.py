@@ -1,9 +1,11 @@
-"""Calls of the App's own code, whose exceptions become errors that name a module and a line."""
+"""The App's own code: the requirements for its module, and calls whose exceptions become errors that name a line."""
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fanin.edge.export.refusals import Untraceable
 from fanin.protos.errors import UnsupportedModel
@@ -69,3 +71,38 @@ def check_parameters(what: str, module: nn.Module, before: Mapping[str, int], ca
             "compute another tensor from them (an Embedding: without max_norm)",
             place,
         )
+
+
+INNER: Final[Mapping[str, str]] = MappingProxyType(
+    {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+)
+"""The attribute with the module itself, by the class of torch that wraps it."""
+
+
+def check_module(what: str, module: object) -> None:
+    """Raise UnsupportedModel unless this is a module of torch that can be copied.
+
+    Args:
+        what: Prefix of error messages.
+        module: The value of the App's argument ``module``.
+    """
+    if isinstance(module, type):
+        raise UnsupportedModel(
+            f"{what}: got the class {module.__name__} as module, expected an instance; write {module.__name__}(...)"
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise UnsupportedModel(f"{what}: got a module of type {type(module).__name__}, expected a torch.nn.Module")
+    kind = type(module).__name__
+    if kind in INNER or isinstance(module, torch.jit.ScriptModule):
+        advice = f"pass module.{INNER[kind]}" if kind in INNER else "pass the module that torch.jit was given"
+        raise UnsupportedModel(f"{what}: got a module inside torch's {kind}, expected the module itself; {advice}")
+    for path, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            # torch cannot copy a tensor that autograd has computed.
+            if isinstance(value, Tensor) and not value.is_leaf:
+                where = f"module {path or 'itself'} ({type(layer).__name__})"
+                raise UnsupportedModel(
+                    f"{what}: {where} keeps {name}, which was computed from its parameters, expected a module that "
+                    "computes it in forward; replace torch.nn.utils.weight_norm by "
+                    "torch.nn.utils.parametrizations.weight_norm"
+                )

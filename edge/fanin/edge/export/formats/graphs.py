@@ -19,8 +19,7 @@ from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.slots import MIN_INPUT_SCALE, Slot
 from fanin.edge.export.app.inputs.named import numpy_inputs
 from fanin.edge.export.formats.int8.folding import Infer, fold_norms
-from fanin.edge.export.formats.int8.grids import Grids
-from fanin.edge.export.formats.int8.kept import notes_on_float
+from fanin.edge.export.formats.int8.grids import Grids, notes_on_float
 from fanin.edge.export.formats.onnx.int8 import Calibration, Int8Model, to_int8
 from fanin.edge.export.formats.onnx.writer import inputs_to_initializers, to_onnx
 from fanin.edge.export.formats.tflite.frozen import store_as_int8

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from fanin.edge.export.app.decompositions import Decompositions
 from fanin.edge.export.app.optimizers.optimizer import Tensors
-from fanin.edge.export.graph.backward import gradients_of
 from fanin.edge.export.graph.decompositions.tables import Forms
 from fanin.edge.export.graph.reading import FixedShapes, NoReading
-from fanin.edge.export.graph.traced import FlatInputs, Traced, trace_flat
+from fanin.edge.export.graph.traced import FlatInputs, Traced, gradients_of, trace_flat
 from fanin.edge.export.module.draws import constant
 from fanin.edge.export.module.places import call_with
 from fanin.edge.export.quiet import quiet_torch

@@ -2,6 +2,10 @@
 
 Every graph of an export is a ``Traced``. Frozen weights are traced as inputs and become int8 constants afterwards. The
 tracer evaluates all operators that depend on no input, so it would store a frozen weight as float32.
+
+Gradients become plain operators, and autograd's bookkeeping is removed. ``torch.autograd`` is traced and not
+``torch.func``: the latter decomposes some backward operators before our own forms (``decompositions``) can replace
+them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +23,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.optimizers.optimizer import Tensors
-from fanin.edge.export.graph.backward import drop_aliases
 from fanin.edge.export.graph.decompositions.programs.program import program_of
 from fanin.edge.export.graph.decompositions.tables import Table
 from fanin.edge.export.module.kernels import tracing
@@ -118,3 +121,40 @@ def _bind(graph: GraphModule, inputs: FlatInputs) -> None:
         node.replace_all_uses_with(constant)
         graph.graph.erase_node(node)
     graph.recompile()
+
+
+ALIASES: Final = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
+
+
+def gradients_of(
+    function: Callable[[Tensors], tuple[Tensor, Tensors]], parameters: Tensors
+) -> tuple[Tensors, Tensor, Tensors]:
+    """Return the gradients of a function's value.
+
+    Args:
+        function: parameters by name -> (scalar value, auxiliary tensors by name).
+        parameters: The tensors to differentiate by.
+
+    Returns:
+        (gradients by name, the value, the auxiliary tensors).
+    """
+    with torch.enable_grad():
+        leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        value, auxiliary = function(leaves)
+        gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)
+    return dict(zip(parameters, gradients, strict=True)), value.detach(), auxiliary
+
+
+def disable_inplace(module: torch.nn.Module) -> None:
+    """Turn in-place activations off: they would overwrite a tensor that the gradient needs."""
+    for layer in module.modules():
+        if getattr(layer, "inplace", False):
+            vars(layer)["inplace"] = False
+
+
+def drop_aliases(graph: GraphModule) -> None:
+    """Remove aliases and detaches, which only autograd needs: converters do not recognize an image behind one."""
+    for node in list(graph.graph.nodes):
+        if node.target in ALIASES:
+            node.replace_all_uses_with(node.args[0])
+            graph.graph.erase_node(node)

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from fanin.edge.export.app.optimizers.optimizer import StepInputs, Tensors, clipped, setting_tensors
 from fanin.edge.export.graph.attention import PlainAttention
-from fanin.edge.export.graph.backward import disable_inplace, gradients_of
 from fanin.edge.export.graph.decompositions.tables import Forms
 from fanin.edge.export.graph.examples import example_batch
 from fanin.edge.export.graph.forward import inputs_among, model_output, sample_losses
-from fanin.edge.export.graph.traced import FlatInputs, Traced, trace_flat
+from fanin.edge.export.graph.traced import FlatInputs, Traced, disable_inplace, gradients_of, trace_flat
 from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.export.module.frozen_norms import FoldedNorms
 from fanin.edge.export.module.norms import tracked_norms

@@ -26,7 +26,7 @@ from fanin.edge.export.graph.train import trace_train
 from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.vectorized.gpu import CudaGraphs, exact_convolutions
-from fanin.edge.export.verification.passes import with_draws
+from fanin.edge.export.verification.ready import with_draws
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.graphs import (
     PROXIMAL_WEIGHT,

@@ -1,8 +1,7 @@
 """The check of the module before the trace, and that the exported graphs compute the same as it.
 
-- ``ready``: all checks before the trace.
+- ``ready``: the checks before the trace: a pass changes nothing, draws little, and depends only on its batch.
 - ``eager``: the train step of eager torch.
-- ``passes``: one pass in eager torch changes nothing, draws little, and depends only on its batch.
 - ``repeated``: a check that a forward and a loss use only their batch and torch's draws.
 - ``padding``: whether a row depends on the padding after its end.
 - ``state``: a pass changes no counter, clock or generator of random numbers.

@@ -5,7 +5,7 @@ other values are fixed at the export. A momentum or a weight decay of 0.0 is no 
 without it is smaller and faster.
 
 - ``optimizer``: the Protocol ``Optimizer``, and the inputs of a step.
-- ``fields``: the types of fields, also those of the App; ``ranges``: the allowed settings.
+- ``fields``: the types of fields, also those of the App, and the ranges of settings.
 - ``rules``: those of torch.
 - ``lion``: Lion, which torch lacks.
 - ``recipe``: the Recipe, with the optimizer and all other training options of an App.

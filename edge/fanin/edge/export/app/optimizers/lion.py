@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fanin.edge.bundles.manifest import OptimizerSetting
+from fanin.edge.export.app.optimizers.fields import betas, check_range, checked_settable, decay
 from fanin.edge.export.app.optimizers.optimizer import StepInputs, Tensors
-from fanin.edge.export.app.optimizers.ranges import betas, check_range, checked_settable, decay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

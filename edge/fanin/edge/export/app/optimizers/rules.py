@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from fanin.edge.bundles.manifest import OptimizerSetting
-from fanin.edge.export.app.optimizers.fields import check_switch
-from fanin.edge.export.app.optimizers.optimizer import StepInputs, Tensors
-from fanin.edge.export.app.optimizers.ranges import (
+from fanin.edge.export.app.optimizers.fields import (
     betas,
     check_epsilon,
     check_range,
+    check_switch,
     checked_settable,
     decay,
     present,
 )
+from fanin.edge.export.app.optimizers.optimizer import StepInputs, Tensors
 from fanin.protos.errors import UnsupportedModel
 
 SCALE: Final = 2.0**30

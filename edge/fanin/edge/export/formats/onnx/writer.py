@@ -10,7 +10,7 @@ import torch
 from onnx import numpy_helper
 from torch.export import ExportedProgram
 
-from fanin.edge.export.formats.cache.converted import converted
+from fanin.edge.export.formats.cache import converted
 from fanin.edge.export.formats.onnx.fuse import fuse
 from fanin.edge.export.graph.traced import Traced
 from fanin.edge.export.quiet import quiet_optimizer, quiet_torch

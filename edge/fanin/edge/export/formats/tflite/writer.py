@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from fanin.edge.export.formats.cache.converted import converted
+from fanin.edge.export.formats.cache import converted
 from fanin.edge.export.formats.tflite.converter.child import convert_in_child
 from fanin.edge.export.formats.tflite.converter.convert import convert
 from fanin.edge.export.formats.tflite.file import pack

@@ -13,6 +13,6 @@ Modules, in reading order:
 - ``windows``: slices, paddings and zero insertion that the other modules share.
 - ``convolution/``: convolutions and their gradients for ONNX runtimes and for TFLite.
 - ``pooling/``: average, max and adaptive pools and their gradients.
-- ``elementwise``, ``group_norm``, ``weight_norm``, ``sequences``: activations, norms and operators of transformers.
+- ``elementwise``, ``norms``, ``sequences``: activations, norms and operators of transformers.
 - ``selection``, ``ordering``, ``resampling``, ``padding``: gathers, sorting, upsampling and padding without a scatter.
 """

@@ -20,9 +20,8 @@ from fanin.edge.export.graph.decompositions import elementwise, ordering, paddin
 from fanin.edge.export.graph.decompositions.convolution import portable
 from fanin.edge.export.graph.decompositions.convolution.layouts import Images
 from fanin.edge.export.graph.decompositions.convolution.products import Convolutions
-from fanin.edge.export.graph.decompositions.group_norm import group_norm, group_norm_backward
+from fanin.edge.export.graph.decompositions.norms import group_norm, group_norm_backward, weight_norm_backward
 from fanin.edge.export.graph.decompositions.pooling import adaptive, average, forward, max_backward
-from fanin.edge.export.graph.decompositions.weight_norm import weight_norm_backward
 
 aten = torch.ops.aten
 Table = dict[OpOverload, Callable[..., object]]

@@ -1,4 +1,4 @@
-"""GroupNorm as runtimes compute it: in few passes over the image.
+"""GroupNorm as runtimes compute it, in few passes over the image, and the gradient of weight normalization.
 
 GroupNorm (Wu and He 2018, arXiv 1803.08494) is a LayerNorm over each group, then an affine map for each channel.
 Runtimes have one operator for each of the two. With means over a group, the gradient is::
@@ -8,6 +8,11 @@ Runtimes have one operator for each of the two. With means over a group, the gra
 ``xhat`` is linear in ``x`` within a group, so it is never computed. The positions are summed first, which leaves small
 tensors. Then ``dx`` is one affine map of ``x`` plus a product with ``dy``. No small shape ends in 1, because runtimes
 broadcast such a shape value by value.
+
+A normalized weight is ``w = g v / |v|``, with one norm for each index of one dimension (Salimans and Kingma 2016,
+arXiv 1602.07868, equation 2). torch decomposes it in the forward direction alone. Equation 3 gives both gradients::
+
+    dg = sum(dw v) / |v|,        dv = g / |v| (dw - dg v / |v|)
 """
 
 from collections.abc import Sequence
@@ -80,3 +85,22 @@ def affine(x: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
     zeros, ones = torch.zeros_like(scale), torch.ones_like(scale)
     y: Tensor = aten._native_batch_norm_legit_no_training.default(x, scale, offset, zeros, ones, 0.0, 0.0)[0]
     return y
+
+
+def weight_norm_backward(
+    grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Compute ``aten._weight_norm_interface_backward``: the gradients of v and g.
+
+    Args:
+        grad_w: Gradient of the weight, of any shape.
+        saved_v: Direction, in the shape of the weight.
+        saved_g: Lengths: the shape of the weight with 1 for each dimension but ``dim``.
+        saved_norms: The norms of v, in the shape of g.
+        dim: The dimension that has one norm for each index: the first or the last.
+    """
+    others = [each for each in range(saved_v.dim()) if each != dim % saved_v.dim()]
+    product = grad_w * saved_v
+    # torch takes a sum over no dimension as one over all.
+    grad_g = (product.sum(others, keepdim=True) if others else product) / saved_norms
+    return saved_g / saved_norms * (grad_w - grad_g / saved_norms * saved_v), grad_g
