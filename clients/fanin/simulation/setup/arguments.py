@@ -289,10 +289,8 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
                     f"{name} = {name}.astype(np.{min(accepted)})"
                 )
         if app.preprocess is None:
-            try:
-                check_examples(examples, _shapes_like(app, examples.inputs), app.num_classes, dtype)
-            except InvalidInput as exc:
-                raise InvalidInput(f"simulate: {what}: {str(exc).removeprefix('examples: ')}") from exc
+            shapes = _shapes_like(app, examples.inputs)
+            check_examples(examples, shapes, app.num_classes, dtype, f"simulate: {what}")
         if target is not None and (expected := _like(app, Y, target, examples.y)) != examples.y.shape[1:]:
             raise InvalidInput(
                 f"simulate: {what}: got y of shape {_batch(examples.y.shape[1:])}, expected {_batch(expected)} as the "
