@@ -258,6 +258,21 @@ def test_a_module_that_no_graph_can_train_is_refused(module: nn.Module, message:
         trace_train(checked(replace(app_of("mlp"), module=module), ["onnx"]), ONNX)
 
 
+def test_an_export_runs_the_module_once_on_its_calibration_data(tmp_path: Path) -> None:
+    app, num_batches, passes = app_of("mlp"), 100, []
+
+    def count(module: nn.Module, inputs: object, output: object) -> None:
+        passes.extend([module] * isinstance(module, type(app.module)))
+
+    calibration = torch.rand(num_batches * BATCH_SIZE, 1, 8, 8)
+    hook = torch.nn.modules.module.register_module_forward_hook(count)
+    try:
+        export(replace(app, calibration=calibration, validation=None), tmp_path, PUBLISHER, formats=["onnx"])
+    finally:
+        hook.remove()
+    assert num_batches < len(passes) < 2 * num_batches
+
+
 @pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
 def test_a_good_export_imports_no_diagnosis(graph_format: str, tmp_path: Path) -> None:
     code = f"""

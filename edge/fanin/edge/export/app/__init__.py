@@ -5,6 +5,7 @@
 - ``optimizers/``: the Recipe, and the optimizers as pure functions.
 - ``inputs/``: the inputs of a module by name, and the output for the loss.
 - ``decompositions``: an App's own forms of operators, and ``check_decomposition`` for their tests.
-- ``calls``: the requirements for the module, and calls of the App's own code.
+- ``accepted``: the requirements for the module.
+- ``calls``: calls of the App's own code.
 - ``loading``: an App from a file.
 """

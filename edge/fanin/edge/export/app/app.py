@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fanin.edge.batch_sizes import check_other_sizes
-from fanin.edge.export.app.calls import check_module, guarded
+from fanin.edge.export.app.accepted import check_module
+from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.decompositions import Decompositions, check_own
 from fanin.edge.export.app.inputs.checks import as_tensor, check_input, check_target_values, example_targets
 from fanin.edge.export.app.inputs.named import (

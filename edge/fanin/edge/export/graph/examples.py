@@ -211,7 +211,7 @@ def _output(prepared: Prepared, inputs: Tensors) -> Output:
             if (
                 not isinstance(exc, WrongOutput)
                 and num > MIN_TRACE_BATCH
-                and succeeds(module, lambda: prepared.app.call(module, inputs))
+                and succeeds(lambda: prepared.app.call(module, inputs))
             ):
                 raise fixed_batch(what, num, exc) from exc
             raise
@@ -263,7 +263,7 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
         if (
             bool((y != excluded).any())
             and not y.is_floating_point()
-            and succeeds(prepared.module, lambda: app.loss(output, loss_targets(excluded)))
+            and succeeds(lambda: app.loss(output, loss_targets(excluded)))
         ):
             advice = UNLABELED
         elif not isinstance(output, Tensor):

@@ -1,0 +1,44 @@
+"""The requirements for the module of an App, checked before the module runs."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from fanin.protos.errors import UnsupportedModel
+
+INNER: Final[Mapping[str, str]] = MappingProxyType(
+    {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+)
+"""The attribute with the module itself, by the class of torch that wraps it."""
+
+
+def check_module(what: str, module: object) -> None:
+    """Raise UnsupportedModel unless this is a module of torch that can be copied.
+
+    Args:
+        what: Prefix of error messages.
+        module: The value of the App's argument ``module``.
+    """
+    if isinstance(module, type):
+        raise UnsupportedModel(
+            f"{what}: got the class {module.__name__} as module, expected an instance; write {module.__name__}(...)"
+        )
+    if not isinstance(module, torch.nn.Module):
+        raise UnsupportedModel(f"{what}: got a module of type {type(module).__name__}, expected a torch.nn.Module")
+    kind = type(module).__name__
+    if kind in INNER or isinstance(module, torch.jit.ScriptModule):
+        advice = f"pass module.{INNER[kind]}" if kind in INNER else "pass the module that torch.jit was given"
+        raise UnsupportedModel(f"{what}: got a module inside torch's {kind}, expected the module itself; {advice}")
+    for path, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            # torch cannot copy a tensor that autograd has computed.
+            if isinstance(value, Tensor) and not value.is_leaf:
+                where = f"module {path or 'itself'} ({type(layer).__name__})"
+                raise UnsupportedModel(
+                    f"{what}: {where} keeps {name}, which was computed from its parameters, expected a module that "
+                    "computes it in forward; replace torch.nn.utils.weight_norm by "
+                    "torch.nn.utils.parametrizations.weight_norm"
+                )
