@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -12,8 +11,6 @@ from torch import Tensor
 from torch._dispatch.python import no_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensorMode,
     is_fake,
     unset_fake_temporarily,
@@ -23,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fanin.edge.export.refusals import first_line
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Decompositions = Mapping[OpOverload, Callable[..., object]]
@@ -207,7 +203,9 @@ def _checked(operator: OpOverload, form: Callable[..., object]) -> Callable[...,
         except RecursionError as exc:  # also by way of another form
             raise _calls_itself(what) from exc
         except Exception as exc:  # the App's own code may raise anything
-            raise _refusal(what, exc) from exc
+            from fanin.edge.export.diagnosis.raised import refusal_of_form
+
+            raise refusal_of_form(what, exc) from exc
         if result is NotImplemented:
             return result
         # Without the modes of the trace, in which a composite operator would call the form.
@@ -233,23 +231,6 @@ def _without_values(value: object) -> object:
 
 def _example_size(size: int | torch.SymInt) -> int:
     return size.node.hint if isinstance(size, torch.SymInt) else size
-
-
-def _refusal(what: str, exc: Exception) -> UnsupportedModel:
-    from fanin.edge.export.diagnosis.lines import own_line
-    from fanin.edge.export.diagnosis.raised import reads_values
-
-    line = Path(own_line(exc, of_fanin=False)).name
-    where = f" at {line}" if line else ""
-    if isinstance(exc, DataDependentOutputException | DynamicOutputShapeException) or reads_values(exc):
-        return UnsupportedModel(
-            f"{what}: got a function that reads values of a tensor{where}, expected one of operators "
-            "alone, because an export traces it once; use torch.where instead of a branch"
-        )
-    return UnsupportedModel(
-        f"{what}: the function fails{where} ({type(exc).__name__}: {first_line(exc)}), expected a result for all "
-        "arguments of the operator; correct it, or return NotImplemented to leave the operator as it is"
-    )
 
 
 def _tensors(result: object) -> list[object]:

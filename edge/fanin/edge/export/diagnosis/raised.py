@@ -5,12 +5,14 @@ The code may raise anything. The error names the type of that exception, the inn
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from fanin.edge.export.diagnosis.lines import place_of
+from fanin.edge.export.diagnosis.lines import own_line, place_of
 from fanin.edge.export.refusals import (
     FixedBatch,
     MixedPrecision,
@@ -22,6 +24,7 @@ from fanin.edge.export.refusals import (
     ViewWrite,
     first_line,
 )
+from fanin.protos.errors import UnsupportedModel
 
 NO_GRADIENT: Final = "does not require grad"
 READS_A_VALUE: Final = re.compile(
@@ -65,11 +68,6 @@ CLAUSES: Final[Mapping[type[Exception], tuple[str, str]]] = MappingProxyType(
 """What the code does, with a place for the text of the exception, and the remedy; that of a draw is its own."""
 
 
-def reads_values(exc: Exception) -> bool:
-    """Return whether an exception is that of a tracer for code that reads a tensor's value."""
-    return isinstance(exc, ValueRead | ShapeRead) or READS_A_VALUE.search(str(exc)) is not None
-
-
 def refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
     """Return the error for an exception of a call that runs the App's code.
 
@@ -97,3 +95,19 @@ def refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
     preposition = " in" if place.kind else ""
     cause = f"{type(exc).__name__}: {text}"
     return kind(f"{what} fails{preposition}{f' {where}' if where else ''} ({cause})", "", place)
+
+
+def refusal_of_form(what: str, exc: Exception) -> UnsupportedModel:
+    """Return the error for an exception of an App's own decomposition."""
+    line = Path(own_line(exc, of_fanin=False)).name
+    where = f" at {line}" if line else ""
+    is_read = isinstance(exc, ValueRead | ShapeRead) or READS_A_VALUE.search(str(exc)) is not None
+    if isinstance(exc, DataDependentOutputException | DynamicOutputShapeException) or is_read:
+        return UnsupportedModel(
+            f"{what}: got a function that reads values of a tensor{where}, expected one of operators "
+            "alone, because an export traces it once; use torch.where instead of a branch"
+        )
+    return UnsupportedModel(
+        f"{what}: the function fails{where} ({type(exc).__name__}: {first_line(exc)}), expected a result for all "
+        "arguments of the operator; correct it, or return NotImplemented to leave the operator as it is"
+    )

@@ -25,17 +25,9 @@ from fanin.protos.texts import counted
 MIN_TRACE_BATCH: Final = 2
 """The tracer would treat a batch of one as the constant 1."""
 OTHER_SEED: Final = 1
-UNLABELED: Final = (
-    f"a position without a label, such as that of padding, has the label {NO_TOKEN}: write ignore_index={NO_TOKEN} in "
-    "F.cross_entropy, or exclude such positions by (y >= 0) from a loss of y.clamp(min=0)"
-)
 SAMPLES: Final = (
     "write x.shape[0] instead of that number in the forward (x.view(x.shape[0], -1) or x.flatten(1)), and replace "
     "operators that need a fixed number (torch.cdist)"
-)
-OF_POSITIONS: Final = (
-    "cross_entropy and next_token need the classes in the last axis; write loss= as the mean over the positions of "
-    f"each sample of F.cross_entropy(output, y, ignore_index={NO_TOKEN}, reduction='none')"
 )
 ExampleBatch = tuple[Tensors, Tensor, Tensor]
 """(inputs by name, y, mask) of one batch."""
@@ -108,40 +100,17 @@ def _check_predicted(app: App, output: object, line: str) -> Tensor:
         expected = (
             f"logits of {f'shape (batch, {num_classes})' if axis == -1 else f'{num_classes} classes in axis {axis}'}"
         )
+    from fanin.edge.export.diagnosis.outputs import advice_on_output
+
     raise WrongOutput(
         f"App {app.name}: {app.place(line)} returned {_form(output)}, expected {expected}",
-        _output_advice(app, output),
+        advice_on_output(output, [*paths_of(output)], num_classes, axis),
         app.place(line),
     )
 
 
 def _form(output: object) -> str:
     return str(tuple(output.shape)) if isinstance(output, Tensor) else type(output).__name__
-
-
-def _output_advice(app: App, output: object) -> str:
-    """Return the remedy for an output of a wrong form."""
-    if paths := [*paths_of(output)]:
-        return f"set output= in the App to the path of that tensor, one of {paths}"
-    if not isinstance(output, Tensor):
-        return "return that tensor alone in forward, not inside a tuple, list or other object"
-    if not app.num_classes:
-        return "return output.unsqueeze(-1) in forward"
-    if app.num_classes in output.shape[1:]:
-        axis = list(output.shape).index(app.num_classes, 1)
-        return f"the classes are in axis {axis}: set class_axis={axis} in the App"
-    if output.dim() < 2:
-        return "return one row of logits for each sample"
-    if not -output.dim() < app.class_axis < output.dim():
-        return f"set class_axis in the App to the axis of the classes, from 1 to {output.dim() - 1}"
-    advice = (
-        f"set num_classes={output.shape[app.class_axis]} in the App, or give the last layer "
-        f"{counted(app.num_classes, 'output')}"
-    )
-    if output.dim() == 2 and output.shape[0] == output.shape[1] == MIN_TRACE_BATCH:
-        # Two samples with two outputs, or a score for each pair of them.
-        return f"{advice}; if these are scores of pairs of samples, return an embedding of each sample by itself"
-    return advice
 
 
 def other_batch(prepared: Prepared, examples: ExampleBatch) -> ExampleBatch:
@@ -259,38 +228,27 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
     except Untraceable as exc:
         if exc.advice:
             raise
-        excluded = y.clamp(min=0)
-        if (
-            bool((y != excluded).any())
-            and not y.is_floating_point()
-            and succeeds(lambda: app.loss(output, loss_targets(excluded)))
-        ):
-            advice = UNLABELED
-        elif not isinstance(output, Tensor):
-            advice = f"the loss receives a dict of the tensors at {[*output]}: write loss= as a function of it and y"
-        elif app.class_axis != -1 and app.loss in (cross_entropy, next_token):
-            advice = OF_POSITIONS
-        elif app.num_classes or app.declared_targets is not None:
+        from fanin.edge.export.diagnosis.outputs import advice_on_loss
+
+        advice = advice_on_loss(
+            y,
+            output,
+            accepts=lambda labels: succeeds(lambda: app.loss(output, loss_targets(labels))),
+            has_positions=app.class_axis != -1 and app.loss in (cross_entropy, next_token),
+            is_declared=bool(app.num_classes) or app.declared_targets is not None,
+        )
+        if not advice:
             raise
-        else:
-            advice = (
-                f"y has the shape {tuple(y.shape)} of the output; if the output has the logits of classes, set "
-                f"num_classes={y.shape[-1]} in the App; else declare targets of another shape by targets="
-            )
         raise Untraceable(exc.reason, advice, exc.place) from exc
     if not isinstance(losses, Tensor) or losses.shape != y.shape[:1]:
         from fanin.edge.export.diagnosis.lines import return_line
+        from fanin.edge.export.diagnosis.outputs import advice_on_losses
 
         place = Place(kind=LOSS, line=return_line(app.loss, call))
-        advice = "use reduction='none'"
-        if isinstance(losses, Tensor) and losses.dim() > 1 and losses.shape[0] == len(y):
-            advice = "take the mean over the other dimensions: losses.flatten(1).mean(1)"
-        if not app.num_classes:
-            advice = f"y has the shape {tuple(y.shape)}: {advice}, or declare another shape by targets= in the App"
         raise Untraceable(
             f"{what}{f' {place}' if place.line else ''} returned {_form(losses)}, expected {tuple(y.shape[:1])}: one "
             "loss for each sample",
-            advice,
+            advice_on_losses(losses, y, app.num_classes),
             place,
         )
     return losses
