@@ -18,8 +18,8 @@ from fanin.edge.export import App, Loss, check_app, export, squared_error
 from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.refusals import Place, Untraceable
 from fanin.edge.export.verification.cost import check_cost, constant_loss, untrained
+from fanin.edge.export.verification.pure import check_samples
 from fanin.edge.export.verification.ready import checked
-from fanin.edge.export.verification.repeated import check_samples
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import UnsupportedModel
 

@@ -2,9 +2,8 @@
 
 - ``ready``: the checks before the trace: a pass changes nothing, draws little, and depends only on its batch.
 - ``eager``: the train step of eager torch.
-- ``repeated``: a check that a forward and a loss use only their batch and torch's draws.
 - ``padding``: whether a row depends on the padding after its end.
-- ``state``: a pass changes no counter, clock or generator of random numbers.
+- ``pure``: a pass uses only its batch and torch's draws, and changes no counter, clock or generator.
 - ``verify``: steps, evaluation, int8 and preprocessing of a Bundle in one runtime.
 - ``cost``: the cost of int8, and whether a module is trained.
 - ``comparison``: a tensor of a graph against eager torch's, with a bound on rounding errors.

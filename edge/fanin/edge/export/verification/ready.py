@@ -34,8 +34,7 @@ from fanin.edge.export.module.lengths import check_targets, each_length
 from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.refusals import Untraceable
 from fanin.edge.export.verification.padding import notes_on_padding
-from fanin.edge.export.verification.repeated import check_samples
-from fanin.edge.export.verification.state import check_state
+from fanin.edge.export.verification.pure import check_samples, check_state
 from fanin.edge.runtimes.randomness import MAX_RANDOM_BYTES, RandomPort
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.numbers import is_number
