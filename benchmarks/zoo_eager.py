@@ -29,8 +29,8 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.npz import read_npz, write_npz
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.manifest import Manifest
-from fanin.edge.export.modules.draws import fixed_draws, values_of
-from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.export.module.draws import fixed_draws, values_of
+from fanin.edge.export.module.kernels import plain_kernels
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.randomness import random_ports
 

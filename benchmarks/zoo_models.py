@@ -32,7 +32,7 @@ from fanin.datacenter.models.seeding import seeded
 from fanin.datacenter.models.tiny import ds_cnn, mobilenet, resnet8
 from fanin.datacenter.models.transformer import DecoderShape, DecoderTransformer
 from fanin.edge.export import App, cross_entropy, next_token, squared_error
-from fanin.edge.export.losses import Loss
+from fanin.edge.export.app.losses import Loss
 
 BATCH_SIZE: Final = 8
 NUM_CALIBRATION: Final = 64

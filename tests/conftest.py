@@ -133,7 +133,7 @@ def bundle_for(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixture
     # Imported here, because these modules import torch and the converters, which most tests do not need.
     from support.models import app_of, export_bundle, in_memory, write_copy
 
-    from fanin.edge.export.formats import FORMATS
+    from fanin.edge.export.formats.graphs import FORMATS
 
     root = tmp_path_factory.getbasetemp()
     # A worker has its own folder inside the session's folder.

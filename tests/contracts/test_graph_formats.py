@@ -11,10 +11,10 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import FILE_FORMATS
 
 if TYPE_CHECKING:
-    from fanin.edge.export.formats import GraphFormat, Graphs
-    from fanin.edge.export.int8.grids import Grids
-    from fanin.edge.export.prepare import Prepared
-    from fanin.edge.export.tracing.traced import Traced
+    from fanin.edge.export.formats.graphs import GraphFormat, Graphs
+    from fanin.edge.export.formats.int8.grids import Grids
+    from fanin.edge.export.graph.traced import Traced
+    from fanin.edge.export.module.prepare import Prepared
     from fanin.edge.signatures import Ports
 
 
@@ -27,7 +27,7 @@ def mlp(both_formats: Callable[[str], Bundle]) -> Bundle:
 @pytest.fixture
 def onnx(mlp: Bundle) -> "GraphFormat":
     """The ONNX format, whose parts a test replaces."""
-    from fanin.edge.export.formats import FORMATS
+    from fanin.edge.export.formats.graphs import FORMATS
 
     return FORMATS["onnx"]
 
@@ -37,7 +37,7 @@ def test_a_format_keeps_the_contract(name: str, mlp: Bundle) -> None:
     from support.graph_formats import check_graph_format
     from support.models import app_of
 
-    from fanin.edge.export.formats import FORMATS
+    from fanin.edge.export.formats.graphs import FORMATS
 
     assert FORMATS.keys() == FILE_FORMATS.keys()
     check_graph_format(FORMATS[name], app_of("mlp"), mlp)
@@ -48,7 +48,7 @@ def test_a_format_keeps_the_contract(name: str, mlp: Bundle) -> None:
 def test_a_format_refuses_an_operator_without_a_form(name: str, mlp: Bundle) -> None:
     from support.graph_formats import check_refusal
 
-    from fanin.edge.export.formats import FORMATS
+    from fanin.edge.export.formats.graphs import FORMATS
 
     check_refusal(FORMATS[name])
 
@@ -59,7 +59,7 @@ def test_a_format_builds_the_same_graphs_again(name: str, mlp: Bundle) -> None:
     from support.graph_formats import check_make
     from support.models import app_of
 
-    from fanin.edge.export.formats import FORMATS
+    from fanin.edge.export.formats.graphs import FORMATS
 
     check_make(FORMATS[name], app_of("mlp"), mlp)
 
@@ -92,7 +92,7 @@ def test_a_train_file_with_another_step_breaks_it(onnx: "GraphFormat", mlp: Bund
     from support.graph_formats import check_train_file
     from support.models import app_of
 
-    from fanin.edge.export.prepare import prepare
+    from fanin.edge.export.module.prepare import prepare
 
     def make_train(prepared: "Prepared") -> "tuple[bytes, Ports]":
         recipe = replace(prepared.app.recipe, rates={"*": 2.0})

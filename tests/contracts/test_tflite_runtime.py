@@ -12,9 +12,9 @@ from support.remote_runtime import runtime_of
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import fill_offsets
 from fanin.edge.bundles.slots import Slot, SlotKind
-from fanin.edge.export.formats import MODEL_FILE
-from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.formats.graphs import MODEL_FILE
+from fanin.edge.export.formats.tflite.writer import to_tflite
+from fanin.edge.export.graph.traced import Traced
 from fanin.edge.runtimes.base import Runtime
 from fanin.protos.errors import InvalidBundle
 

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from fanin.clients.data.examples import Examples
 from fanin.edge.export import Adam, App, Recipe
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.vectorized.gpu import MAX_GROUP
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.simulation import Iid, Result, partition, simulate
 from fanin.simulation.engines.choice import Workload, choose
-from fanin.simulation.setup.settings import SimulationSettings
+from fanin.simulation.settings import SimulationSettings
 
 NUM_STEPS = 4
 PARITY = 1e-5

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from house.tree import package_modules
 
 from fanin.edge import export
 
@@ -41,7 +42,7 @@ def test_importing_the_door_imports_no_heavy_library() -> None:
 def test_an_app_that_is_only_trained_needs_no_graph_library() -> None:
     names = ("training.model", "training.parameters", "models.digits_app")
     modules = loaded_modules("import " + ", ".join(f"fanin.datacenter.{name}" for name in names))
-    assert "fanin.edge.export.app" in modules
+    assert "fanin.edge.export.app.app" in modules
     assert not modules & set(GRAPH_LIBRARIES)
 
 
@@ -60,6 +61,20 @@ def test_a_public_name_is_documented(name: str) -> None:
 def test_every_public_name_can_be_used() -> None:
     code = "import fanin.edge.export as door\nfor name in door.__all__: assert getattr(door, name) is not None, name"
     assert "torch" in loaded_modules(code)
+
+
+def test_each_floor_imports_the_diagnosis_inside_a_function() -> None:
+    room = "fanin.edge.export."
+    floors = [module for module in package_modules() if module.name.startswith(room)]
+    imports = [
+        f"{floor.path}: {node.module}"
+        for floor in floors
+        if not floor.name.startswith(f"{room}diagnosis")
+        for node in floor.tree().body
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{room}diagnosis")
+    ]
+    assert len(floors) > 100
+    assert imports == []
 
 
 def test_a_name_that_does_not_exist_is_refused() -> None:

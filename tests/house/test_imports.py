@@ -24,11 +24,16 @@ from fanin.commands.main import SUBCOMMANDS
 
 WRONG = {
     "layers": ("server/fanin/server/wrong.py", "import fanin.clients.device.session.machine"),
+    "no-circles": ("edge/fanin/edge/tensors.py", "def later():\n    import fanin.edge.codecs.fixed"),
     "datacenter-layers": ("datacenter/fanin/datacenter/models/wrong.py", "import fanin.datacenter.training.loop"),
     "protos-layers": ("protos/fanin/protos/messages/reports.py", "import fanin.protos.wire"),
     "parallel-layers": (
         "datacenter/fanin/datacenter/parallel/pipelines/wrong.py",
         "import fanin.datacenter.parallel.steps",
+    ),
+    "export-layers": (
+        "edge/fanin/edge/export/module/wrong.py",
+        "def later():\n    import fanin.edge.export.graph.train",
     ),
     "commands": ("datacenter/fanin/datacenter/wrong.py", "import fanin.commands.main"),
     "subcommands": ("clients/fanin/commands/control/watch.py", "import fanin.commands.control.run"),

@@ -10,10 +10,10 @@ MAX_FILE_LINES = 400
 MAX_BODY_LINES = 60
 MAX_PARAMETERS = 5
 OPERATOR_FORMS = (
-    "fanin.edge.export.decompositions.",
-    "fanin.edge.export.modules.adapters",
-    "fanin.edge.export.modules.plain.",
-    "fanin.edge.export.tracing.attention",
+    "fanin.edge.export.graph.decompositions.",
+    "fanin.edge.export.module.adapters",
+    "fanin.edge.export.module.plain.",
+    "fanin.edge.export.graph.attention",
 )
 """Public functions here replace operators or layers of torch, so torch determines their number of parameters."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

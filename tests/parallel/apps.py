@@ -15,9 +15,9 @@ from fanin.datacenter.checkpoints.progress import MARKER
 from fanin.datacenter.files.jobfiles import SEED_FILE
 from fanin.datacenter.models.digits_app import app
 from fanin.datacenter.models.seeding import seeded
-from fanin.edge.export.app import App
-from fanin.edge.export.losses import next_token
-from fanin.edge.export.optimizers.recipe import Adapters, Recipe
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.losses import next_token
+from fanin.edge.export.app.optimizers.recipe import Adapters, Recipe
 
 
 def crashing() -> App:

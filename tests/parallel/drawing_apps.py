@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fanin.datacenter.models.seeding import seeded
-from fanin.edge.export.app import App
+from fanin.edge.export.app.app import App
 
 HEADS = 4
 

@@ -20,7 +20,7 @@ from fanin.datacenter.models.tiny.resnet8 import ResNet8
 from fanin.datacenter.parallel.build import TrainableModel
 from fanin.datacenter.parallel.objective import padded_objective
 from fanin.datacenter.parallel.transformers_layout import pretrained_model
-from fanin.edge.export.app import cross_entropy
+from fanin.edge.export.app.app import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

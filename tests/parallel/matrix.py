@@ -26,11 +26,10 @@ from parallel.cells import BATCH, CELLS, COMPILED, FAULTS, HALF_PRECISION, STATI
 from parallel.families import MASKED, PRETRAINED, UNPLANNED, batches, model_of
 
 from fanin.datacenter.parallel.batch import Batch
-from fanin.datacenter.parallel.build import RankModel, build
+from fanin.datacenter.parallel.build import RankModel, build, build_optimizer
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.gather import load_full
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
-from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.torch_messages import silence_expected_messages
 from fanin.datacenter.parallel.transforms.meta import drop_values
 from fanin.datacenter.ranks.mesh import AXES

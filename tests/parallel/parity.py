@@ -61,7 +61,7 @@ from fanin.datacenter.ranks.devices import build_mesh
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.loop import TrainingLoop
 from fanin.datacenter.training.state import LoopStart
-from fanin.edge.export.app import cross_entropy
+from fanin.edge.export.app.app import cross_entropy
 from fanin.protos.errors import Corrupted, InvalidInput
 
 NUM_STEPS, HALF_WAY = 20, 10

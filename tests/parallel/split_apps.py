@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fanin.datacenter.models.digits_app import app
 from fanin.datacenter.models.seeding import seeded
-from fanin.edge.export.app import App
+from fanin.edge.export.app.app import App
 
 HEADS = 4
 

@@ -31,7 +31,7 @@ from fanin.datacenter.parallel.steps.scaling import LossScale
 from fanin.datacenter.parallel.transformers_layout import pretrained_model
 from fanin.datacenter.ranks.devices import build_mesh
 from fanin.datacenter.ranks.mesh import MeshShape
-from fanin.edge.export.app import cross_entropy
+from fanin.edge.export.app.app import cross_entropy
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 

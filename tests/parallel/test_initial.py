@@ -25,8 +25,8 @@ from fanin.datacenter.models.seeding import seeded
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.datacenter.parallel.transforms.meta import drop_values, is_on_meta, materialize, parameters_on_meta
 from fanin.datacenter.training.model import JobModel, Start, build_job_model, load_rank_app
-from fanin.edge.export.app import App
-from fanin.edge.export.optimizers.recipe import Adapters, Recipe
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.optimizers.recipe import Adapters, Recipe
 from fanin.protos.errors import InvalidInput, StorageFull
 
 SIZES = DecoderConfig(vocabulary=11, width=16, num_layers=2, num_heads=2, num_kv_heads=1, feed_forward=8)

@@ -23,8 +23,8 @@ from fanin.datacenter.parallel.transforms.tensor import apply_tensor_parallel
 from fanin.datacenter.training.model import build_job_model
 from fanin.datacenter.training.parameters import load_parameters, parameter_table, parameter_vector, trained_module
 from fanin.edge.export import Adapters, App, Recipe
-from fanin.edge.export.loading import load_app
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.app.loading import load_app
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidInput
 

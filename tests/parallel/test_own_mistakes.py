@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from fanin.edge.export import App
-from fanin.edge.export.losses import next_token
+from fanin.edge.export.app.losses import next_token
 
 class Net(nn.Module):
     def __init__(self, vocabulary=12):

@@ -11,8 +11,9 @@ from support.nightly import in_ci
 
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.slots import SlotKind
-from fanin.edge.export.diagnosis.parts import INT8, RUN, failure_of_step
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.diagnosis.parts import failure_of_step
+from fanin.edge.export.module.prepare import prepare
+from fanin.edge.export.refusals import INT8, RUN
 from fanin.protos.errors import InvalidBundle
 
 APP = """
@@ -141,7 +142,7 @@ def test_a_product_with_several_matrices_stays_float_and_is_reported(
 def test_an_error_of_a_runtime_names_the_layer_of_its_node() -> None:
     prepared = prepare(app_of("mlp"))
     exc = InvalidBundle("infer graph: onnxruntime cannot run it (while running QGemm node. Name:'3/node_linear_1')")
-    (finding,) = failure_of_step(prepared, "onnx", exc, RUN).findings
+    (finding,) = failure_of_step(prepared.what, prepared.eager, ("onnx", RUN), exc).findings
     assert (finding.module, finding.kind, finding.step) == ("3", "Linear", RUN)
     assert finding.reason == f"App {prepared.app.name} (Mlp): {exc}"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import check_app, export
-from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.formats.graphs import FORMATS
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from modulus_app import app

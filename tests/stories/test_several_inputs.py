@@ -24,7 +24,7 @@ from support.values import plan
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.npz import write_npz
-from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.formats.graphs import FORMATS
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.measure import measure
 from fanin.protos.messages import Training

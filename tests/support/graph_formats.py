@@ -11,11 +11,11 @@ from torch.export import Dim
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import FILE_FORMATS
 from fanin.edge.export import App
-from fanin.edge.export.decompositions.tables import NO_FORMS
-from fanin.edge.export.diagnosis.layers import trace_layer
-from fanin.edge.export.formats import GraphFormat, Graphs
-from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.formats.graphs import GraphFormat, Graphs
+from fanin.edge.export.graph.decompositions.tables import NO_FORMS
+from fanin.edge.export.graph.layers import trace_layer
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.runtimes.available import RUNTIMES, open_runtime
 from fanin.edge.runtimes.base import StepSettings
 from fanin.edge.runtimes.contract import check_engine

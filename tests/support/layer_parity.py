@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.bundles.formats import file_format
-from fanin.edge.export.app import App
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.losses import cross_entropy, next_token
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.losses import cross_entropy, next_token
+from fanin.edge.export.formats.graphs import FORMATS
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.runtimes.graphs import next_port
 from fanin.edge.tensors import Float32s
 from support.layers import BATCH_SIZE, CASES

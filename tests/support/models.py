@@ -24,7 +24,7 @@ from fanin.edge.bundles.keys import BUNDLE_CONTEXT, SigningKey
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export import App, export
-from fanin.edge.export.formats import Graphs
+from fanin.edge.export.formats.graphs import Graphs
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.protos.chunks import artifact_of, cut
 from support.padded import padded_app

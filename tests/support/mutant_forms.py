@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from fanin.edge.export import App, Loss, Recipe, Sgd, cross_entropy, next_token
-from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms, Table
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.int8.folding import fold_norms
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.forward import trace_infer
+from fanin.edge.export.formats.graphs import FORMATS
+from fanin.edge.export.formats.int8.folding import fold_norms
+from fanin.edge.export.graph.decompositions.tables import ONNX, TFLITE, Forms, Table
+from fanin.edge.export.graph.forward import trace_infer
+from fanin.edge.export.module.prepare import prepare
 from support.mutants import FACTORS, Mutant, verify_traced
 
 NUM_CLASSES: Final = 3

@@ -25,14 +25,14 @@ from fanin.edge.export import (
     next_token,
     squared_error,
 )
-from fanin.edge.export.decompositions.tables import ONNX, Forms
-from fanin.edge.export.formats import ports_of
-from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
-from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.tracing.eager import cases_of
-from fanin.edge.export.tracing.forward import trace_evaluate
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.app.optimizers.optimizer import StepInputs, Tensors
+from fanin.edge.export.formats.graphs import ports_of
+from fanin.edge.export.graph.decompositions.tables import ONNX, Forms
+from fanin.edge.export.graph.forward import trace_evaluate
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import Prepared, prepare
+from fanin.edge.export.verification.eager import cases_of
 from fanin.edge.export.verification.verify import verify_training
 from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import GraphEvaluate

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adapters, App, Recipe, Sgd, cross_entropy
-from fanin.edge.export.build import calibration_batches
-from fanin.edge.export.modules.adapters import AdaptedAttention
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.adapters import AdaptedAttention
+from fanin.edge.export.module.prepare import prepare
+from fanin.edge.export.verification.cost import calibration_batches
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import StepSettings
 

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fanin.clients.data.batching import batches
 from fanin.clients.data.examples import Examples
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.export.modules.draws import fixed_draws, values_of
+from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.randomness import random_key, random_ports
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.export import Adam, App, Optimizer, Recipe, Sgd, next_token
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.onnx.fuse import fuse
-from fanin.edge.export.onnx.writer import as_exported, to_onnx
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.formats.onnx.fuse import fuse
+from fanin.edge.export.formats.onnx.writer import as_exported, to_onnx
+from fanin.edge.export.graph.decompositions.tables import ONNX
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.runtimes.graphs import next_port
 
 NUM_STEPS = 5

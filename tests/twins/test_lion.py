@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, Lion, Recipe
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
+from fanin.edge.export.app.optimizers.optimizer import StepInputs, Tensors
+from fanin.edge.export.graph.decompositions.tables import ONNX
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import StepSettings
 from fanin.edge.runtimes.graphs import optimizer_table, state_port

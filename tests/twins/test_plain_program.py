@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram, default_decompositions
 
-from fanin.edge.export.decompositions.programs.program import PlainProgram, program_of
+from fanin.edge.export.graph.decompositions.programs.program import PlainProgram, program_of
 from fanin.edge.export.quiet import quiet_torch
 
 

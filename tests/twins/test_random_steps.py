@@ -16,7 +16,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer, training_batches
 from fanin.clients.testing import example_assignment
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.export.modules.draws import fixed_draws, values_of
+from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.randomness import random_key, random_ports
 from fanin.edge.tensors import Float32s

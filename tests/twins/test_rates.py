@@ -9,7 +9,7 @@ from support.models import app_of, batches, export_bundle
 from torch.nn.functional import cross_entropy
 
 from fanin.edge.export import Adam, Recipe, Sgd
-from fanin.edge.export.optimizers.optimizer import Optimizer
+from fanin.edge.export.app.optimizers.optimizer import Optimizer
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import StepSettings
 

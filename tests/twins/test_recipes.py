@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adagrad, Adam, Adapters, App, Recipe, RmsProp, Sgd, next_token, squared_error
-from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare
+from fanin.edge.export.module.prepare import MIN_FROZEN_VALUES, Prepared, prepare
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port

@@ -18,8 +18,8 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.edge.assembly.assemble import AssembledGraphs, assemble
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adapters, Recipe
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.modules.draws import fixed_draws, values_of
+from fanin.edge.export.formats.graphs import FORMATS
+from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings

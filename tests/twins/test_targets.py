@@ -29,10 +29,10 @@ from torch.nn import functional
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import check_examples
 from fanin.edge.export import cross_entropy
-from fanin.edge.export.build import measure_app
-from fanin.edge.export.losses import Loss
+from fanin.edge.export.app.losses import Loss
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
+from fanin.edge.export.verification.cost import measure_app
 from fanin.edge.export.verification.ready import checked
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import StepSettings
@@ -201,7 +201,7 @@ def test_a_loss_that_does_not_know_several_outputs_is_refused_with_its_argument(
 def test_declared_labels_of_a_model_of_classes_are_those_of_its_output() -> None:
     app = targets_app("sequence labels")
     y = examples_of("sequence labels").y.astype(np.int64)
-    assert checked(replace(app, targets=y), ["onnx"])[0].app.declared_targets is None
+    assert checked(replace(app, targets=y), ["onnx"]).app.declared_targets is None
     message = r"targets: got \(77, 2\), expected \(77, 6\); for a loss that needs others, .* num_classes=0"
     with pytest.raises(UnsupportedModel, match=message):
         checked(replace(app, targets=y[:, :2]), ["onnx"])

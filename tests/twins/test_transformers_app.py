@@ -11,9 +11,9 @@ from support.models import export_bundle
 from support.nightly import in_ci
 
 from fanin.edge.export import App
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.verification.passes import check_kept
+from fanin.edge.export.formats.graphs import FORMATS
+from fanin.edge.export.module.prepare import prepare
+from fanin.edge.export.verification.ready import check_kept
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import UnsupportedModel
 

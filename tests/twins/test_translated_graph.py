@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from fanin.edge.export import App
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.onnx.translate import translate
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.formats.onnx.translate import translate
+from fanin.edge.export.graph.decompositions.tables import ONNX
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.tracing.train import trace_train
 
 
 class UnusualOperators(nn.Module):

@@ -32,7 +32,7 @@ def wrong():
 CODE = """
 import os, sys
 from fanin.commands.main import main
-from fanin.edge.export import apart
+from fanin.edge.export.formats import apart
 apart.os.sched_getaffinity = lambda pid: {0, 1}
 status = main(sys.argv[1:])
 print("converter here:", "litert_torch" in sys.modules)

@@ -23,12 +23,12 @@ from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.formats import FILE_FORMATS
 from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
-from fanin.edge.export.decompositions.tables import TFLITE
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.forward import trace_evaluate
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.formats.tflite.writer import to_tflite
+from fanin.edge.export.graph.decompositions.tables import TFLITE
+from fanin.edge.export.graph.forward import trace_evaluate
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos.errors import InvalidBundle, InvalidInput

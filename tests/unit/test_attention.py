@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, export
 from torch.nn.functional import scaled_dot_product_attention
 
-from fanin.edge.export.tracing.attention import plain_attention, with_plain_attention
+from fanin.edge.export.graph.attention import plain_attention, with_plain_attention
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
 

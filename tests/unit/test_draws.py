@@ -9,9 +9,9 @@ from support.errors import raises
 from support.models import NUM_CLASSES, app_of
 from torch import Tensor, nn
 
-from fanin.edge.export.modules.draws import FORMS, RandomDraw, fixed_draws, recorded, refused
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.verification.passes import check_kept
+from fanin.edge.export.module.draws import FORMS, RandomDraw, fixed_draws, recorded, refused
+from fanin.edge.export.module.prepare import prepare
+from fanin.edge.export.verification.ready import check_kept
 from fanin.edge.runtimes.randomness import RandomKind, RandomPort, random_port
 from fanin.protos.errors import UnsupportedModel
 

@@ -36,8 +36,8 @@ from fanin.simulation import Iid, load_data, partition, simulate
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose, seconds_of
 from fanin.simulation.engines.vectorized import VectorTrainings
+from fanin.simulation.settings import SimulationSettings
 from fanin.simulation.setup.arguments import check_settings
-from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.workers import LocalTrainings, Trainings
 
 LONG_WORKLOAD = Workload(num_epochs=100_000, together=10, batches=(4,) * 10)

@@ -1,5 +1,7 @@
 """``edge.export``: the content of the exported Bundle, and the error message for each refused App."""
 
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +16,11 @@ from torch import Tensor, nn
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import App, cross_entropy, export
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.graph.decompositions.tables import ONNX
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.verification.ready import checked
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.signatures import Port
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -252,7 +255,38 @@ def with_head(*layers: nn.Module) -> nn.Module:
 )
 def test_a_module_that_no_graph_can_train_is_refused(module: nn.Module, message: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"App mlp.*{message}"):
-        trace_train(prepare(replace(app_of("mlp"), module=module)), ONNX)
+        trace_train(checked(replace(app_of("mlp"), module=module), ["onnx"]), ONNX)
+
+
+def test_an_export_runs_the_module_once_on_its_calibration_data(tmp_path: Path) -> None:
+    app, num_batches, passes = app_of("mlp"), 100, []
+
+    def count(module: nn.Module, inputs: object, output: object) -> None:
+        passes.extend([module] * isinstance(module, type(app.module)))
+
+    calibration = torch.rand(num_batches * BATCH_SIZE, 1, 8, 8)
+    hook = torch.nn.modules.module.register_module_forward_hook(count)
+    try:
+        export(replace(app, calibration=calibration, validation=None), tmp_path, PUBLISHER, formats=["onnx"])
+    finally:
+        hook.remove()
+    assert num_batches < len(passes) < 2 * num_batches
+
+
+@pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
+def test_a_good_export_imports_no_diagnosis(graph_format: str, tmp_path: Path) -> None:
+    code = f"""
+import sys, torch
+from torch import nn
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.export import App, export
+net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, 4))
+app = App(name="good", module=net, calibration=torch.rand(16, 1, 8, 8), batch_size=8, num_classes=4)
+export(app, sys.argv[1], SigningKey.generate(), formats=["{graph_format}"])
+print([name for name in sys.modules if name.startswith("fanin.edge.export.diagnosis")])
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "bundle")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "[]"
 
 
 def test_frozen_dropout_and_batchnorm_are_accepted() -> None:
@@ -304,7 +338,7 @@ def test_a_folder_that_is_no_path_is_refused_before_the_module_runs(folder: str)
 
 
 def test_a_refused_export_leaves_no_folder(tmp_path: Path) -> None:
-    message = r"\(FunctionalDropout\) at test_export.py:159 draws uniform values \(8, 64\) in evaluation mode, expected"
+    message = r"\(FunctionalDropout\) at test_\S+:\d+ draws uniform values \(8, 64\) in evaluation mode, expected"
     with pytest.raises(UnsupportedModel, match=message):
         export(replace(app_of("mlp"), module=FunctionalDropout(nn.Identity())), tmp_path / "bundle", PUBLISHER)
     assert not (tmp_path / "bundle").exists()

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from support.convolutions import Convolution, convolutions
 from torch import Tensor
 
-from fanin.edge.export.decompositions.convolution.bands import bands_of
-from fanin.edge.export.decompositions.convolution.form import ConvForm
-from fanin.edge.export.decompositions.convolution.layouts import BlockLayout, Images
-from fanin.edge.export.decompositions.convolution.products import MAX_GATHERED, Convolutions
-from fanin.edge.export.decompositions.group_norm import group_norm, group_norm_backward
-from fanin.edge.export.decompositions.own import PLAIN_NAMES
-from fanin.edge.export.decompositions.pooling.max_backward import max_pool2d_backward
-from fanin.edge.export.decompositions.resampling import table
-from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
+from fanin.edge.export.app.decompositions import PLAIN_NAMES
+from fanin.edge.export.graph.decompositions.convolution.bands import bands_of
+from fanin.edge.export.graph.decompositions.convolution.form import ConvForm
+from fanin.edge.export.graph.decompositions.convolution.layouts import BlockLayout, Images
+from fanin.edge.export.graph.decompositions.convolution.products import MAX_GATHERED, Convolutions
+from fanin.edge.export.graph.decompositions.norms import group_norm, group_norm_backward
+from fanin.edge.export.graph.decompositions.pooling.max_backward import max_pool2d_backward
+from fanin.edge.export.graph.decompositions.resampling import table
+from fanin.edge.export.graph.decompositions.tables import ONNX, TFLITE, Forms
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adam, Recipe, Sgd, load_app
-from fanin.edge.export.check import check_app
+from fanin.edge.export.build import check_app
 from fanin.edge.export.diagnosis.parts import REAL
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.graphs import control_ports, parameter_port

@@ -8,10 +8,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fanin.edge.export.decompositions import selection
-from fanin.edge.export.decompositions.pooling import adaptive, forward
-from fanin.edge.export.decompositions.pooling.max_backward import max_pool2d_backward, portable_max_pool2d_backward
-from fanin.edge.export.decompositions.selection import index_put, index_put_into
+from fanin.edge.export.graph.decompositions import selection
+from fanin.edge.export.graph.decompositions.pooling import adaptive, forward
+from fanin.edge.export.graph.decompositions.pooling.max_backward import (
+    max_pool2d_backward,
+    portable_max_pool2d_backward,
+)
+from fanin.edge.export.graph.decompositions.selection import index_put, index_put_into
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

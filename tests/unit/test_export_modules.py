@@ -10,10 +10,10 @@ from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.export import Adam, Adapters, Recipe, Sgd
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.forward import trace_evaluate, trace_infer
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.graph.decompositions.tables import ONNX
+from fanin.edge.export.graph.forward import trace_evaluate, trace_infer
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.runtimes.available import open_runtime
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fanin.edge.export.onnx.writer import as_exported
-from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.formats.onnx.writer import as_exported
+from fanin.edge.export.graph.traced import Traced
 
 
 class Positions(nn.Module):

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from fanin.edge.export.decompositions import padding, resampling
-from fanin.edge.export.diagnosis.layers import trace_layer
-from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.formats.graphs import FORMATS
+from fanin.edge.export.graph.decompositions import padding, resampling
+from fanin.edge.export.graph.layers import trace_layer
 
 SIDES = st.tuples(*(st.integers(0, 3) for _ in range(4)))
 

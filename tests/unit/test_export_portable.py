@@ -6,10 +6,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.convolutions import Convolution, convolutions
 
-from fanin.edge.export.decompositions import elementwise, selection
-from fanin.edge.export.decompositions.convolution import portable
-from fanin.edge.export.decompositions.pooling import average
-from fanin.edge.export.decompositions.pooling.max_backward import portable_max_pool2d_backward
+from fanin.edge.export.graph.decompositions import elementwise, selection
+from fanin.edge.export.graph.decompositions.convolution import portable
+from fanin.edge.export.graph.decompositions.pooling import average
+from fanin.edge.export.graph.decompositions.pooling.max_backward import portable_max_pool2d_backward
 from fanin.protos.errors import UnsupportedModel
 
 aten = torch.ops.aten

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from fanin.edge.export.decompositions.sequences import table
-from fanin.edge.export.tracing.attention import PlainAttention
+from fanin.edge.export.graph.attention import PlainAttention
+from fanin.edge.export.graph.decompositions.sequences import table
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}

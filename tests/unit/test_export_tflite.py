@@ -11,10 +11,10 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from torch import Tensor
 
-from fanin.edge.export.tflite.file import only, pack
-from fanin.edge.export.tflite.operators import LATEST, check_operators, check_runs
-from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.formats.tflite.file import only, pack
+from fanin.edge.export.formats.tflite.operators import LATEST, check_operators, check_runs
+from fanin.edge.export.formats.tflite.writer import to_tflite
+from fanin.edge.export.graph.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 TABLE = torch.arange(4096, dtype=torch.float32).reshape(64, 64) / 4096
@@ -134,8 +134,8 @@ def test_later_versions_of_an_operator_are_refused() -> None:
 
 CODE = """
 import torch
-from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.traced import Traced
+from fanin.edge.export.formats.tflite.writer import to_tflite
+from fanin.edge.export.graph.traced import Traced
 class Twice(torch.nn.Module):
     def forward(self, x):
         return 2 * x

@@ -22,14 +22,14 @@ from fanin.edge.bundles.formats import fill_offsets
 from fanin.edge.bundles.quantize import fill_slots, with_derived
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adapters, App, Recipe, next_token
-from fanin.edge.export.decompositions.tables import TFLITE
-from fanin.edge.export.int8.folding import Infer, fold_norms
-from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.tflite.flatgraph import FlatGraph
-from fanin.edge.export.tflite.int8 import INFER, Int8File, build_infer, emptied, infer_ranges, quantize_infer
-from fanin.edge.export.tflite.operators import check_operators
-from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.forward import trace_infer
+from fanin.edge.export.formats.int8.folding import Infer, fold_norms
+from fanin.edge.export.formats.tflite.flatgraph import FlatGraph
+from fanin.edge.export.formats.tflite.int8 import INFER, Int8File, build_infer, emptied, infer_ranges, quantize_infer
+from fanin.edge.export.formats.tflite.operators import check_operators
+from fanin.edge.export.formats.tflite.writer import to_tflite
+from fanin.edge.export.graph.decompositions.tables import TFLITE
+from fanin.edge.export.graph.forward import trace_infer
+from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 

@@ -11,7 +11,7 @@ from support.remote_runtime import runtime_of
 from torch import Tensor, nn
 
 from fanin.edge.export import App, Recipe, Sgd
-from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.formats.graphs import FORMATS
 from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings

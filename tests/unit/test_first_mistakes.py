@@ -12,11 +12,11 @@ from support.values import PUBLISHER
 from torch import Tensor, nn
 
 from fanin.edge.export import Adam, App, Recipe, Sgd, check_app, cross_entropy, export, load_app
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.examples import example_batch
-from fanin.edge.export.tracing.forward import trace_infer
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.graph.decompositions.tables import ONNX
+from fanin.edge.export.graph.examples import example_batch
+from fanin.edge.export.graph.forward import trace_infer
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos.errors import UnsupportedModel
@@ -109,7 +109,7 @@ def test_a_scripted_module_is_refused() -> None:
     [
         (torch.optim.SGD([X], lr=0.1), r"an object of torch.optim.sgd.SGD, .* without parameters and learning rate"),
         (torch.optim.AdamW, "the class torch.optim.adamw.AdamW, .* the Plan sets the learning rate"),
-        (Sgd, r"the class fanin.edge.export.optimizers.rules.Sgd, .*; write Sgd\(\)"),
+        (Sgd, r"the class fanin.edge.export.app.optimizers.rules.Sgd, .*; write Sgd\(\)"),
         ("sgd", r"an object of builtins.str, expected an optimizer of fanin.edge.export; write optimizer=Sgd\(\)"),
     ],
 )

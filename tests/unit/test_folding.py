@@ -22,12 +22,12 @@ from fanin.edge.bundles.initializers import fill_constants
 from fanin.edge.bundles.quantize import fill_slots, weight_codes, weight_scales, with_derived
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export import App, Recipe
-from fanin.edge.export.decompositions.tables import ONNX, TFLITE
-from fanin.edge.export.formats import onnx_infer
-from fanin.edge.export.int8.folding import Infer, fold_norms
-from fanin.edge.export.onnx.int8 import Int8Model
-from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.tracing.forward import trace_infer
+from fanin.edge.export.formats.graphs import onnx_infer
+from fanin.edge.export.formats.int8.folding import Infer, fold_norms
+from fanin.edge.export.formats.onnx.int8 import Int8Model
+from fanin.edge.export.graph.decompositions.tables import ONNX, TFLITE
+from fanin.edge.export.graph.forward import trace_infer
+from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 

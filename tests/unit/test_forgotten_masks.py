@@ -9,7 +9,7 @@ from support.tags import tags_app
 from torch import Tensor, nn
 
 from fanin.edge.export import App, Lengths, squared_error
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.verification.padding import notes_on_padding
 from fanin.edge.export.verification.ready import checked
 from fanin.protos.errors import UnsupportedModel
@@ -86,7 +86,7 @@ def counted_error(output: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("sizes", "size"), [((LONGEST,), 3), ((4, LONGEST), 4)])
 def test_an_output_that_depends_on_padding_is_a_note(sizes: tuple[int, ...], size: int) -> None:
-    (note,) = checked(rows(Unmasked(), *sizes), ["onnx"])[0].notes
+    (note,) = checked(rows(Unmasked(), *sizes), ["onnx"]).notes
     assert note == (
         f"the output of a row of {size} positions changes if it is padded to 6, so the model also learns from padding; "
         "hide padding in forward, by a mask as a further input with its axis in lengths, or by x != 0"

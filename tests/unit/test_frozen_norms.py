@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fanin.edge.export.modules.frozen_norms import FoldedNorms
+from fanin.edge.export.module.frozen_norms import FoldedNorms
 
 CONVOLUTION, NORM = "ConvolutionBackward0", "NativeBatchNormBackward0"
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

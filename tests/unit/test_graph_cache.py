@@ -13,18 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fanin.edge import export
 from fanin.edge.export import App
-from fanin.edge.export.cache.digests import LIBRARIES, PACKAGE, digest_of
-from fanin.edge.export.cache.files import VARIABLE, CacheFolder, folder_from
-from fanin.edge.export.decompositions.tables import ONNX, TFLITE
-from fanin.edge.export.onnx.writer import to_onnx
-from fanin.edge.export.optimizers.recipe import Recipe
-from fanin.edge.export.optimizers.rules import Sgd
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.forward import trace_evaluate
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.app.optimizers.recipe import Recipe
+from fanin.edge.export.app.optimizers.rules import Sgd
+from fanin.edge.export.formats.cache import LIBRARIES, VARIABLE, CacheFolder, digest_of, folder_from
+from fanin.edge.export.formats.onnx.writer import to_onnx
+from fanin.edge.export.formats.tflite.writer import to_tflite
+from fanin.edge.export.graph.decompositions.tables import ONNX, TFLITE
+from fanin.edge.export.graph.forward import trace_evaluate
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
 
 KEY = "0" * 64
 
@@ -166,10 +166,10 @@ def test_versions_of_the_libraries_are_part_of_the_key(tmp_path: Path, monkeypat
 
 
 def test_the_source_of_the_exporter_is_part_of_the_key(tmp_path: Path) -> None:
-    shutil.copytree(PACKAGE, tmp_path / "export", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(export.__path__[0], tmp_path / "export", ignore=shutil.ignore_patterns("__pycache__"))
 
     def key() -> object:
-        return run_path(str(tmp_path / "export" / "cache" / "digests.py"))["digest_of"]("onnx", {})
+        return run_path(str(tmp_path / "export" / "formats" / "cache.py"))["digest_of"]("onnx", {})
 
     assert key() == digest_of("onnx", {})
     with (tmp_path / "export" / "quiet.py").open("a") as file:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fanin.edge.export import App, Recipe
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.prepare import prepare
 from fanin.protos.errors import UnsupportedModel
 
 

@@ -11,11 +11,11 @@ from support.several import Reader, several_app, several_examples
 from torch import Tensor, nn
 
 from fanin.edge.export import App
-from fanin.edge.export.inputs.outputs import paths_of, picked
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.app.inputs.outputs import paths_of, picked
+from fanin.edge.export.graph.examples import example_batch, other_batch
+from fanin.edge.export.graph.vocabulary import count_tokens
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.refusals import NOWHERE
-from fanin.edge.export.tracing.examples import example_batch, other_batch
-from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.protos.errors import UnsupportedModel
 
 INPUTS = dict(several_examples(16, seed=1).inputs)

@@ -29,12 +29,12 @@ from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.export import App, Lengths, export
-from fanin.edge.export.formats import FORMATS, Graphs, graphs_of, onnx_infer
-from fanin.edge.export.inputs.sequences import at_length
-from fanin.edge.export.int8.folding import fold_norms
-from fanin.edge.export.int8.grids import Grids, check_grids
-from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.tracing.forward import trace_infer
+from fanin.edge.export.formats.graphs import FORMATS, Graphs, graphs_of, onnx_infer
+from fanin.edge.export.formats.int8.folding import fold_norms
+from fanin.edge.export.formats.int8.grids import Grids, check_grids
+from fanin.edge.export.graph.forward import trace_infer
+from fanin.edge.export.module.lengths import at_length
+from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.measure import measure

@@ -6,7 +6,7 @@ from support.models import export_bundle
 from torch import Tensor, nn
 
 from fanin.edge.export import App
-from fanin.edge.export.check import check_app
+from fanin.edge.export.build import check_app
 from fanin.protos.errors import UnsupportedModel
 
 KEEP = torch.tensor([True, False, True, False])

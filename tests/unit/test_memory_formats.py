@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, Recipe
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.formats.graphs import FORMATS
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch
 

@@ -12,7 +12,7 @@ from support.mutant_forms import MODELS, form_mutants, verify_forms
 from support.mutants import EQUIVALENT, Mutant, loss_mutants, optimizer_mutants, outcome_of
 from support.nightly import in_ci
 
-from fanin.edge.export.formats import FORMATS
+from fanin.edge.export.formats.graphs import FORMATS
 
 PLAIN = {str(mutant): mutant for mutant in (*optimizer_mutants(), *loss_mutants())}
 MUTANTS = PLAIN | {str(mutant): mutant for mutant in form_mutants()}

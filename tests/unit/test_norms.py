@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fanin.edge.export.modules.norms import STATISTICS, TrackedNorm, track_norms, tracked_norms
+from fanin.edge.export.module.norms import STATISTICS, TrackedNorm, track_norms, tracked_norms
 from fanin.protos.errors import UnsupportedModel
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}

@@ -8,9 +8,9 @@ from support.models import export_bundle
 from torch import Tensor, nn
 
 from fanin.edge.export import App
-from fanin.edge.export.formats import FORMATS, graphs_of
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.verification.passes import check_kept
+from fanin.edge.export.formats.graphs import FORMATS, graphs_of
+from fanin.edge.export.module.prepare import prepare
+from fanin.edge.export.verification.ready import check_kept
 from fanin.protos.errors import UnsupportedModel
 
 

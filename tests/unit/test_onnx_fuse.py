@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from fanin.edge.export.onnx.fuse import fuse
+from fanin.edge.export.formats.onnx.fuse import fuse
 
 Array = npt.NDArray[np.generic]
 Node = tuple[str, Sequence[str], str, Mapping[str, object]]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fanin.edge.export import Adagrad, Adam, Adapters, Lion, Optimizer, Recipe, RmsProp, Sgd
-from fanin.edge.export.optimizers.lion import EagerLion
-from fanin.edge.export.optimizers.optimizer import StepInputs, clipped, setting_tensors
+from fanin.edge.export.app.optimizers.lion import EagerLion
+from fanin.edge.export.app.optimizers.optimizer import StepInputs, clipped, setting_tensors
 from fanin.protos.errors import UnsupportedModel
 from fanin.protos.plans import OPTIMIZER_SETTINGS
 

@@ -8,10 +8,10 @@ from support.models import app_of
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.modules.origins import origin_of, recorded_origins
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.train import trace_train
+from fanin.edge.export.graph.decompositions.tables import ONNX
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.origins import origin_of, recorded_origins
+from fanin.edge.export.module.prepare import prepare
 
 
 class Gate(nn.Module):

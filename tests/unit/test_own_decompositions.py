@@ -10,8 +10,8 @@ from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.export import App, check_app, check_decomposition
-from fanin.edge.export.decompositions.own import Decompositions
-from fanin.edge.export.decompositions.tables import ONNX
+from fanin.edge.export.app.decompositions import Decompositions
+from fanin.edge.export.graph.decompositions.tables import ONNX
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from fanin.clients.testing.trainers import example_assignment, example_model
 from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.export import Adapters, App, Recipe, Sgd, export
-from fanin.edge.export.prepare import prepare, with_parameters
+from fanin.edge.export.module.prepare import prepare, with_parameters
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.standalone.quantized import int8_models
 from fanin.edge.export.vectorized.step import VectorStep

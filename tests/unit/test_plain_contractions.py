@@ -9,7 +9,7 @@ from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.export import App
-from fanin.edge.export.modules.plain.functions import PlainFunctions
+from fanin.edge.export.module.plain.functions import PlainFunctions
 
 
 @pytest.mark.parametrize(

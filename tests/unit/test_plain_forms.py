@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from fanin.edge.export.decompositions import ordering, resampling, selection
-from fanin.edge.export.decompositions.tables import ONNX, TFLITE, Forms
-from fanin.edge.export.modules.plain.functions import PlainFunctions
+from fanin.edge.export.graph.decompositions import ordering, resampling, selection
+from fanin.edge.export.graph.decompositions.tables import ONNX, TFLITE, Forms
+from fanin.edge.export.module.plain.functions import PlainFunctions
 
 aten = torch.ops.aten
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}

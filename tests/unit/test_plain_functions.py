@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from fanin.edge.export import App
-from fanin.edge.export.modules.plain.functions import PlainFunctions
+from fanin.edge.export.module.plain.functions import PlainFunctions
 
 Mode = Literal["sum", "mean", "max"]
 NUM_WORDS = 7

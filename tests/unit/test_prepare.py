@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from fanin.edge.bundles.quantize import weight_codes, weight_scales
 from fanin.edge.export import Adapters, App, Recipe, Sgd
-from fanin.edge.export.modules.adapters import AdaptedConv2d, AdaptedLinear
-from fanin.edge.export.modules.places import call_with
-from fanin.edge.export.optimizers.recipe import Trains
-from fanin.edge.export.prepare import MIN_FROZEN_VALUES, Prepared, prepare
+from fanin.edge.export.app.optimizers.recipe import Trains
+from fanin.edge.export.module.adapters import AdaptedConv2d, AdaptedLinear
+from fanin.edge.export.module.places import call_with
+from fanin.edge.export.module.prepare import MIN_FROZEN_VALUES, Prepared, prepare
 from fanin.protos.errors import UnsupportedModel
 
 WIDE = 16

@@ -19,8 +19,8 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, inputs_of
-from fanin.edge.export.check import check_app
-from fanin.edge.export.preprocess import encode_preprocess, trace_preprocess, verify_preprocess
+from fanin.edge.export.build import check_app
+from fanin.edge.export.formats.preprocess import encode_preprocess, trace_preprocess, verify_preprocess
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import LoadedModel, ModelPort, Runtime
 from fanin.edge.runtimes.models import model_inputs, open_preprocess, run_rows

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, Loss, check_app, export, squared_error
-from fanin.edge.export.build import _check_cost, _untrained
-from fanin.edge.export.modules.repeated import check_samples
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.export.refusals import Place, Untraceable
-from fanin.edge.export.verification.constant import constant_loss
+from fanin.edge.export.verification.cost import check_cost, constant_loss, untrained
+from fanin.edge.export.verification.pure import check_samples
 from fanin.edge.export.verification.ready import checked
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import UnsupportedModel
@@ -207,7 +206,7 @@ def test_a_loss_with_a_counter_is_refused_with_the_remedy() -> None:
 
 
 def test_an_attribute_that_keeps_its_value_in_further_passes_is_no_hindrance() -> None:
-    prepared, _ = checked(app(cached), ["onnx"])
+    prepared = checked(app(cached), ["onnx"])
     assert isinstance(prepared.module[1], Own) and prepared.module[1].width == 6
     checked(app(scaled_twice), ["onnx"])
 
@@ -301,10 +300,10 @@ def test_values_of_another_loss_are_compared_with_the_loss_of_a_constant() -> No
     plain = app()
     values = replace(plain, num_classes=0, loss=likelihood, validation=(plain.inputs["x"], torch.ones(32, 3)))
     quality = Quality(num_examples=32, loss_sum=32.0, squares_float=10.0, squares_int8=10.0, squares_wanted=1.0)
-    assert _untrained(values, {"onnx": quality}, {}) == []
-    assert _untrained(values, {"onnx": replace(quality, loss_sum_constant=32.1)}, {}) == []
+    assert untrained(values, {"onnx": quality}, {}) == []
+    assert untrained(values, {"onnx": replace(quality, loss_sum_constant=32.1)}, {}) == []
     measured = replace(quality, loss_sum_constant=31.0, loss_sum_int8=32.32)
-    (note,) = _untrained(values, {"onnx": measured}, {})
+    (note,) = untrained(values, {"onnx": measured}, {})
     assert note.startswith(
         "the module has a mean loss of 1.0000, and one output for all examples has 0.9688: it seems not to be trained; "
         "int8 now costs 0.0100 of the mean loss in onnx; "
@@ -352,7 +351,7 @@ def test_an_int8_that_costs_too_much_of_an_untrained_module_names_the_training()
     quality = Quality(num_examples=32, loss_sum=1.0, squares_float=10.0, squares_int8=20.0, squares_wanted=10.0)
     message = r"100\.00 % above float's .*; the module has a squared error of 10 .* to be trained; .* --pretrain DATA"
     with pytest.raises(UnsupportedModel, match=message):
-        _check_cost(prepare(values), "onnx", quality, None)
+        check_cost(prepare(values), "onnx", quality, None)
 
 
 def test_a_module_in_evaluation_mode_is_noted(tmp_path: Path) -> None:

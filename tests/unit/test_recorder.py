@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 
-from fanin.edge.export.decompositions.programs.recorder import Form, NotRecorded, Recorder
+from fanin.edge.export.graph.decompositions.programs.recorder import Form, NotRecorded, Recorder
 
 aten = torch.ops.aten
 Function = Callable[[Tensor], Tensor]

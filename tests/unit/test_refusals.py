@@ -21,17 +21,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fanin.commands.console.terminal import write_json
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.export import App, Recipe, check_app, export, next_token, squared_error
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.formats import onnx_infer
-from fanin.edge.export.int8.folding import Infer
-from fanin.edge.export.onnx.int8 import Calibration, _quantize
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.refusals import NoForm, Place
-from fanin.edge.export.tracing.examples import example_batch, other_batch
-from fanin.edge.export.tracing.forward import trace_infer
-from fanin.edge.export.tracing.reading import NoReading, ValueRead
-from fanin.edge.export.tracing.train import trace_train
-from fanin.edge.export.verification.passes import check_kept
+from fanin.edge.export.formats.graphs import onnx_infer
+from fanin.edge.export.formats.int8.folding import Infer
+from fanin.edge.export.formats.onnx.int8 import Calibration, _quantize
+from fanin.edge.export.graph.decompositions.tables import ONNX
+from fanin.edge.export.graph.examples import example_batch, other_batch
+from fanin.edge.export.graph.forward import trace_infer
+from fanin.edge.export.graph.reading import NoReading
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import prepare
+from fanin.edge.export.refusals import NoForm, Place, ValueRead
+from fanin.edge.export.verification.ready import check_kept
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 Forward = Callable[[Tensor], Tensor]

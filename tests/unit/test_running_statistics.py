@@ -19,7 +19,7 @@ from torch import nn
 from fanin.clients import Examples
 from fanin.edge.codecs.known import known_stages
 from fanin.edge.export import App
-from fanin.edge.export.prepare import prepare
+from fanin.edge.export.module.prepare import prepare
 from fanin.protos.errors import UnsupportedModel
 from fanin.protos.roles import RoleKind
 from fanin.simulation import Natural, Result, SimulationSettings, partition, simulate

@@ -19,7 +19,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.quantize import fill_slots
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adapters, App, Recipe
-from fanin.edge.export.inputs.named import numpy_inputs
+from fanin.edge.export.app.inputs.named import numpy_inputs
 from fanin.edge.export.standalone.quantized import int8_models
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.models import run_rows

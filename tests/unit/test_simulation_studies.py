@@ -24,7 +24,7 @@ from fanin.clients.device.updates import Change
 from fanin.clients.testing import SyntheticTrainer, example_assignment, example_model, synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, Recipe, Sgd
-from fanin.edge.export.prepare import with_state
+from fanin.edge.export.module.prepare import with_state
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidPlan, RuntimeMissing
 from fanin.simulation import (

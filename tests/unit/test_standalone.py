@@ -20,7 +20,7 @@ from torch import nn
 from fanin.commands.control.standalone import standalone_models
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adapters, App, Lengths, Recipe
-from fanin.edge.export.prepare import with_parameters
+from fanin.edge.export.module.prepare import with_parameters
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.standalone.quantized import int8_models
 from fanin.edge.runtimes.available import open_runtime

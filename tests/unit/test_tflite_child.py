@@ -8,11 +8,11 @@ import torch
 from ai_edge_litert.interpreter import Interpreter
 from torch import Tensor, nn
 
+from fanin.edge.export.formats.tflite.converter.child import convert_in_child
+from fanin.edge.export.formats.tflite.converter.convert import convert
+from fanin.edge.export.formats.tflite.writer import to_tflite
+from fanin.edge.export.graph.traced import Traced
 from fanin.edge.export.quiet import quiet_converter
-from fanin.edge.export.tflite.converter.child import convert_in_child
-from fanin.edge.export.tflite.converter.convert import convert
-from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.traced import Traced
 from fanin.protos.errors import UnsupportedModel
 
 

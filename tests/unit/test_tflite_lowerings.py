@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fanin.edge.export.decompositions.programs.program import program_of
+from fanin.edge.export.formats.tflite.converter.lowerings import ROWS, direct_lowerings
+from fanin.edge.export.graph.decompositions.programs.program import program_of
 from fanin.edge.export.quiet import quiet_converter
-from fanin.edge.export.tflite.converter.lowerings import ROWS, direct_lowerings
 
 aten = torch.ops.aten
 X, ROW, COLUMN, COUNTS = (

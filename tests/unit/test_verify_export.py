@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import Adam, App, Recipe, Sgd
-from fanin.edge.export.decompositions.tables import ONNX
-from fanin.edge.export.losses import cross_entropy
-from fanin.edge.export.optimizers.optimizer import StepInputs, Tensors
-from fanin.edge.export.prepare import Prepared, prepare
-from fanin.edge.export.tracing.eager import cases_of, eager_step
+from fanin.edge.export.app.losses import cross_entropy
+from fanin.edge.export.app.optimizers.optimizer import StepInputs, Tensors
+from fanin.edge.export.graph.decompositions.tables import ONNX
+from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.verification.comparison import Triple, check_loss, check_tensors
+from fanin.edge.export.verification.eager import cases_of, eager_step
 from fanin.edge.export.verification.verify import Forward, _check_int8, _check_step, _start, verify, verify_training
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, NamedInputs, PaddedBatch, Runtime, TrainState

@@ -15,8 +15,8 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, next_token
-from fanin.edge.export.prepare import prepare
-from fanin.edge.export.tracing.vocabulary import count_tokens
+from fanin.edge.export.graph.vocabulary import count_tokens
+from fanin.edge.export.module.prepare import prepare
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.models import model_inputs

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from fanin.edge.export import App
-from fanin.edge.export.decompositions.weight_norm import weight_norm_backward
+from fanin.edge.export.graph.decompositions.norms import weight_norm_backward
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from support.models import app_of, export_bundle
 from torch import Tensor, nn
 
 from fanin.edge.export import App
-from fanin.edge.export.modules.plain.writing import write_at
+from fanin.edge.export.module.plain.writing import write_at
 from fanin.protos.errors import UnsupportedModel
 
 Change = Callable[[Tensor], Tensor]

@@ -29,7 +29,7 @@ from fanin.simulation.data.loading import NAMES, LoadedData, check_name, load_da
 if TYPE_CHECKING:
     from fanin.datacenter.training.pretraining import Pretraining
     from fanin.edge.export import App, Exported
-    from fanin.edge.export.diagnosis.parts import Finding
+    from fanin.edge.export.refusals import Finding
 
 
 def main(argv: Sequence[str]) -> int:
@@ -133,7 +133,7 @@ def _check_pretraining(data: str, *, check: bool, is_set: bool) -> None:
 
 def _formats(names: Sequence[str] | None) -> list[str]:
     """Return the formats to write, each once. Raises InvalidInput."""
-    from fanin.edge.export.formats import FORMATS
+    from fanin.edge.export.formats.graphs import FORMATS
 
     formats = list(dict.fromkeys(names or FORMATS))
     if unknown := sorted(set(formats) - set(FORMATS)):
@@ -164,7 +164,7 @@ def _load_trained(app: "App", path: Path) -> None:
     from fanin.datacenter.checkpoints.weights import load_weights
     from fanin.datacenter.config.settings import SAFETENSORS
     from fanin.datacenter.training.parameters import load_parameters
-    from fanin.edge.export.prepare import running_statistics
+    from fanin.edge.export.module.prepare import running_statistics
 
     if app.recipe.trains != "full":
         raise InvalidInput(

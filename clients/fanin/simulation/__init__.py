@@ -12,14 +12,15 @@ their modules are imported when a name is first used.
 Reading order:
 
 - ``data/``: data sets, and the examples of each client
-- ``setup/``: the arguments and the output of ``simulate``
+- ``settings``: ``SimulationSettings``, the options of ``simulate``
+- ``setup/``: its arguments and its output
 - ``devices/``: models of devices, and the event log
 - ``experiment``: ``simulate``, from an App to a ``Result``; ``course``: its Run
 - ``trainers``: the trainers of its clients; ``workers``: their trainings by graphs; ``flower``: those of a Flower app
 - ``backends/``: where the trainings run, in this process or in others
 - ``engines/``: the choice of the engine, and ``vmap``
-- ``result``, ``rows``: the tables of a simulation; ``plots``: its figures
-- ``studies/``: seeds, a baseline, and simulations that resume
+- ``result``, ``rows``: the tables of a simulation
+- ``studies/``: seeds, a baseline, figures, and simulations that resume
 - ``scenario``: ``play``, one Run from a ``Scenario`` to its ``Outcome``
 - ``federation``: ``Federation``, a coordinator with its devices
 - ``coordinator``: one coordinator that can stop and start again
@@ -51,12 +52,12 @@ if TYPE_CHECKING:
     from fanin.simulation.devices.traces import DeviceTrace, Traces, read_traces
     from fanin.simulation.experiment import simulate
     from fanin.simulation.federation import Federation
-    from fanin.simulation.plots import plot_results
     from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
     from fanin.simulation.scenario import Outcome, Scenario, play
-    from fanin.simulation.setup.settings import SimulationSettings
+    from fanin.simulation.settings import SimulationSettings
     from fanin.simulation.studies.baseline import BaselineRow
+    from fanin.simulation.studies.plots import plot_results
     from fanin.simulation.studies.seeds import SpreadRow
 
 _MODULES = {
@@ -95,13 +96,13 @@ _MODULES = {
     "RunStopped": "result",
     "Scenario": "scenario",
     "Shards": "data.partitioners",
-    "SimulationSettings": "setup.settings",
+    "SimulationSettings": "settings",
     "examples_of": "data.loading",
     "load_data": "data.loading",
     "partition": "data.partitioning",
     "partition_of": "data.loading",
     "play": "scenario",
-    "plot_results": "plots",
+    "plot_results": "studies.plots",
     "simulate": "experiment",
 }
 __all__ = [

@@ -35,9 +35,9 @@ from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings
 from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
 from fanin.simulation.rows import ClientFailure, RoundRow
+from fanin.simulation.settings import SimulationSettings
 from fanin.simulation.setup.arguments import check_devices, check_plan, plan_of
 from fanin.simulation.setup.preparation import ModuleSubject, Preparation, prepare, subject_for
-from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.setup.termination import exits_at_sigterm
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
 from fanin.simulation.studies.records import RecordedTrainings, hold_record

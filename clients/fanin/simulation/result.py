@@ -17,8 +17,8 @@ from fanin.simulation.studies.boards import open_board, write_scalars
 from fanin.simulation.studies.seeds import SpreadRow, spread_of, write_spread
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
-    from fanin.edge.export.prepare import Module
+    from fanin.edge.export.app.app import App
+    from fanin.edge.export.module.prepare import Module
 
 NO_CLIENTS: Final = tuple(each.name for each in fields(ClientRow) if each.name not in ("statistics", "means"))
 """The columns of a table without clients: no Round has ended."""
@@ -122,7 +122,7 @@ class Result:
                 f"result: got client {client}, expected one of the {len(self.local)} clients with personal parameters "
                 "that have trained; name the parameters by Recipe(local=[...])"
             )
-        from fanin.edge.export.prepare import with_parameters
+        from fanin.edge.export.module.prepare import with_parameters
 
         return with_parameters(self.app, {**self.table.views(self.parameters), **self.local[client]})
 
@@ -154,7 +154,7 @@ class Result:
             InvalidInput: matplotlib does not know the format.
             ModuleNotFoundError: matplotlib is not installed.
         """
-        from fanin.simulation.plots import plot_rounds
+        from fanin.simulation.studies.plots import plot_rounds
 
         return plot_rounds(self, path)
 
@@ -226,7 +226,7 @@ class ClientFailed(Exception):
 
 
 def _module(app: "App", table: TensorTable, parameters: Float32s) -> "Module":
-    from fanin.edge.export.prepare import with_parameters
+    from fanin.edge.export.module.prepare import with_parameters
 
     return with_parameters(app, table.views(parameters))
 

@@ -70,6 +70,19 @@ class Diverged(InvalidInput):
     """The loss, the gradients or the parameters of a training are not finite."""
 
 
+class SubjectError(ValueError):
+    """A caller's mistake in a value that has other names elsewhere, such as that of a key in a file.
+
+    Args:
+        subject: The value, as the caller of the constructor knows it.
+        fault: The received and the expected value, without the subject.
+    """
+
+    def __init__(self, subject: str, fault: str) -> None:
+        super().__init__(f"{subject}: {fault}")
+        self.fault = fault
+
+
 class Unauthenticated(FaninError):
     """The caller is unknown, or its signature or token is wrong."""
 

@@ -11,7 +11,7 @@ from fanin.edge.runtimes.base import Inputs, NamedInputs
 from fanin.edge.runtimes.graphs import NO_TOKEN, RESERVED
 from fanin.edge.runtimes.models import label_remedy
 from fanin.edge.tensors import Int64s
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, SubjectError
 
 Y: Final = "y"
 NamedArrays = Mapping[str, npt.NDArray[np.generic]]
@@ -46,7 +46,7 @@ class Examples:
             or value_fault(self.inputs, self.y)
         )
         if fault is not None:
-            raise ValueError(f"examples: {fault}")
+            raise SubjectError("examples", fault)
 
     def __repr__(self) -> str:
         arrays = {**self.inputs, Y: self.y}.items()
@@ -81,7 +81,9 @@ class Split:
     devices: tuple[Examples, ...]
 
 
-def check_examples(examples: Examples, shapes: Mapping[str, tuple[int, ...]], num_classes: int, dtype: str) -> None:
+def check_examples(
+    examples: Examples, shapes: Mapping[str, tuple[int, ...]], num_classes: int, dtype: str, what: str = "examples"
+) -> None:
     """Raise InvalidInput unless a model can use the examples.
 
     Args:
@@ -89,33 +91,34 @@ def check_examples(examples: Examples, shapes: Mapping[str, tuple[int, ...]], nu
         shapes: The shape of one sample by input of the model.
         num_classes: Number of its classes; 0 for values.
         dtype: Dtype of its targets.
+        what: Prefix of the message.
     """
-    check_inputs(examples, shapes)
+    check_inputs(examples, shapes, what)
     if examples.y.dtype != dtype:
         kind = f"labels below {num_classes}" if num_classes else "values" if dtype == "float32" else "integers"
         raise InvalidInput(
-            f"examples: got y of {examples.y.dtype}, expected {dtype} {kind}; write y = y.astype(np.{dtype})"
+            f"{what}: got y of {examples.y.dtype}, expected {dtype} {kind}; write y = y.astype(np.{dtype})"
         )
     if num_classes and examples.y.max() >= num_classes:
         raise InvalidInput(
-            f"examples: got label {examples.y.max()}, expected 0 to {num_classes - 1}"
+            f"{what}: got label {examples.y.max()}, expected 0 to {num_classes - 1}"
             f"{label_remedy(examples.y, num_classes)}"
         )
 
 
-def check_inputs(examples: Examples, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_inputs(examples: Examples, shapes: Mapping[str, tuple[int, ...]], what: str = "examples") -> None:
     """Raise InvalidInput unless the examples have inputs of these names and shapes. See ``check_examples``."""
     if missing := [name for name in shapes if name not in examples.inputs]:
         raise InvalidInput(
-            f"examples: got the inputs {sorted(examples.inputs)}, expected {sorted(shapes)}; add {missing}"
+            f"{what}: got the inputs {sorted(examples.inputs)}, expected {sorted(shapes)}; add {missing}"
         )
     for name, shape in shapes.items():
         array = examples.inputs[name]
         if array.shape[1:] != shape:
-            raise InvalidInput(f"examples: got {name} of shape {array.shape[1:]}, expected {shape}")
+            raise InvalidInput(f"{what}: got {name} of shape {array.shape[1:]}, expected {shape}")
         if array.dtype == np.uint8:
             raise InvalidInput(
-                f"examples: got {name} of uint8, expected floats, scaled as the model wants them, or int32 tokens"
+                f"{what}: got {name} of uint8, expected floats, scaled as the model wants them, or int32 tokens"
             )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
 
+from fanin.protos.errors import SubjectError
 from fanin.protos.numbers import are_numbers
 
 Stay = tuple[float | None, float | None]
@@ -50,9 +51,10 @@ class DailyWindow:
             and 0.0 < self.hours <= 24.0
             and 0.0 <= self.spread_hours <= 12.0
         ):
-            raise ValueError(
-                "daily window: got from_hour {!r}, hours {!r}, spread_hours {!r}, "
-                "expected 0 to below 24, above 0 to 24, and 0 to 12".format(*hours)
+            raise SubjectError(
+                "daily window",
+                "got from_hour {!r}, hours {!r}, spread_hours {!r}, "
+                "expected 0 to below 24, above 0 to 24, and 0 to 12".format(*hours),
             )
 
     def stays(self, rng: random.Random) -> Iterator[Stay]:
@@ -86,7 +88,7 @@ class OnOff:
 
     def __post_init__(self) -> None:
         if not (are_numbers(self.on_s, self.off_s) and 0.0 < self.on_s < math.inf and 0.0 < self.off_s < math.inf):
-            raise ValueError(f"on and off: got on_s {self.on_s!r}, off_s {self.off_s!r}, expected positive seconds")
+            raise SubjectError("on and off", f"got on_s {self.on_s!r}, off_s {self.off_s!r}, expected positive seconds")
 
     def stays(self, rng: random.Random) -> Iterator[Stay]:
         """See Availability. The first state is drawn from the stationary distribution."""
@@ -178,8 +180,9 @@ class Battery:
     def __post_init__(self) -> None:
         seconds = (self.work_s, self.charge_s)
         if not (are_numbers(*seconds) and all(0.0 < each < math.inf for each in seconds)):
-            raise ValueError(
-                f"battery: got work_s {self.work_s!r}, charge_s {self.charge_s!r}, expected positive numbers of seconds"
+            raise SubjectError(
+                "battery",
+                f"got work_s {self.work_s!r}, charge_s {self.charge_s!r}, expected positive numbers of seconds",
             )
 
 

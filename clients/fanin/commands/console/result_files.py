@@ -41,7 +41,7 @@ class ResultFiles:
 
             check_board()
         if self.plot is not None:
-            from fanin.simulation.setup.figures import check_figure_file
+            from fanin.simulation.data.figures import check_figure_file
 
             check_figure_file(self.plot)
 

@@ -1,6 +1,5 @@
 """The options of the demo. This module imports neither torch nor a runtime, so the help is printed at once."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -12,23 +11,6 @@ from fanin.edge.codecs.fixed import CODECS
 DEFAULT_MESH: Final = "pp=2,tp=2"
 DATA_SETS: Final = ("digits", "fashion-mnist")
 """The names of the tasks, for the help. ``tasks`` imports torch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """The options, as on the command line."""
-
-    devices: int
-    rounds: int
-    dataset: str
-    runtimes: str
-    codec: str
-    alpha: float
-    seed: int
-    mesh: str
-    device_python: tuple[Path, ...]
-    delay_seed: int
-    state: Path | None
 
 
 def demo(
@@ -66,6 +48,10 @@ def demo(
     The datacenter pre-trains on a few of them with torchrun. A coordinator and the devices, each in its own process,
     federate over the others with TLS. The datacenter continues from the last version, and one more round runs.
     """
+    # Importing torch takes seconds.
+    from fanin.commands.demo.report import json_row, print_table
+    from fanin.commands.demo.steps import DemoOptions, run_demo
+
     options = DemoOptions(
         devices=devices,
         rounds=rounds,
@@ -79,10 +65,6 @@ def demo(
         delay_seed=delay_seed,
         state=state,
     )
-    # Importing torch takes seconds.
-    from fanin.commands.demo.report import json_row, print_table
-    from fanin.commands.demo.steps import run_demo
-
     findings = run_demo(options)
     if prints_text(json):
         print_table(findings)

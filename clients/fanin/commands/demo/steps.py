@@ -16,7 +16,6 @@ from fanin.commands.console.processes import follow_run
 from fanin.commands.console.show import event_text
 from fanin.commands.console.usage import wrong_usage
 from fanin.commands.demo.measure import measure_test
-from fanin.commands.demo.options import DemoOptions
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, probe
 from fanin.commands.demo.report import Findings
 from fanin.commands.demo.tasks import TASKS, Task, TrainingPhase
@@ -56,6 +55,23 @@ DEVICE_PYTHONS: Final = MappingProxyType(
     }
 )
 """The interpreters of the environments that ``make devices`` creates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    """The options, as on the command line."""
+
+    devices: int
+    rounds: int
+    dataset: str
+    runtimes: str
+    codec: str
+    alpha: float
+    seed: int
+    mesh: str
+    device_python: tuple[Path, ...]
+    delay_seed: int
+    state: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

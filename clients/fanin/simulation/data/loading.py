@@ -22,7 +22,7 @@ from fanin.clients.data.public import Cutting, fashion_mnist, shakespeare
 from fanin.clients.data.stores import MIN_EXAMPLES
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.graphs import X
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, SubjectError
 from fanin.simulation.data.partitioning import MAX_NAMED, Partition
 from fanin.simulation.data.tables import is_table, read_table
 
@@ -127,8 +127,8 @@ def examples_of(data: IndexedData, *, x: str | tuple[str, ...] = "", y: str = ""
             inputs={key: _stacked(key, column) for key, column in zip(keys, inputs, strict=True)},
             y=_stacked(Y, targets),
         )
-    except ValueError as exc:
-        raise InvalidInput(f"data: {str(exc).removeprefix('examples: ')}") from exc
+    except SubjectError as exc:
+        raise InvalidInput(f"data: {exc.fault}") from exc
 
 
 def partition_of(partitioner: LoadedPartitions, *, x: str | tuple[str, ...] = "", y: str = "") -> Partition:

@@ -86,9 +86,13 @@ class Partition:
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
         """
-        from fanin.simulation.plots import plot_partition
+        from fanin.simulation.data.figures import plot_partition
 
-        return plot_partition(self, path)
+        try:
+            counts = self.label_counts()
+        except InvalidInput:  # the targets are no labels
+            counts = None
+        return plot_partition(self.sizes, counts, len(self.examples), path)
 
 
 def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: int = 0) -> Partition:

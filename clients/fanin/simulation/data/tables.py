@@ -26,7 +26,7 @@ from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.graphs import X
 from fanin.edge.tensors import Array
-from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.protos.errors import InvalidInput, RuntimeMissing, SubjectError
 from fanin.protos.texts import counted
 
 SUFFIXES: Final = (".csv", ".parquet")
@@ -87,8 +87,8 @@ def read_table(path: Path) -> LoadedTable:
     y: Inputs = targets.astype(np.int32) if ys[0].dtype == np.int32 else targets.astype(np.float32)
     try:
         examples = Examples(inputs={X: x}, y=y)
-    except ValueError as exc:
-        raise InvalidInput(f"{path}: {str(exc).removeprefix('examples: ')}") from exc
+    except SubjectError as exc:
+        raise InvalidInput(f"{path}: {exc.fault}") from exc
     return LoadedTable(examples=examples, ids=np.array(ids))
 
 

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, SubjectError
 from fanin.protos.numbers import are_numbers, is_number
 
 T = TypeVar("T")
@@ -120,9 +120,8 @@ def built(what: str, kind: Callable[..., T], options: Mapping[str, object]) -> T
         )
     try:
         return kind(**numbers)
-    except ValueError as exc:
-        # The errors of the records begin with their subject, as in "battery: got ...". ``what`` names it here.
-        raise InvalidInput(f"{what}: {str(exc).partition(': ')[2] or exc}") from exc
+    except SubjectError as exc:
+        raise InvalidInput(f"{what}: {exc.fault}") from exc
 
 
 def _check(distribution: object, what: str, is_valid: Callable[[], bool]) -> None:

@@ -23,10 +23,10 @@ from fanin.edge.runtimes.base import Runtime, StepSettings
 from fanin.edge.runtimes.graphs import probe_batch
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.plans import Plan
-from fanin.simulation.setup.settings import SimulationSettings
+from fanin.simulation.settings import SimulationSettings
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
     from fanin.edge.export.vectorized.step import VectorStep
 
 ENGINES: Final = re.compile(r"graph|auto|vmap(:cuda(:\d{1,3})?)?")

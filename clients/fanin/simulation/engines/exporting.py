@@ -20,7 +20,7 @@ from fanin.simulation.engines.choice import Chosen, Workload, device_of, vector_
 from fanin.simulation.workers import FORMAT
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
 COST: Final = "the simulation trains and validates in torch; it has no Bundle for devices and no int8 values"
 
@@ -57,7 +57,7 @@ def app_bundle(app: "App", folder: Path, key: SigningKey, engine: str, recorded:
     Raises:
         UnsupportedModel: The App cannot be exported, and the engine is ``graph`` or torch cannot trace the App either.
     """
-    from fanin.edge.export.sign import export
+    from fanin.edge.export.build import export
 
     if recorded is not None and recorded.manifest.graph_formats == (NO_GRAPHS,):
         from fanin.edge.export.vectorized.runtime import TorchRuntime

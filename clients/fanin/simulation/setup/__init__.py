@@ -2,11 +2,9 @@
 
 Reading order:
 
-- ``settings``: ``SimulationSettings``, the options
 - ``arguments``: the checks of ``simulate``'s arguments, and its Plan
 - ``preparation``: the App or Flower app with its Bundle, which the simulations of all seeds share
 - ``progress``: the lines that a simulation prints
-- ``figures``: figures as a notebook shows them
 - ``garbage``: the settings of Python's garbage collector
 - ``termination``: SIGTERM, so that a simulation leaves no files behind
 """

@@ -25,10 +25,10 @@ from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.engines.choice import check_engine
-from fanin.simulation.setup.settings import SimulationSettings
+from fanin.simulation.settings import SimulationSettings
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
 UNIFORM: Final = "uniform"
 """The default of ``cohort.selection``."""
@@ -49,7 +49,7 @@ def check_arguments(app: object, clients: object, settings: SimulationSettings) 
     """Return the App and its clients. Raises InvalidInput unless the model can use the examples, and the settings are
     valid.
     """
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
     if not isinstance(app, App) or not isinstance(clients, Partition):
         raise InvalidInput(
@@ -298,10 +298,8 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
                     f"{name} = {name}.astype(np.{min(accepted)})"
                 )
         if app.preprocess is None:
-            try:
-                check_examples(examples, _shapes_like(app, examples.inputs), app.num_classes, dtype)
-            except InvalidInput as exc:
-                raise InvalidInput(f"simulate: {what}: {str(exc).removeprefix('examples: ')}") from exc
+            shapes = _shapes_like(app, examples.inputs)
+            check_examples(examples, shapes, app.num_classes, dtype, f"simulate: {what}")
         if target is not None and (expected := _like(app, Y, target, examples.y)) != examples.y.shape[1:]:
             raise InvalidInput(
                 f"simulate: {what}: got y of shape {_batch(examples.y.shape[1:])}, expected {_batch(expected)} as the "

@@ -11,15 +11,15 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.exporting import AppBundle, app_bundle
 from fanin.simulation.flower import FlowerSubject, is_flower_app
+from fanin.simulation.settings import SimulationSettings
 from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_settings
 from fanin.simulation.setup.progress import SimulationProgress
-from fanin.simulation.setup.settings import SimulationSettings
 from fanin.simulation.studies.records import BUNDLE, RecordFolder, Subject, subject_of
 from fanin.simulation.workers import PlacedBundle
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
-    from fanin.edge.export.prepare import StateDict
+    from fanin.edge.export.app.app import App
+    from fanin.edge.export.module.prepare import StateDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings
     if isinstance(subject, FlowerSubject):
         bundle = subject.bundle(settings.initial, folder / BUNDLE, key)
         return Preparation(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
-    from fanin.edge.export.prepare import with_state
+    from fanin.edge.export.module.prepare import with_state
 
     app = subject.app
     if settings.initial is not None:

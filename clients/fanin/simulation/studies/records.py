@@ -36,7 +36,7 @@ from fanin.simulation.studies.digests import digest_of
 from fanin.simulation.workers import PendingTraining, RecordFailed, Trainings
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
 RECORD_FORMAT: Final = 2
 BUNDLE: Final = "bundle"

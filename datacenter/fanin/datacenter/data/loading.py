@@ -28,7 +28,7 @@ from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
     # The exporter imports onnx and the TFLite converter. A rank without an App does not need them.
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
 CHUNK: Final = 2**24
 """Tokens of a mapped file whose range is computed at a time."""
@@ -185,8 +185,8 @@ def _load_examples(
     assert data.examples is not None, "a config has one of them"
     examples = read_npz(data.examples)
     if app is not None:
-        from fanin.edge.export.app import inputs_of
-        from fanin.edge.export.inputs.named import numpy_inputs, torch_inputs
+        from fanin.edge.export.app.app import inputs_of
+        from fanin.edge.export.app.inputs.named import numpy_inputs, torch_inputs
 
         examples = Examples(inputs=numpy_inputs(inputs_of(app, torch_inputs(examples.inputs))), y=examples.y)
         try:

@@ -152,7 +152,7 @@ def _error_of_app(config: TrainConfig, caught: BaseException) -> FaninError | No
     """
     if not config.model.app or is_lost_connection(caught):
         return None
-    from fanin.edge.export.refusals import own_line
+    from fanin.edge.export.diagnosis.lines import own_line
 
     frames = [frame for frame, _ in traceback.walk_tb(caught.__traceback__)]
     innermost, line = frames[-1], own_line(caught, of_fanin=False)

@@ -58,7 +58,7 @@ def guest_of(name: str, observer: object) -> Guest:
 def _create(name: str, place: RankPlace) -> object:
     """Return the result of the factory with this name."""
     # Imported late: it imports torch.
-    from fanin.edge.export.loading import load_object
+    from fanin.edge.export.app.loading import load_object
 
     try:
         factory = load_object("observer", name)

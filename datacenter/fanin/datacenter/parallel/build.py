@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle, get_schedule_class
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from fanin.datacenter.parallel.checks import check_job
 from fanin.datacenter.parallel.draws.sites import LOSS, NO_DRAWS, ModelDraws
@@ -44,7 +44,6 @@ from fanin.datacenter.parallel.pipelines.stages import (
 )
 from fanin.datacenter.parallel.pipelines.torch_stage import ObservedStage, check_torch
 from fanin.datacenter.parallel.settings import ParallelSettings, Precision, TrainingSettings
-from fanin.datacenter.parallel.steps.optimizer import build_optimizer
 from fanin.datacenter.parallel.transforms.data import HALF, apply_data_parallel
 from fanin.datacenter.parallel.transforms.meta import is_on_meta, materialize
 from fanin.datacenter.parallel.transforms.recompute import apply_recompute
@@ -362,3 +361,15 @@ def build_schedule(
         own_stages, pipeline.microbatches, loss_fn=divided_loss(objective), scale_grads=False
     )
     return schedule
+
+
+def build_optimizer(part: nn.Module, settings: TrainingSettings) -> Optimizer | None:
+    """Build the optimizer of the trainable parameters of a part. Return None if there are none."""
+    values = [value for value in part.parameters() if value.requires_grad]
+    if not values:
+        return None
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "sgd":
+        # torch 2.13 has no fused SGD for sharded parameters.
+        return SGD(values, lr=rate, momentum=settings.momentum, weight_decay=decay)
+    return AdamW(values, lr=rate, betas=settings.betas, eps=settings.epsilon, weight_decay=decay, fused=True)

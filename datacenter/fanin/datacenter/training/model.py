@@ -37,7 +37,7 @@ from fanin.protos.errors import FaninError, InvalidInput
 
 if TYPE_CHECKING:
     # The exporter imports onnx and the TFLite converter. A rank without an App does not need them.
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def _seeded_generators(seed: int) -> Iterator[None]:
 
 
 def _objective(app: "App") -> Objective:
-    from fanin.edge.export.tracing.examples import check_output
+    from fanin.edge.export.graph.examples import check_output
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return app.loss(check_output(app, outputs), targets)
@@ -164,7 +164,7 @@ def load_rank_app(reference: str, *, with_values: bool) -> "App":
             must belong to the trained module. If it does not meet these conditions, it is called again and the caller
             drops the values.
     """
-    from fanin.edge.export.loading import load_app
+    from fanin.edge.export.app.loading import load_app
 
     if with_values:
         return load_app(reference)

@@ -17,12 +17,12 @@ from fanin.protos.texts import counted
 
 if TYPE_CHECKING:
     # The exporter imports onnx and the TFLite converter. A rank without an App does not need them.
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
 
 def trained_module(app: "App") -> torch.nn.Module:
     """Return the module that the App trains. Raises UnsupportedModel."""
-    from fanin.edge.export.prepare import prepare
+    from fanin.edge.export.module.prepare import prepare
 
     return app.module if app.recipe.trains == "full" else prepare(app).eager
 
@@ -68,7 +68,7 @@ def load_parameters(module: torch.nn.Module, table: TensorTable, flat: Float32s)
 
 
 def _vector_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
-    from fanin.edge.export.prepare import running_statistics
+    from fanin.edge.export.module.prepare import running_statistics
 
     trained: dict[str, Tensor] = {name: value for name, value in module.named_parameters() if value.requires_grad}
     return trained | running_statistics(module)

@@ -23,7 +23,7 @@ from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
     # The exporter imports onnx and the TFLite converter.
-    from fanin.edge.export.app import App
+    from fanin.edge.export.app.app import App
 
 SEED: Final = 0
 TRAIN_AGAIN: Final = "lower the learning rate, or scale the data to about -1 to 1"
@@ -64,8 +64,8 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
         InvalidInput: The data does not fit the App, or the loss is not finite.
         UnsupportedModel: The module or the loss raises on the data.
     """
-    from fanin.edge.export.inputs.named import rows_of
-    from fanin.edge.export.refusals import guarded
+    from fanin.edge.export.app.calls import guarded
+    from fanin.edge.export.app.inputs.named import rows_of
 
     inputs, y = fitting_data(app, train)
     module = copy.deepcopy(app.module)
@@ -95,8 +95,8 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
 
 def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]:
     """Return data as the App's module and loss accept it. Raises InvalidInput if it does not fit the App."""
-    from fanin.edge.export.app import inputs_of
-    from fanin.edge.export.inputs.named import torch_inputs
+    from fanin.edge.export.app.app import inputs_of
+    from fanin.edge.export.app.inputs.named import torch_inputs
 
     try:
         data = at_longest(data, app.lengths)
@@ -124,7 +124,7 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
 
 
 def _loss(app: "App", module: torch.nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
-    from fanin.edge.export.tracing.examples import check_output
+    from fanin.edge.export.graph.examples import check_output
 
     inputs, y = batch
     return app.loss(check_output(app, app.call(module, inputs)), y).mean()

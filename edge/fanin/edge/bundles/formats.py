@@ -1,7 +1,7 @@
 """The graph formats as files: the functions that fill their slots from a Version and that detect slots in an assembly.
 
 ``FILE_FORMATS`` has one record for each format, for devices and assemblies. It needs neither torch nor onnx. The export
-has a separate record for each format (``fanin.edge.export.formats``), because its functions need torch.
+has a separate record for each format (``fanin.edge.export.formats.graphs``), because its functions need torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence

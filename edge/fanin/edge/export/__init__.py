@@ -3,21 +3,17 @@
 This is the front door: import the names in ``__all__`` from here. They are loaded on first use, so importing the room
 imports neither torch nor the libraries of a graph format. An App that is only trained never loads the latter.
 
-Modules, in reading order:
+Floors, from the ground up. A floor imports only those below it (import-linter checks this):
 
-- ``app``, ``losses``, ``optimizers``: the objects that an ML engineer writes; ``loading`` finds an App by name.
-- ``build``: all steps of an export but the last one, ``sign``; ``check`` runs a build and reports its failures.
-- ``diagnosis/``: after a failure, the parts of a module that cause it.
-- ``inputs/``: the inputs of a module by name, and the output for the loss.
-- ``prepare``: the module prepared for tracing; ``modules/`` has the layers that replace others for it.
-- ``tracing/``: the module and its gradient as one graph of plain operators; ``decompositions/`` rewrites operators.
-- ``vectorized/``: the train step of many clients at once, for simulations.
-- ``formats``: an App's graphs in each format, by ``int8/``, ``onnx/`` and ``tflite/``; ``preprocess`` adds one more.
-- ``cache/``: converted graphs on disk, by a digest of the traced ones.
-- ``verification/``: the checks that need no graph, and the graphs against eager torch.
-- ``standalone/``: a Version as one plain file, for users without fanin.
-- ``apart``: a call in a fork, to build formats in parallel.
 - ``refusals``, ``quiet``: errors that name a module and a line; suppression of the libraries' noise.
+- ``diagnosis/``: the reason of a failure and a remedy, imported only after a failure.
+- ``app/``: the objects that an ML engineer writes: App, Recipe, losses, inputs, lengths.
+- ``module/``: the module made traceable.
+- ``graph/``: its train step, evaluation and inference as graphs of plain operators.
+- ``formats/``: from graphs to files.
+- ``verification/``: the checks that need no graph, and the files against eager torch.
+- ``standalone/``: a Version as one plain file; ``vectorized/``: the train step of many clients, for simulations.
+- ``build``: all steps of an export, and the check of an App, which omits the last one.
 """
 
 from collections.abc import Mapping
@@ -26,17 +22,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from fanin.edge.export.app import App, inputs_of
-    from fanin.edge.export.check import check_app
-    from fanin.edge.export.decompositions.own import check_decomposition
-    from fanin.edge.export.diagnosis.parts import Finding
-    from fanin.edge.export.loading import load_app
-    from fanin.edge.export.losses import Loss, cross_entropy, next_token, squared_error
-    from fanin.edge.export.optimizers.lion import Lion
-    from fanin.edge.export.optimizers.optimizer import Optimizer
-    from fanin.edge.export.optimizers.recipe import Adapters, Recipe
-    from fanin.edge.export.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
-    from fanin.edge.export.sign import Exported, export
+    from fanin.edge.export.app.app import App, inputs_of
+    from fanin.edge.export.app.decompositions import check_decomposition
+    from fanin.edge.export.app.loading import load_app
+    from fanin.edge.export.app.losses import Loss, cross_entropy, next_token, squared_error
+    from fanin.edge.export.app.optimizers.lion import Lion
+    from fanin.edge.export.app.optimizers.optimizer import Optimizer
+    from fanin.edge.export.app.optimizers.recipe import Adapters, Recipe
+    from fanin.edge.export.app.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
+    from fanin.edge.export.build import Exported, check_app, export
+    from fanin.edge.export.refusals import Finding
     from fanin.edge.lengths import Lengths
 
 __all__ = [
@@ -65,27 +60,27 @@ __all__ = [
 
 OWNERS: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "Adagrad": "optimizers.rules",
-        "Adam": "optimizers.rules",
-        "Adapters": "optimizers.recipe",
-        "App": "app",
-        "Exported": "sign",
-        "Finding": "diagnosis.parts",
+        "Adagrad": "app.optimizers.rules",
+        "Adam": "app.optimizers.rules",
+        "Adapters": "app.optimizers.recipe",
+        "App": "app.app",
+        "Exported": "build",
+        "Finding": "refusals",
         "Lengths": "fanin.edge.lengths",
-        "Lion": "optimizers.lion",
-        "Loss": "losses",
-        "Optimizer": "optimizers.optimizer",
-        "Recipe": "optimizers.recipe",
-        "RmsProp": "optimizers.rules",
-        "Sgd": "optimizers.rules",
-        "check_app": "check",
-        "check_decomposition": "decompositions.own",
-        "cross_entropy": "losses",
-        "export": "sign",
-        "inputs_of": "app",
-        "load_app": "loading",
-        "next_token": "losses",
-        "squared_error": "losses",
+        "Lion": "app.optimizers.lion",
+        "Loss": "app.losses",
+        "Optimizer": "app.optimizers.optimizer",
+        "Recipe": "app.optimizers.recipe",
+        "RmsProp": "app.optimizers.rules",
+        "Sgd": "app.optimizers.rules",
+        "check_app": "build",
+        "check_decomposition": "app.decompositions",
+        "cross_entropy": "app.losses",
+        "export": "build",
+        "inputs_of": "app.app",
+        "load_app": "app.loading",
+        "next_token": "app.losses",
+        "squared_error": "app.losses",
     }
 )
 """The module that defines each public name: in this room, or with its full name elsewhere."""

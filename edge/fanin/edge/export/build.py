@@ -1,85 +1,162 @@
-"""The build of a Bundle from an App: all steps of an export except for the signature.
+"""The export: an App becomes a signed Bundle.
 
-1. Prepare the module, and run the checks that need no graph (``verification.ready.checked``).
-2. In each graph format trace, convert, quantize and find the slots (``formats``). Write the manifest.
-3. Verify the graphs against eager torch (``verify``).
-4. Measure int8 against float on the validation data, or compare them on calibration data.
+1. ``app/``, ``module/``: prepare the module of the App, and run the checks that need no graph.
+2. ``graph/``, ``formats/``: in each graph format trace, convert, quantize and find the slots.
+3. Write the manifest.
+4. ``verification/``: compare the graphs with eager torch, and int8 with float.
+5. Sign the Bundle and write its folder. This is the last step, so a failure leaves nothing behind.
 
-``sign.export`` signs and writes the result. ``check.check_app`` reports the failures.
+A check of an App runs all steps but the last one. ``diagnosis/`` is imported only after a failure.
 """
 
 import logging
-import math
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import LocalParameters, Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
-from fanin.edge.bundles.slots import Slot
-from fanin.edge.export.apart import apart
-from fanin.edge.export.app import App
-from fanin.edge.export.diagnosis.parts import (
-    INT8,
-    RUN,
-    FormatFailure,
-    failure_of_graphs,
-    failure_of_preprocess,
-    failure_of_step,
-)
-from fanin.edge.export.formats import FORMATS, Graphs, graphs_of
-from fanin.edge.export.inputs.named import num_samples, numpy_inputs, rows_of
-from fanin.edge.export.inputs.sequences import at_length, groups_of
-from fanin.edge.export.losses import squared_error
-from fanin.edge.export.optimizers.optimizer import Tensors
-from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.preprocess import with_preprocess
-from fanin.edge.export.tracing.examples import example_batch, loss_targets
-from fanin.edge.export.tracing.vocabulary import count_tokens
-from fanin.edge.export.verification.constant import constant_loss
-from fanin.edge.export.verification.ready import checked
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.inputs.named import call_module
+from fanin.edge.export.formats.apart import apart
+from fanin.edge.export.formats.graphs import FORMATS, Graphs, graphs_of
+from fanin.edge.export.formats.manifest import assembled
+from fanin.edge.export.formats.preprocess import encode_preprocess, with_preprocess
+from fanin.edge.export.graph.examples import example_batch
+from fanin.edge.export.graph.layers import trace_forward, trace_layer
+from fanin.edge.export.module.gradients import output_learns
+from fanin.edge.export.module.lengths import each_length
+from fanin.edge.export.module.prepare import Prepared
+from fanin.edge.export.refusals import INT8, RUN, Finding, FormatFailure, Place, Untraceable
+from fanin.edge.export.verification.cost import calibration_batches, check_cost, measure_app, untrained, warnings_of
+from fanin.edge.export.verification.ready import check_arguments, checked
 from fanin.edge.export.verification.verify import verify, verify_train
+from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime
-from fanin.edge.runtimes.measure import compare, measure
-from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
+from fanin.edge.runtimes.base import Runtime
+from fanin.edge.runtimes.measure import compare
+from fanin.edge.runtimes.models import PREPROCESS
+from fanin.edge.runtimes.quality import Agreement, Quality
 from fanin.edge.runtimes.randomness import RandomPort
-from fanin.edge.signatures import Signature
-from fanin.edge.tensors import Array, TensorTable, encode_parameters
-from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidVersion, UnsupportedModel
+
+if TYPE_CHECKING:
+    from fanin.edge.export.diagnosis.parts import Owner
 
 LOG = logging.getLogger("fanin.edge.export")
 """Logs each step of an export at INFO: an export may take minutes."""
-PARAMETERS: Final = "parameters"
-LOCAL: Final = "local"
-"""Name of the artifact with the initial values of personal parameters."""
-COMPARED_SAMPLES: Final = 256
-"""Calibration samples that are compared: more of them take longer and show the same."""
-MIN_GAIN: Final = 0.02
-"""Share of the labels, or of the squared error, by which a trained module is better than one constant prediction."""
-MIN_LOSS_GAIN: Final = 1e-4
-"""The same of another loss. It has no zero, so a share of it may be all that can be learnt: only rounding counts."""
-TRAIN_FIRST: Final = (
-    "int8's scales are calibrated with the module as it is, so int8 may cost a trained Version more: train the module "
-    "before the export, such as by fanin export APP --out FOLDER --pretrain DATA"
-)
+FIX: Final = "fix the code that the reason names: it fails, or it does not fit the App's own data"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A Bundle, and the findings of its export.
+
+    Attributes:
+        bundle: The Bundle.
+        notes: Changes to the module, rows that depend on padding, and formats in which int8 is far from float.
+        measured: Float against int8 in each graph format, for an App with validation data.
+        compared: Float against int8 in each graph format on calibration data, for an App without validation data.
+    """
+
+    bundle: Bundle
+    notes: tuple[str, ...]
+    measured: Mapping[str, Quality]
+    compared: Mapping[str, Agreement]
+
+
+def export(
+    app: App,
+    folder: Path | str,
+    key: SigningKey,
+    formats: Sequence[str] = tuple(FORMATS),
+    max_drop: float | None = None,
+) -> Exported:
+    """Export an App as a signed Bundle: trace, quantize, verify against eager torch, sign and write.
+
+    Args:
+        app: The App.
+        folder: A new or empty folder for the Bundle. It is written only if every step succeeds.
+        key: The publisher's key, which signs the manifest.
+        formats: Graph formats to write: ``"onnx"``, ``"tflite"``, or both.
+        max_drop: Limit on the cost of int8 on the validation data: points of accuracy, or percent of squared error for
+            a module that returns values. None: the defaults of ``check_drop``. ``math.inf``: no limit.
+
+    Returns:
+        The Bundle with notes and measurements.
+
+    Raises:
+        UnsupportedModel: The module cannot be trained by a graph, or int8 costs more than ``max_drop``. The message
+            names the part of the module and a remedy.
+        InvalidInput: ``folder`` holds files or is no path, ``app`` is no App, a format is unknown, or ``max_drop`` is
+            not a number of at least 0. All of them are checked first.
+    """
+    path = new_folder("export: folder", folder)
+    check_arguments("export", app, formats, max_drop)
+    draft = build(app, formats, max_drop, _refuse)
+    assert draft is not None, "a format without graphs ends the export"
+    LOG.info("writing the bundle")
+    # Another export may have written there in the meantime.
+    write_bundle(new_folder("export: folder", path), draft.manifest, draft.artifacts, key)
+    return Exported(
+        bundle=open_folder(path, trusted=[key.public]),
+        notes=draft.notes,
+        measured=draft.measured,
+        compared=draft.compared,
+    )
+
+
+def _refuse(failure: FormatFailure) -> None:
+    raise UnsupportedModel(failure.reason)
+
+
+def check_app(app: App, formats: Sequence[str], max_drop: float | None = None) -> tuple[Finding, ...]:
+    """Return the parts of an App that cannot be exported to these formats.
+
+    Args:
+        app: The App.
+        formats: Graph formats, ``"onnx"`` and ``"tflite"``.
+        max_drop: Limit on the cost of int8, as for ``export``.
+
+    Returns:
+        One finding for each part; empty if the App can be exported.
+
+    Raises:
+        UnsupportedModel: The App has an error that affects every format: dtypes, names, or nothing to train.
+        InvalidInput: ``app`` is no App, a format is unknown, or ``max_drop`` is not a number of at least 0.
+    """
+    check_arguments("check_app", app, formats, max_drop)
+    failures: list[FormatFailure] = []
+    try:
+        build(app, formats, max_drop, failures.append)
+    except Untraceable as exc:
+        from fanin.edge.export.diagnosis.parts import finding_of
+
+        return (finding_of(_owner(app, app.module), "", exc, FIX),)
+    findings = [finding for failure in failures for finding in failure.findings]
+    able = [name for name in formats if all(finding.graph_format != name for finding in findings)]
+    if not able:
+        return tuple(findings)
+    return tuple(replace(row, advice=_with_other(row, able[0])) for row in findings)
+
+
+def _with_other(finding: Finding, able: str) -> str:
+    """Return the remedy of a finding, with an export to a format that has no findings as an alternative."""
+    other = f"export without {' and '.join(finding.runtimes)}: --format {able}"
+    return f"{finding.advice}; or {other}" if finding.advice else other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A Bundle before it is signed: the bytes of its manifest, its artifacts, and the findings (``sign.Exported``)."""
+    """A Bundle before it is signed: the bytes of its manifest, its artifacts, and the findings (``Exported``)."""
 
     manifest: bytes
     artifacts: Mapping[str, bytes]
@@ -106,7 +183,7 @@ def build(
         UnsupportedModel: The App has an error that affects every format.
     """
     LOG.info("preparing the module")
-    prepared, draws = checked(app, formats)
+    prepared = checked(app, formats)
     graphs = {}
     for name, outcome in _all_graphs(prepared, formats).items():
         if isinstance(outcome, FormatFailure):
@@ -115,9 +192,13 @@ def build(
             graphs[name] = outcome
     if not graphs:
         return None
-    manifest, artifacts = _assemble(prepared, graphs)
+    manifest, artifacts = assembled(prepared, graphs)
     data = dump_manifest(manifest)
-    notes = [*prepared.notes, *_random_notes(draws), *(note for each in graphs.values() for note in each.notes)]
+    notes = [
+        *prepared.notes,
+        *_random_notes(prepared.draws),
+        *(note for each in graphs.values() for note in each.notes),
+    ]
     measured, compared = {}, {}
     with tempfile.TemporaryDirectory(prefix="fanin-export-") as folder:
         key = SigningKey.generate()
@@ -133,14 +214,16 @@ def build(
                 if app.validation is not None:
                     measured[name] = measure_app(app, bundle, runtime)
                     step = INT8
-                    notes += _check_cost(prepared, name, measured[name], max_drop)
+                    notes += check_cost(prepared, name, measured[name], max_drop)
                 else:
                     compared[name] = compare(runtime, bundle, initial, calibration_batches(prepared))
-                    notes += _warnings(name, compared[name])
+                    notes += warnings_of(name, compared[name])
             except (UnsupportedModel, InvalidBundle, InvalidVersion, ValueError) as exc:
-                on_failure(failure_of_step(prepared, name, exc, step))
+                from fanin.edge.export.diagnosis.parts import failure_of_step
+
+                on_failure(failure_of_step(prepared.what, prepared.eager, (name, step), exc))
     if measured or compared:
-        notes += _untrained(app, measured, compared)
+        notes += untrained(app, measured, compared)
     return Draft(
         manifest=data,
         artifacts=MappingProxyType(artifacts),
@@ -150,60 +233,21 @@ def build(
     )
 
 
-def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
-    """Measure float and int8 on the validation data, with the loss of both for a model of values with one output."""
-    parameters = bundle.completed(bundle.initial_parameters())
-    rows: list[list[Tensor]] = []  # targets, outputs in float and in int8
-
-    def observe(targets: Inputs, in_float: Inputs, in_int8: Inputs) -> None:
-        rows.append([torch.from_numpy(np.array(each)) for each in (targets, in_float, in_int8)])
-
-    batches = validation_batches(app)
-    if app.num_classes or app.lengths is not None or isinstance(app.output, tuple):
-        return measure(runtime, bundle, parameters, batches)
-    quality = measure(runtime, bundle, parameters, batches, observe)
-    total = math.nan
-    # Any error: the loss is the user's code, and values of int8 may be outside its domain, such as a share of 1.001.
-    with torch.no_grad(), suppress(Exception):
-        total = sum(float(app.loss(output, loss_targets(y)).sum()) for y, _, output in rows)
-    constant = None
-    if app.loss is not squared_error:  # of this one the spread of the targets is known
-        constant = constant_loss(app.loss, [each for _, each, _ in rows], [y for y, _, _ in rows])
-    return replace(quality, loss_sum_int8=total if math.isfinite(total) else None, loss_sum_constant=constant)
-
-
-def _check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float | None) -> list[str]:
-    """Return the notes on the cost of int8.
-
-    Raises UnsupportedModel if int8 costs too much. The message says if the module seems not to be trained.
-    """
-    try:
-        note = check_drop(f"{prepared.what}: {name}", quality, max_drop)
-    except InvalidVersion as exc:
-        raise UnsupportedModel("; ".join([str(exc), *_untrained(prepared.app, {name: quality}, {})])) from exc
-    return [note] if note else []
-
-
 def _verify_format(prepared: Prepared, bundle: Bundle, name: str, runtime: Runtime) -> None:
     """Check the graphs of one format, for all lengths and batch sizes, against eager torch. Raises UnsupportedModel."""
     LOG.info("%s: verifying against eager torch", name)
     plain = open_runtime(FORMATS[name].runtime, plain=True)
-    for single, view in _lengths_of(prepared, bundle):
-        verify(single, view, runtime, plain)
+    for _, single in each_length(prepared):
+        verify(single, _view(bundle, single), runtime, plain)
     for size in prepared.app.other_batch_sizes:
         LOG.info("%s: verifying the train step for batches of %d", name, size)
-        for single, view in _lengths_of(prepared.for_batches(size), bundle.at_batch(size)):
-            verify_train(single, view, runtime)
+        for _, single in each_length(prepared.for_batches(size)):
+            verify_train(single, _view(bundle.at_batch(size), single), runtime)
 
 
-def _lengths_of(prepared: Prepared, bundle: Bundle) -> Iterator[tuple[Prepared, Bundle]]:
-    """Yield the App and the Bundle for each single length, the longest last."""
-    lengths = prepared.app.lengths
-    if lengths is None:
-        yield prepared, bundle
-        return
-    for size in lengths.sizes:
-        yield at_length(prepared, size), bundle.at(size)
+def _view(bundle: Bundle, single: Prepared) -> Bundle:
+    """Return the Bundle for the length of an App."""
+    return bundle.at(single.length) if single.length else bundle
 
 
 def _random_notes(draws: Sequence[RandomPort]) -> list[str]:
@@ -220,141 +264,59 @@ def _all_graphs(prepared: Prepared, formats: Sequence[str]) -> dict[str, Graphs 
 
 
 def _graphs(prepared: Prepared, name: str) -> Graphs | FormatFailure:
+    """Return the graphs in a format, or each part that has none."""
     LOG.info("%s: tracing, converting and quantizing", name)
+    failures: list[FormatFailure] = []
+    graphs: Graphs | None = None
+    preprocess: bytes | None = None
     try:
         graphs = graphs_of(prepared, FORMATS[name])
     except UnsupportedModel as exc:
-        return failure_of_graphs(prepared, name, exc)
+        failures.append(_failure(prepared, name, exc))
     try:
-        return with_preprocess(prepared, name, graphs)
+        if prepared.app.preprocess is not None:
+            preprocess = encode_preprocess(prepared.app, name, prepared.what)
     except UnsupportedModel as exc:
-        return failure_of_preprocess(prepared.app, name, exc)
+        from fanin.edge.export.diagnosis.parts import failure_of_preprocess
+
+        place = Place(module=PREPROCESS, kind=type(prepared.app.preprocess).__name__)
+        failures.append(failure_of_preprocess(place, name, exc))
+    if graphs is None or failures:
+        findings = tuple(row for each in failures for row in each.findings)
+        return FormatFailure(reason=failures[0].reason, findings=findings)
+    return graphs if preprocess is None else with_preprocess(prepared.app, name, graphs, preprocess)
 
 
-def validation_batches(app: App) -> Iterator[PaddedBatch]:
-    """Yield the validation data in batches of the App's size; the last one is padded and masked."""
-    inputs, y = app.held_out
-    y = y.to(app.target_dtype)
-    yield from _padded(app, inputs, y, groups_of(app, {**inputs, "y": y}))
+def _failure(prepared: Prepared, name: str, exc: UnsupportedModel) -> FormatFailure:
+    """Return why a format has no graphs. Raises Untraceable if the error does not depend on the format."""
+    from fanin.edge.export.diagnosis.parts import Suspect, failure_of_graphs
 
+    app, row = prepared.app, FORMATS[name]
+    own, (inputs, _, mask) = app.decompositions, example_batch(prepared)
 
-def calibration_batches(prepared: Prepared) -> Iterator[PaddedBatch]:
-    """Yield some of the calibration data like ``validation_batches``; y has no meaning."""
-    _, example, _ = example_batch(prepared)
-    inputs = rows_of(prepared.app.inputs, slice(COMPARED_SAMPLES))
-    y = example[torch.arange(num_samples(inputs)) % len(example)]
-    yield from _padded(prepared.app, inputs, y, groups_of(prepared.app, inputs))
+    def run() -> None:
+        with torch.no_grad():
+            call_module(prepared.with_mask(mask), inputs)
 
-
-def _padded(app: App, inputs: Tensors, y: Tensor, groups: Iterable[tuple[int, Tensor]]) -> Iterator[PaddedBatch]:
-    """Yield the batches of each group of rows, with the group's length. The last one is padded with its first row."""
-    for size, rows in groups:
-        for start in range(0, len(rows), app.batch_size):
-            index, mask = rows[start : start + app.batch_size], torch.zeros(app.batch_size)
-            mask[: len(index)] = 1.0
-            index = torch.cat([index, index[:1].expand(app.batch_size - len(index))])
-            arrays = {**numpy_inputs(rows_of(inputs, index)), "y": y[index].numpy()}
-            if app.lengths is not None:
-                arrays = {name: app.lengths.fit(name, array, size) for name, array in arrays.items()}
-            yield PaddedBatch(inputs=arrays, y=arrays.pop("y"), mask=mask.numpy())
-
-
-def _warnings(name: str, comparison: Agreement) -> list[str]:
-    advice = (
-        "it may not be trained yet, or a few of these examples are outliers; give the App validation data to measure "
-        "the cost of int8, and set quantization_aware to lower it"
+    return failure_of_graphs(
+        Suspect(
+            owner=_owner(app, prepared.eager),
+            graph_format=name,
+            module=prepared.module,
+            run=run,
+            gradient=lambda layer, inputs, what: row.encode(
+                what, trace_layer(layer, inputs, row.forms, what, own), what
+            ),
+            forward=lambda layer, inputs, what: row.encode(what, trace_forward(layer, inputs, row.forms, own), what),
+        ),
+        exc,
     )
-    return [] if comparison.is_good else [f"{name}: {comparison}, a large difference for one model: {advice}"]
 
 
-def _untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str, Agreement]) -> list[str]:
-    """Return a note if the module is not better than a constant prediction, or if that is unknown."""
-    if app.validation is None:
-        name, comparison = next(iter(compared.items()))
-        unmeasured = f"the cost of int8 is not measured; in {name}, {comparison}: give the App validation=(x, y)"
-        return [f"{unmeasured}; {TRAIN_FIRST}"]
-    name, quality = next(iter(measured.items()))
-    if app.num_classes:
-        labels = app.held_out[1]
-        counts = torch.bincount(labels[labels >= 0].flatten())
-        share = float(counts.max() / counts.sum())
-        is_trained = quality.accuracy_float > share + MIN_GAIN
-        accuracy = f"{100 * quality.accuracy_float:.2f} % of the labels"
-        scores = f"predicts {accuracy}, of which {100 * share:.2f} % are of one class"
-        cost = f"{quality.drop_points:.2f} points of accuracy"
-    elif app.loss is squared_error:
-        # A squared error of 0 means that the targets have another form than the output, and cannot be compared.
-        error, spread = quality.squares_float, quality.squares_wanted
-        is_trained = not error or error < (1.0 - MIN_GAIN) * spread
-        scores = f"has a squared error of {error:g} in total, and the mean of the targets one of {spread:g}"
-        cost = f"{quality.rise_percent:.2f} % of the squared error"
-    elif quality.loss_sum_constant is not None:
-        # Another loss may give the values another scale than the targets, such as logits for 0 and 1.
-        loss, constant = (total / quality.num_examples for total in (quality.loss_sum, quality.loss_sum_constant))
-        is_trained = loss < constant - MIN_LOSS_GAIN * abs(constant)
-        scores = f"has a mean loss of {loss:.4f}, and one output for all examples has {constant:.4f}"
-        rise = quality.loss_rise
-        cost = "an unknown part of the loss" if rise is None else f"{rise:.4f} of the mean loss"
-    else:
-        return []
-    if is_trained:
-        return []
-    return [f"the module {scores}: it seems not to be trained; int8 now costs {cost} in {name}; {TRAIN_FIRST}"]
+def _owner(app: App, module: torch.nn.Module) -> "Owner":
+    from fanin.edge.export.diagnosis.parts import Owner
 
+    def learns() -> bool:
+        return output_learns(app.module, lambda trial: app.call(trial, app.examples(app.batch_size)))
 
-def _assemble(prepared: Prepared, formats: Mapping[str, Graphs]) -> tuple[Manifest, dict[str, bytes]]:
-    app = prepared.app
-    arrays = {name: value.numpy() for name, value in prepared.parameters.items()}
-    table, local = (_part_of(prepared.table, names) for names in (arrays.keys() - prepared.local, prepared.local))
-    artifacts = {name: data for graphs in formats.values() for name, data in graphs.files.items()}
-    artifacts[PARAMETERS] = _encoded(table, arrays)
-    if prepared.local:
-        artifacts[LOCAL] = _encoded(local, arrays)
-    first = next(iter(formats.values()))
-    for name, graphs in formats.items():
-        if graphs.ports != first.ports or graphs.derived != first.derived:
-            raise UnsupportedModel(
-                f"{prepared.what}: the graphs in {name} have other ports or constants than those in "
-                f"{next(iter(formats))}; please report the module"
-            )
-    signatures = {
-        name: Signature(
-            inputs=inputs,
-            outputs=outputs,
-            graphs=MappingProxyType({key: graphs.signatures[name] for key, graphs in formats.items()}),
-        )
-        for name, (inputs, outputs) in first.ports.items()
-    }
-    manifest = Manifest(
-        name=app.name,
-        batch_size=app.batch_size,
-        num_classes=app.num_classes,
-        num_tokens=MappingProxyType(count_tokens(prepared)),
-        table=table,
-        signatures=MappingProxyType(signatures),
-        slots=MappingProxyType(_slots(formats)),
-        artifacts=MappingProxyType({name: artifact_of(artifact) for name, artifact in artifacts.items()}),
-        initial=PARAMETERS,
-        derived=first.derived,
-        optimizer=MappingProxyType(dict(app.recipe.optimizer.settings)),
-        lengths=app.lengths,
-        local=LocalParameters(table=local, initial=LOCAL) if prepared.local else None,
-        other_batch_sizes=tuple(app.other_batch_sizes),
-    )
-    return manifest, artifacts
-
-
-def _part_of(table: TensorTable, names: Collection[str]) -> TensorTable:
-    return TensorTable(tuple(spec for spec in table.specs if spec.name in names))
-
-
-def _encoded(table: TensorTable, arrays: Mapping[str, Array]) -> bytes:
-    return encode_parameters(table, table.flatten({spec.name: arrays[spec.name] for spec in table.specs}))
-
-
-def _slots(formats: Mapping[str, Graphs]) -> dict[str, tuple[Slot, ...]]:
-    """Return the slots of each format, and of each shorter length in it."""
-    longest = {name: graphs.slots for name, graphs in formats.items()}
-    return longest | {
-        f"{name}@{size}": slots for name, graphs in formats.items() for size, slots in graphs.shorter.items()
-    }
+    return Owner(module=module, loss=app.loss, learns=learns)

@@ -1,55 +1,26 @@
-"""Errors of code that cannot be traced: the module, the line of the App, and the remedy.
+"""What an export refuses: exceptions of code that cannot be traced, and the errors that they become.
 
-The tracer runs the App's own code, which may raise anything. The error names the type of that exception, the innermost
-module and the App's own line.
+The tracer runs the App's own code. A mode of the tracer raises an exception where that code does what no graph can. The
+error that a user sees has the module, the line of the App and the remedy (``diagnosis``).
 """
 
-import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Final, TypeVar
+from types import FrameType
+from typing import Final
 
 import torch
-from torch import nn
 
-from fanin.edge.export.modules.draws import RandomDraw
-from fanin.edge.export.modules.plain.writing import ViewWrite
-from fanin.edge.export.tracing.reading import MixedPrecision, ShapeRead, ValueRead
+from fanin.edge.runtimes.available import runtimes_of
 from fanin.protos.errors import UnsupportedModel
 
-T = TypeVar("T")
-NO_GRADIENT: Final = "does not require grad"
-READS_A_VALUE: Final = re.compile(
-    r"_local_scalar_dense|[Dd]ata-dependent|data dependent|out of a tracing tensor|not supported for tensor subclasses"
-)
-"""Messages of torch's tracers for code that reads a tensor's value."""
-FIXED: Final = re.compile(r"[Cc]onstraints? violated|specialized it to be a constant")
-"""Messages of torch for code that treats the number of samples as a constant."""
-KEEP_TENSORS: Final = (
-    "avoid Python branches and loops that read tensor values: keep everything computed from x and from parameters a "
-    "tensor (torch.where instead of if), compute constants from values that do not change, and remove prints, logs and "
-    "asserts of values from the forward"
-)
-KEEP_SHAPES: Final = (
-    "keep all positions and give the others no weight: torch.where(mask, x, 0.0) or x * mask instead of x[mask]; "
-    "operators that count or select by value (nonzero, unique, masked_select, bincount) have no such form"
-)
-KEEP_WHOLE: Final = (
-    "write into a copy of the whole tensor: y = y.clone(), then y[:, 0] = y[:, 0] + 1.0 with integers and slices "
-    "without a step; or build a new tensor by torch.where, torch.cat or torch.stack"
-)
-TRACEABLE: Final = (
-    "avoid Python branches and loops that read tensor values, and operators whose result has no fixed shape"
-)
 REPLACE: Final = "replace that part of the model, or freeze it; fanin export --check names it"
 """The remedy for an operator that a format lacks, while the layer is unknown."""
-SAMPLES: Final = (
-    "write x.shape[0] instead of that number or len(x) in the forward (x.view(x.shape[0], -1) or x.flatten(1)), and "
-    "replace operators that need a fixed number (torch.cdist)"
+KEEP_DRAWS: Final = (
+    "draw in training only (if self.training, or F.dropout(x, p, self.training)), by dropout, torch.rand, randn or "
+    "bernoulli, in each pass in the same order and of the same shapes"
 )
 ROOM: Final = str(Path(__file__).parent)
 NOT_THE_APPS: Final = (
@@ -61,10 +32,40 @@ NOT_THE_APPS: Final = (
 """Prefixes of files that do not belong to an App: this room, installed libraries, Python, and no file."""
 MODES: Final = ("__torch_dispatch__", "__torch_function__")
 """Functions that torch calls for each operator of the App's code. They are between that code and the operator."""
-
-
 LOSS: Final = "loss"
 """The kind of a place in the loss of an App, which belongs to no module."""
+FORM: Final = "form"
+RUN: Final = "run"
+INT8: Final = "int8"
+
+
+class ValueRead(RuntimeError):
+    """The module's code reads the value of a tensor that depends on the graph's inputs."""
+
+
+class ShapeRead(RuntimeError):
+    """The module's code calls an operator whose result has a shape that depends on values of the graph's inputs."""
+
+
+class MixedPrecision(RuntimeError):
+    """The module's code computes in another dtype by ``torch.autocast``."""
+
+
+class ViewWrite(RuntimeError):
+    """The module's code writes to a view of a tensor that has a gradient."""
+
+
+class RandomDraw(RuntimeError):
+    """The module's code draws random numbers that a graph cannot have as an input.
+
+    Args:
+        draw: The draw, and the expected one.
+        advice: The remedy.
+    """
+
+    def __init__(self, draw: str, advice: str = KEEP_DRAWS) -> None:
+        super().__init__(draw)
+        self.advice = advice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +104,6 @@ class Untraceable(UnsupportedModel):
         super().__init__(f"{reason}; {advice}" if advice else reason)
         self.reason, self.advice, self.place = reason, advice, place
 
-    def at(self, line: str) -> "Untraceable":
-        """Return the same error with the line of its place, whose text is a part of the reason."""
-        place = replace(self.place, line=line)
-        return Untraceable(self.reason.replace(str(self.place), str(place), 1), self.advice, place)
-
 
 class NoGradient(Untraceable):
     """The loss has no gradient in the parameters: the code of the module or that of the loss has none."""
@@ -117,121 +113,70 @@ class NoForm(Untraceable):
     """A part that the runtimes of one graph format cannot express, without an operator to name."""
 
 
-def guarded(what: str, root: nn.Module, call: Callable[[], T]) -> T:
-    """Return the result of a call that runs the App's code.
+class WrongOutput(Untraceable):
+    """The output of the module has another form than the loss needs."""
+
+
+class FixedBatch(Untraceable):
+    """The code treats the number of samples as a constant."""
+
+
+class Unconverted(UnsupportedModel):
+    """A graph that a format cannot express or run, because of an operator of one of its parts.
 
     Args:
-        what: Prefix of error messages.
-        root: The outermost module of the call. An error names the innermost one.
-        call: The call.
-
-    Raises:
-        Untraceable: The call raised another exception.
+        reason: The failure and its cause.
     """
-    try:
-        return call()
-    except UnsupportedModel:
-        raise
-    except Exception as exc:  # the App's own code may raise anything
-        raise _refusal(what, root, exc) from exc
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}; {REPLACE}")
+        self.reason = reason
 
 
-def reads_values(exc: Exception) -> bool:
-    """Return whether an exception is that of a tracer for code that reads a tensor's value."""
-    return isinstance(exc, ValueRead | ShapeRead) or READS_A_VALUE.search(str(exc)) is not None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A part of the module that cannot be exported.
+
+    Args:
+        module: Name of the part in the App's module; "" is the module itself.
+        kind: Class of that part; ``LOSS`` if the part is the loss of the App.
+        graph_format: The format that lacks a form of it; "" if no graph can be traced at all.
+        operator: The operator that has no form; "" if unknown.
+        reason: The full error message.
+        advice: The remedy; "" if the reason has it.
+        call: The function that the forward of ``module`` calls between its layers; "" for a layer, or if unknown.
+        line: ``file:line`` of the App's code that calls the operator or the layer; "" if unknown.
+        step: The step of the export that fails: ``FORM`` if there is no graph, ``RUN`` if a runtime does not run the
+            graph or does not compute what torch computes, ``INT8`` if int8 costs too much.
+    """
+
+    module: str
+    kind: str
+    graph_format: str
+    operator: str
+    reason: str
+    advice: str
+    call: str = ""
+    line: str = ""
+    step: str = FORM
+
+    @property
+    def runtimes(self) -> tuple[str, ...]:
+        """The runtimes that cannot run the part; empty if the problem does not depend on a runtime."""
+        return runtimes_of(self.graph_format) if self.graph_format else ()
 
 
-def succeeds(root: nn.Module, call: Callable[[], object]) -> bool:
-    """Return whether a call that runs the code of ``root`` raises nothing."""
-    try:
-        guarded("", root, call)
-    except UnsupportedModel:
-        return False
-    return True
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatFailure:
+    """The failure of an export in one format.
 
+    Attributes:
+        reason: The error message of the export, with the parts.
+        findings: One or more parts that make it fail.
+    """
 
-def _refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
-    place = _place(exc, root)
-    where, text = str(place), str(exc)
-    if NO_GRADIENT in text:
-        advice = "an operator between them has none, or the loss does not depend on them; use operators with a gradient"
-        return NoGradient(f"{what}: no gradient reaches the parameters that learn from the loss", advice)
-    if isinstance(exc, ValueRead) or READS_A_VALUE.search(text):
-        how = f", by {text}" if isinstance(exc, ValueRead) else ""
-        return Untraceable(
-            f"{what} cannot be traced: {where or 'its code'} reads the value of a tensor{how}; "
-            "the graph would keep that of the example batch for every batch",
-            KEEP_TENSORS,
-            place,
-        )
-    if isinstance(exc, ShapeRead):
-        return Untraceable(
-            f"{what} cannot be traced: {where or 'its code'} selects by {text}, whose result has a shape that depends "
-            "on values, expected one shape for every batch",
-            KEEP_SHAPES,
-            place,
-        )
-    if isinstance(exc, ViewWrite):
-        return Untraceable(
-            f"{what} cannot be traced: {where or 'its code'} calls {text}; its gradient has no form in any format",
-            KEEP_WHOLE,
-            place,
-        )
-    if isinstance(exc, MixedPrecision):
-        return Untraceable(
-            f"{what} cannot be traced: {where or 'its code'} computes in {text} by torch.autocast, expected float32, "
-            "in which devices compute",
-            "remove torch.autocast from the forward",
-            place,
-        )
-    if isinstance(exc, RandomDraw):
-        return Untraceable(f"{what} cannot be traced: {where or 'its code'} draws {text}", exc.advice, place)
-    cause = f"{type(exc).__name__}: {text}"
-    if type(exc).__module__.startswith("torch"):
-        # The further lines are hints for developers of torch.
-        cause = f"{type(exc).__name__}: {first_line(exc)}"
-        return Untraceable(f"{what} cannot be traced{f', {where}' if where else ''} ({cause})", TRACEABLE, place)
-    preposition = " in" if place.kind else ""
-    return Untraceable(f"{what} fails{preposition}{f' {where}' if where else ''} ({cause})", "", place)
-
-
-def _place(exc: BaseException, root: nn.Module) -> Place:
-    """Return the innermost module of ``root`` in an exception's traceback, and the App's line."""
-    names = {layer: name for name, layer in root.named_modules()}
-    module = kind = line = ""
-    for frame, number in _frames(exc):
-        own = frame.f_locals.get("self")
-        if isinstance(own, nn.Module) and own in names:
-            # A quantization-aware layer replaces the App's own layer; report that one.
-            module, kind = names[own], type(own).__name__.removeprefix("QuantAware")
-        if not frame.f_code.co_filename.startswith(NOT_THE_APPS):
-            line = f"{Path(frame.f_code.co_filename).name}:{number}"
-    return Place(module=module, kind=kind, line=line)
-
-
-def is_of(exc: Untraceable, loss: Callable[..., object]) -> bool:
-    """Return whether an error is one of a loss: of its code, or of its result."""
-    code = _code_of(loss)
-    return exc.place.kind == LOSS or any(frame.f_code is code for frame, _ in _frames(exc))
-
-
-def first_line_of(function: Callable[..., object]) -> str:
-    """Return ``file:line`` of the begin of a function of the App; "" for a library's function."""
-    code = _code_of(function)
-    if code is None or code.co_filename.startswith(NOT_THE_APPS):
-        return ""
-    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-
-
-def _frames(exc: BaseException) -> Iterator[tuple[FrameType, int]]:
-    """Yield the frames from the outermost one to where the exception was first raised."""
-    if exc.__cause__ is not None:
-        yield from _frames(exc.__cause__)
-        return
-    step = exc.__traceback__
-    while step is not None:
-        yield step.tb_frame, step.tb_lineno
-        step = step.tb_next
+    reason: str
+    findings: tuple[Finding, ...]
 
 
 def running_line() -> str:
@@ -248,68 +193,6 @@ def running_line() -> str:
         is_outside = is_outside or not file.startswith(ROOM)
         caller = caller.f_back
     return ""
-
-
-def is_apps(module: nn.Module) -> bool:
-    """Return whether the forward of a module is the App's own code, and not a library's."""
-    code = _code_of(module)
-    return code is not None and not code.co_filename.startswith(NOT_THE_APPS)
-
-
-def return_line(function: Callable[..., object], call: Callable[[], object]) -> str:
-    """Return ``file:line`` of the statement by which a function of the App returns; "" for a library's function.
-
-    Args:
-        function: A function, or an object that can be called, such as a loss or a module.
-        call: A call of it. An exception of the call is ignored.
-    """
-    code, lines = _code_of(function), [""]
-
-    def profile(frame: FrameType, event: str, _: object) -> None:
-        if event == "return" and frame.f_code is code:
-            lines.append(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
-
-    if code is None or code.co_filename.startswith(NOT_THE_APPS):
-        return ""
-    previous = sys.getprofile()
-    sys.setprofile(profile)
-    try:
-        call()
-    except UnsupportedModel:
-        pass
-    finally:
-        sys.setprofile(previous)
-    return lines[-1]
-
-
-def _code_of(function: Callable[..., object]) -> CodeType | None:
-    """Return the code that a call runs: that of ``forward`` for a module, of ``__call__`` for another object."""
-    own = getattr(function, "func", function)  # functools.partial
-    owner = type(own).forward if isinstance(own, nn.Module) else own if hasattr(own, "__code__") else type(own).__call__
-    code = getattr(owner, "__code__", None)
-    return code if isinstance(code, CodeType) else None
-
-
-def own_line(exc: BaseException, *, of_fanin: bool = True) -> str:
-    """Return ``file:line`` of the innermost frame in the user's own code; "" if there is none.
-
-    Args:
-        exc: The exception.
-        of_fanin: Whether a module of fanin may count as the user's code if no other does: it may have an App.
-    """
-    if isinstance(exc, SyntaxError) and exc.filename and not exc.filename.startswith(NOT_THE_APPS):
-        return f"{exc.filename}:{exc.lineno}"
-    line = fallback = ""
-    for frame, number in _frames(exc):
-        if not frame.f_code.co_filename.startswith(NOT_THE_APPS):
-            place = f"{frame.f_code.co_filename}:{number}"
-            # An App may be a module of fanin itself. Its line is used only as a fallback.
-            spec = frame.f_globals.get("__spec__")
-            if str(getattr(spec, "name", "") or frame.f_globals.get("__name__", "")).startswith("fanin."):
-                fallback = place
-            else:
-                line = place
-    return line or (fallback if of_fanin else "")
 
 
 def first_line(exc: BaseException) -> str:

@@ -20,7 +20,7 @@ An Update passes these files on its way from the wire to the sum:
     3. fleet/validation.py     checks the header against the Assignment, before a Chunk is received
     4. storage/spool.py        verifies each Chunk
     5. fleet/acceptance.py     decides the fate of the complete upload: the spool makes its payload durable, then step 6
-    6. runs/intake.py          commits the Update through the writer of the lease, then reports it to the round machine
+    6. runs/driving/intake.py  commits the Update through the writer of the lease, then reports it to the round machine
     7. rounds/worker.py        runs the effect of the machine; runs/driving/driver.py maps it to a method
     8. rounds/effects.py       ``RoundWork.accumulate`` reads the payload
     9. aggregation/folding.py  ``contribution_of`` decodes it and computes its weights

@@ -4,7 +4,7 @@
 Update without its payload, or an acknowledged Update without its row:
 
     1. the payload becomes durable
-    2. the values of its tensors with ranges are checked (``runs.ranges``)
+    2. the values of its tensors with ranges are checked (``runs.driving.ranges``)
     3. one row in the database commits the Update to the open Round
     4. the files of the upload are removed
     5. the device receives the fate
@@ -16,7 +16,7 @@ from typing import assert_never
 
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate
-from fanin.server.runs.intake import Intake, Prospect
+from fanin.server.runs.driving.intake import Intake, Prospect
 from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.stores import Files
 

@@ -27,7 +27,7 @@ from fanin.server.fleet.validation import Expected, check_header
 from fanin.server.rounds.troubles import cannot_write
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
-from fanin.server.runs.intake import Prospect
+from fanin.server.runs.driving.intake import Prospect
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.stores import Files

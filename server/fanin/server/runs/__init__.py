@@ -6,11 +6,8 @@ Modules, in reading order:
     catalog.py       ``Runs``: one method for each call of an operator
     setups.py        the setup of a Run from its record
     admission.py     the checks of what operators publish
-    commands.py      commands to one Run: pause, resume, stop, adopt, publish
     driving/         the drivers of Runs, which carry out effects and open Rounds
     parking.py       the check-ins that wait for work
-    ranges.py        the ranges of the tensors of one device
-    intake.py        the devices' side of one Run
     publications.py  Versions for devices without an Assignment
     suitability.py   whether a device can take part
     describe.py      the description of a Run for operators

@@ -13,7 +13,8 @@ from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fanin.edge.export.modules.draws import Draws, RandomDraw
+from fanin.edge.export.module.draws import Draws
+from fanin.edge.export.refusals import RandomDraw
 from fanin.edge.runtimes.randomness import RandomKind
 
 Values = Callable[[RandomKind, tuple[int, ...], torch.device], Tensor]

@@ -28,7 +28,7 @@ from fanin.datacenter.parallel.batch import Batch
 from fanin.datacenter.parallel.draws.operators import LocalDraws
 from fanin.datacenter.parallel.draws.sites import LOSS, DrawShape, ModelDraws, Site
 from fanin.datacenter.parallel.objective import Objective
-from fanin.edge.export.modules.draws import RandomDraw
+from fanin.edge.export.refusals import RandomDraw
 from fanin.edge.runtimes.randomness import RandomKind
 from fanin.protos.errors import UnsupportedModel
 

@@ -24,7 +24,7 @@ from fanin.datacenter.parallel.draws.operators import LocalDraws
 from fanin.datacenter.parallel.draws.recording import DRAW_BY_TORCH, other_draws
 from fanin.datacenter.parallel.draws.sites import DrawShape, ModelDraws
 from fanin.datacenter.parallel.draws.words import draw_rows
-from fanin.edge.export.modules.draws import RandomDraw
+from fanin.edge.export.refusals import RandomDraw
 from fanin.edge.runtimes.randomness import RandomKind
 from fanin.protos.errors import UnsupportedModel
 

@@ -6,6 +6,5 @@ Modules, in the order of a step:
 - ``noise``: measures how much gradients differ between the parts of a batch
 - ``gradients``: completes, measures and clips the gradients
 - ``scaling``: the loss scale of fp16
-- ``optimizer``: builds the optimizer of a stage
 - ``replicas``: whether the ranks of tp and dp_replicate still have equal parameters
 """

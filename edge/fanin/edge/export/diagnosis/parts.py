@@ -6,37 +6,27 @@ later step, such as a comparison with torch, has the layer that its reason names
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-import torch
 from torch import Tensor, nn
+from torch.overrides import resolve_name
+from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from fanin.edge.export.app import App
-from fanin.edge.export.diagnosis.calls import FunctionCall, calls_between_layers
-from fanin.edge.export.diagnosis.layers import trace_layer
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.inputs.named import call_module
-from fanin.edge.export.modules.gradients import output_learns
-from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.preprocess import encode_preprocess
-from fanin.edge.export.quiet import quiet_torch
+from fanin.edge.export.diagnosis.lines import first_line_of, is_apps, is_of
+from fanin.edge.export.diagnosis.watched import Event, events_of
 from fanin.edge.export.refusals import (
     LOSS,
-    REPLACE,
+    Finding,
+    FormatFailure,
     NoForm,
     NoGradient,
+    Place,
+    Unconverted,
     Untraceable,
-    first_line_of,
-    is_of,
-    running_line,
 )
-from fanin.edge.export.tracing.examples import example_batch
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.runtimes.available import runtimes_of
-from fanin.edge.runtimes.models import PREPROCESS
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 LACKING: Final = (
@@ -68,60 +58,47 @@ INSTEAD: Final = MappingProxyType(
 OPERATOR: Final = re.compile(r"(?:aten|prims|torchvision)[.:]+\w+|(?<=no form of )\w+[.:]+\w+")
 NODE: Final = re.compile(r"Name:'([^'/]+)/")
 """onnxruntime's name of a node, which begins with that of its module."""
-
-
-FORM: Final = "form"
-RUN: Final = "run"
-INT8: Final = "int8"
+Trial = Callable[[nn.Module, Sequence[Tensor], str], object]
+"""(layer, its inputs, its name in messages): raises an error if the layer has no form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A part of the module that cannot be exported.
-
-    Args:
-        module: Name of the part in the App's module; "" is the module itself.
-        kind: Class of that part; ``LOSS`` if the part is the loss of the App.
-        graph_format: The format that lacks a form of it; "" if no graph can be traced at all.
-        operator: The operator that has no form; "" if unknown.
-        reason: The full error message.
-        advice: The remedy; "" if the reason has it.
-        call: The function that the forward of ``module`` calls between its layers; "" for a layer, or if unknown.
-        line: ``file:line`` of the App's code that calls the operator or the layer; "" if unknown.
-        step: The step of the export that fails: ``FORM`` if there is no graph, ``RUN`` if a runtime does not run the
-            graph or does not compute what torch computes, ``INT8`` if int8 costs too much.
-    """
-
-    module: str
-    kind: str
-    graph_format: str
-    operator: str
-    reason: str
-    advice: str
-    call: str = ""
-    line: str = ""
-    step: str = FORM
-
-    @property
-    def runtimes(self) -> tuple[str, ...]:
-        """The runtimes that cannot run the part; empty if the problem does not depend on a runtime."""
-        return runtimes_of(self.graph_format) if self.graph_format else ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatFailure:
-    """The failure of an export in one format.
+class Owner:
+    """The user's part in an export.
 
     Attributes:
-        reason: The error message of the export, with the parts.
-        findings: One or more parts that make it fail.
+        module: The module, with the names and classes that the user knows.
+        loss: The loss.
+        learns: Returns whether the output of the module has a gradient.
     """
 
-    reason: str
-    findings: tuple[Finding, ...]
+    module: nn.Module
+    loss: Callable[..., object]
+    learns: Callable[[], bool]
 
 
-def failure_of_graphs(prepared: Prepared, graph_format: str, exc: UnsupportedModel) -> FormatFailure:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """An App without a graph in a format, as the search for the reason needs it.
+
+    Attributes:
+        owner: The user's part.
+        graph_format: The format.
+        module: The module that was traced.
+        run: Runs a pass of it on the example batch.
+        gradient: Tests a layer with its gradient.
+        forward: Tests a layer without its gradient.
+    """
+
+    owner: Owner
+    graph_format: str
+    module: nn.Module
+    run: Callable[[], object]
+    gradient: Trial
+    forward: Trial
+
+
+def failure_of_graphs(suspect: Suspect, exc: UnsupportedModel) -> FormatFailure:
     """Return the failure of a format that cannot express a graph.
 
     Raises:
@@ -129,68 +106,74 @@ def failure_of_graphs(prepared: Prepared, graph_format: str, exc: UnsupportedMod
     """
     if isinstance(exc, Untraceable) and not isinstance(exc, NoForm):
         raise exc
-    app, reason, rows = prepared.app, str(exc), _failing_parts(prepared, graph_format)
+    reason, rows = str(exc), _failing_parts(suspect)
     if isinstance(exc, NoForm):
-        rows = rows or [finding_of(app, graph_format, exc, LOOK)]
-    else:
-        module, kind = _named_in(prepared, reason)
-        row = _finding(module, kind, graph_format, reason, LOOK)
-        rows = rows or [replace(row, advice=OWN_FORM) if row.operator else row]
-        if reason.endswith(REPLACE):
-            names = ", ".join(
-                f"module {part.module or 'itself'} ({part.kind}){f' at {part.line}' if part.line else ''}"
-                for part in rows
-            )
-            reason = f"{reason.removesuffix(REPLACE)}{names}: {rows[0].advice}"
-    try:
-        if app.preprocess is not None:
-            encode_preprocess(app, graph_format, prepared.what)
-    except UnsupportedModel as exc_of_preprocess:
-        rows = [*rows, *failure_of_preprocess(app, graph_format, exc_of_preprocess).findings]
+        return FormatFailure(
+            reason=reason, findings=tuple(rows or [finding_of(suspect.owner, suspect.graph_format, exc, LOOK)])
+        )
+    cause = exc.reason if isinstance(exc, Unconverted) else reason
+    row = _finding(_named_in(suspect.owner.module, reason), suspect.graph_format, cause, LOOK)
+    rows = rows or [replace(row, advice=OWN_FORM) if row.operator else row]
+    if isinstance(exc, Unconverted):
+        places = ", ".join(str(Place(module=part.module, kind=part.kind, line=part.line)) for part in rows)
+        reason = f"{exc.reason}; {places}: {rows[0].advice}"
     return FormatFailure(reason=reason, findings=tuple(rows))
 
 
-def failure_of_preprocess(app: App, graph_format: str, exc: UnsupportedModel) -> FormatFailure:
-    """Return the failure of a format that cannot express ``preprocess``."""
-    reason, advice = (exc.reason, exc.advice) if isinstance(exc, Untraceable) else (str(exc), REWRITE)
-    row = _finding(PREPROCESS, type(app.preprocess).__name__, graph_format, reason, advice or REWRITE)
+def failure_of_preprocess(place: Place, graph_format: str, exc: UnsupportedModel) -> FormatFailure:
+    """Return the failure of a format that cannot express ``preprocess``, the module at this place."""
+    reason, advice = (exc.reason, exc.advice) if isinstance(exc, Untraceable) else (str(exc), "")
+    row = _finding(place, graph_format, exc.reason if isinstance(exc, Unconverted) else reason, advice or REWRITE)
     return FormatFailure(reason=str(exc), findings=(row,))
 
 
-def failure_of_step(prepared: Prepared, graph_format: str, exc: InvalidInput | ValueError, step: str) -> FormatFailure:
-    """Return the failure of a later step, ``RUN`` or ``INT8``, whose error has the remedy."""
-    reason = str(exc) if isinstance(exc, UnsupportedModel) else f"{prepared.what}: {exc}"
-    module, kind = _named_in(prepared, reason)
-    row = Finding(module=module, kind=kind, graph_format=graph_format, operator="", reason=reason, advice="", step=step)
+def failure_of_step(
+    what: str, module: nn.Module, failed: tuple[str, str], exc: InvalidInput | ValueError
+) -> FormatFailure:
+    """Return the failure of a later step, whose error has the remedy.
+
+    Args:
+        what: The App, for the message.
+        module: Its module.
+        failed: The graph format, and the step: ``RUN`` or ``INT8``.
+        exc: The error.
+    """
+    reason = str(exc) if isinstance(exc, UnsupportedModel) else f"{what}: {exc}"
+    place, (graph_format, step) = _named_in(module, reason), failed
+    row = Finding(
+        module=place.module,
+        kind=place.kind,
+        graph_format=graph_format,
+        operator="",
+        reason=reason,
+        advice="",
+        step=step,
+    )
     return FormatFailure(reason=reason, findings=(row,))
 
 
-def _named_in(prepared: Prepared, reason: str) -> tuple[str, str]:
-    """Return name and class of the module of the node that an error of onnxruntime names, or of the App's module."""
+def _named_in(module: nn.Module, reason: str) -> Place:
+    """Return the module of the node that an error of onnxruntime names, or the App's module."""
     node = NODE.search(reason)
-    layers = dict(prepared.eager.named_modules())
-    module = node[1] if node and node[1] in layers else ""
-    return module, type(layers[module]).__name__
+    layers = dict(module.named_modules())
+    name = node[1] if node and node[1] in layers else ""
+    return Place(module=name, kind=type(layers[name]).__name__)
 
 
-def finding_of(app: App, graph_format: str, exc: Untraceable, advice: str) -> Finding:
+def finding_of(owner: Owner, graph_format: str, exc: Untraceable, advice: str) -> Finding:
     """Return the finding of an error, with this advice if it has none."""
-    if is_of(exc, app.loss) or (isinstance(exc, NoGradient) and output_learns(app.module, _output_of(app))):
-        finding = _finding("", LOSS, graph_format, exc.reason, exc.advice or advice)
-        return replace(finding, line=exc.place.line or first_line_of(app.loss))
-    kind = exc.place.kind or type(app.module).__name__
-    finding = _finding(exc.place.module, kind, graph_format, exc.reason, exc.advice or advice)
-    return replace(finding, line=exc.place.line)
+    place, advice = exc.place, exc.advice or advice
+    if is_of(exc, owner.loss) or (isinstance(exc, NoGradient) and owner.learns()):
+        place = Place(kind=LOSS, line=place.line or first_line_of(owner.loss))
+    elif not place.kind:
+        place = replace(place, kind=type(owner.module).__name__)
+    return _finding(place, graph_format, exc.reason, advice)
 
 
-def _output_of(app: App) -> Callable[[nn.Module], object]:
-    """Return a function of a module that returns the output of the App for the loss."""
-    return lambda module: app.call(module, app.examples(app.batch_size))
-
-
-def _failing_parts(prepared: Prepared, graph_format: str) -> list[Finding]:
+def _failing_parts(suspect: Suspect) -> list[Finding]:
     """Return a finding for each layer and each call between layers that fails alone."""
-    layers, calls = _failing_layers(prepared, graph_format), _failing_calls(prepared, graph_format)
+    events = events_of(suspect.module, suspect.run)
+    layers, calls = list(_failing_layers(suspect, events)), _failing_calls(suspect, events)
     # The first call of a layer of the App's own that fails has the line of its operator.
     lines = {call.module: call.line for call in reversed(calls)}
     names = {layer.module for layer in layers}
@@ -200,126 +183,122 @@ def _failing_parts(prepared: Prepared, graph_format: str) -> list[Finding]:
     ]
 
 
-def _failing_layers(prepared: Prepared, graph_format: str) -> list[Finding]:
-    findings = []
+def _failing_layers(suspect: Suspect, events: Sequence[Event]) -> Iterator[Finding]:
+    """Yield a finding for each layer without layers inside that received only tensors and fails alone."""
     known: dict[str, tuple[str, str]] = {}
-    for name, layer, inputs, line in _calls(prepared):
+    for event in events:
+        layer, inputs = event.layer, _tensors(event.inputs or ())
+        if event.inputs is None or layer is None or not event.place.module or any(True for _ in layer.children()):
+            continue
+        if len(inputs) < len(event.inputs):
+            continue
         # Layers with equal settings and equal input shapes fail in the same way.
         key = f"{_key(layer, inputs)} {[value.requires_grad for value in layer.parameters()]}"
         if key not in known:
-            known[key] = _failure(prepared, layer, inputs, (graph_format, type(layer).__name__))
+            known[key] = _failure(suspect, layer, inputs, type(layer).__name__)
         reason, advice = known[key]
         if reason:
-            finding = _finding(name, type(layer).__name__, graph_format, reason, advice)
-            findings.append(replace(finding, line=line))
-    return findings
+            yield _finding(replace(event.place, kind=type(layer).__name__), suspect.graph_format, reason, advice)
 
 
-def _failing_calls(prepared: Prepared, graph_format: str) -> list[Finding]:
-    """Return a finding for each function between layers that fails alone and names an operator."""
-    inputs, _, mask = example_batch(prepared)
+class _FunctionModule(nn.Module):
+    """A function as a module. Its tensor arguments are inputs, and its other arguments are constants."""
+
+    def __init__(self, function: Callable[..., object], arguments: Sequence[object], form: TreeSpec) -> None:
+        super().__init__()
+        self._function, self._arguments, self._form = function, arguments, form
+
+    def extra_repr(self) -> str:
+        """Represent the call: two calls of one function with equal arguments have equal representations."""
+        return f"{self._function}, {self._arguments}"
+
+    def forward(self, *inputs: Tensor) -> object:
+        """Call the function."""
+        tensors = iter(inputs)
+        filled = [next(tensors) if value is Tensor else value for value in self._arguments]
+        args, kwargs = tree_unflatten(filled, self._form)
+        return self._function(*args, **kwargs)
+
+
+def _failing_calls(suspect: Suspect, events: Sequence[Event]) -> list[Finding]:
+    """Return a finding for each function between layers that fails alone and names an operator.
+
+    Only functions that map floats to floats are tested. A layer without layers inside is tested as a unit. Every other
+    function belongs to the forward of the module around it. The calls of a layer of the App's own are tested, too: they
+    have its lines. A function that returns complex numbers cannot be tested by itself: without any other, the first one
+    is a finding.
+    """
     findings: dict[tuple[str, str], Finding] = {}
     known: dict[str, tuple[str, str]] = {}
-    calls = calls_between_layers(prepared.with_mask(mask), inputs)
-    for call in calls:
-        if call.is_complex:
+    is_complex: list[Finding] = []
+    for event in events:
+        inputs, layer, function = _tensors(event.received), event.layer, event.function
+        first = event.returned[0] if event.returned else None
+        if layer is None or function is None or event.form is None:
             continue
-        key = _key(call.layer, call.inputs)
-        if key not in known:
-            known[key] = _failure(prepared, call.layer, call.inputs, (graph_format, call.function))
-        reason, advice = known[key]
-        finding = _finding(call.module, call.kind, graph_format, reason, advice)
-        if finding.operator:
-            findings.setdefault((call.module, call.function), replace(finding, call=call.function, line=call.line))
-    return list(findings.values()) or _complex_calls(calls, graph_format)
+        is_forward = layer is suspect.module or any(True for _ in layer.children()) or is_apps(layer)
+        has_floats = any(value.is_floating_point() for value in inputs)
+        if not (is_forward and has_floats and isinstance(first, Tensor)):
+            continue
+        place, name = replace(event.place, kind=type(layer).__name__), resolve_name(function) or str(function)
+        if first.is_complex():
+            reason = f"{name} returns complex numbers, expected real ones"
+            row = replace(_finding(place, suspect.graph_format, reason, ""), operator=name, advice=REAL, call=name)
+            is_complex.append(row)
+        elif first.is_floating_point():
+            arguments = [Tensor if isinstance(value, Tensor) else value for value in event.received]
+            call = _FunctionModule(function, arguments, event.form)
+            key = _key(call, inputs)
+            if key not in known:
+                known[key] = _failure(suspect, call, inputs, name)
+            reason, advice = known[key]
+            row = replace(_finding(place, suspect.graph_format, reason, advice), call=name)
+            if row.operator:
+                findings.setdefault((row.module, name), row)
+    return list(findings.values()) or is_complex[:1]
 
 
-def _complex_calls(calls: Sequence[FunctionCall], graph_format: str) -> list[Finding]:
-    """Return a finding for the first function that returns complex numbers, which cannot be tested by themselves."""
-    return [
-        Finding(
-            module=call.module,
-            kind=call.kind,
-            graph_format=graph_format,
-            operator=call.function,
-            reason=f"{call.function} returns complex numbers, expected real ones",
-            advice=REAL,
-            call=call.function,
-            line=call.line,
-        )
-        for call in calls
-        if call.is_complex
-    ][:1]
+def _tensors(values: Sequence[object]) -> list[Tensor]:
+    return [value.detach() for value in values if isinstance(value, Tensor)]
 
 
 def _key(layer: nn.Module, inputs: Sequence[Tensor]) -> str:
     return f"{layer!r} {[tuple(value.shape) for value in inputs]}"
 
 
-def _failure(prepared: Prepared, layer: nn.Module, inputs: Sequence[Tensor], where: tuple[str, str]) -> tuple[str, str]:
+def _failure(suspect: Suspect, layer: nn.Module, inputs: Sequence[Tensor], what: str) -> tuple[str, str]:
     """Return why a layer has no form with its gradient, and the remedy; two empty strings if it has one.
 
     Args:
-        prepared: The App.
+        suspect: The App.
         layer: The layer.
         inputs: Its inputs in the model.
-        where: The graph format, and the name of the layer in messages.
+        what: The name of the layer in messages.
     """
-    graph_format, what = where
-    row = FORMATS[graph_format]
     try:
-        row.encode(what, trace_layer(layer, inputs, row.forms, what, prepared.app.decompositions), what)
+        suspect.gradient(layer, inputs, what)
     except UnsupportedModel as exc:
-        reason = str(exc)
+        reason = exc.reason if isinstance(exc, Unconverted) else str(exc)
     else:
         return "", ""
     try:
-        with torch.no_grad(), quiet_torch():
-            program = torch.export.export(layer, tuple(inputs), strict=False)
-            if prepared.app.decompositions:
-                program = program.run_decompositions(row.forms.for_inference(prepared.app.decompositions))
-        names = [f"in.{index}" for index in range(len(inputs))]
-        outputs = [f"out.{index}" for index in range(len(program.graph_signature.user_outputs))]
-        row.encode(what, Traced(program=program, examples=list(inputs), inputs=names, outputs=outputs), what)
+        suspect.forward(layer, inputs, what)
     except (UnsupportedModel, RuntimeError, TypeError, ValueError):
         return reason, LACKING
     return reason, FREEZE
 
 
-def _calls(prepared: Prepared) -> list[tuple[str, nn.Module, tuple[Tensor, ...], str]]:
-    """Return each layer without layers inside, the tensors that it received for the example batch, and the line."""
-    calls: list[tuple[str, nn.Module, tuple[Tensor, ...], str]] = []
-    hooks = []
-    for name, layer in prepared.module.named_modules():
-        if not name or any(True for _ in layer.children()):
-            continue
-
-        def record(layer: nn.Module, inputs: tuple[object, ...], name: str = name) -> None:
-            if all(isinstance(value, Tensor) for value in inputs):
-                tensors = tuple(value.detach().clone() for value in inputs if isinstance(value, Tensor))
-                calls.append((name, layer, tensors, running_line()))
-
-        hooks.append(layer.register_forward_pre_hook(record))
-    inputs, _, mask = example_batch(prepared)
-    try:
-        with torch.no_grad():
-            call_module(prepared.with_mask(mask), inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls
-
-
-def _finding(module: str, kind: str, graph_format: str, reason: str, advice: str) -> Finding:
+def _finding(place: Place, graph_format: str, reason: str, advice: str) -> Finding:
+    """Return a finding. Its advice replaces the general remedy, because it depends on the layer."""
     match = OPERATOR.search(reason)
     operator = match.group() if match else ""
     replacement = next((words for part, words in INSTEAD.items() if part in (operator or reason)), "")
     return Finding(
-        module=module,
-        kind=kind,
+        module=place.module,
+        kind=place.kind,
         graph_format=graph_format,
         operator=operator,
-        # The advice replaces the general remedy, because it depends on the layer.
-        reason=reason.removesuffix(f"; {REPLACE}"),
+        reason=reason,
         advice=f"{advice} ({replacement})" if replacement else advice,
+        line=place.line,
     )

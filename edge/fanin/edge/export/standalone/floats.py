@@ -17,22 +17,22 @@ from ai_edge_litert import schema_py_generated as schema
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.quantize import with_derived
-from fanin.edge.export.app import App
-from fanin.edge.export.formats import FORMATS
-from fanin.edge.export.inputs.named import numpy_inputs
-from fanin.edge.export.inputs.outputs import Output
-from fanin.edge.export.inputs.sequences import at_length
-from fanin.edge.export.int8.folding import Infer, fold_norms
-from fanin.edge.export.onnx.writer import inputs_to_initializers, to_onnx
-from fanin.edge.export.optimizers.optimizer import Tensors
-from fanin.edge.export.prepare import Module, Prepared, prepare, with_parameters
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.inputs.named import numpy_inputs
+from fanin.edge.export.app.inputs.outputs import Output
+from fanin.edge.export.app.optimizers.optimizer import Tensors
+from fanin.edge.export.formats.graphs import FORMATS
+from fanin.edge.export.formats.int8.folding import Infer, fold_norms
+from fanin.edge.export.formats.onnx.writer import inputs_to_initializers, to_onnx
+from fanin.edge.export.formats.tflite.bound import bind_parameters, join_biases
+from fanin.edge.export.formats.tflite.file import pack, tidy
+from fanin.edge.export.formats.tflite.flatgraph import FlatGraph
+from fanin.edge.export.formats.tflite.writer import to_tflite
+from fanin.edge.export.graph.examples import check_output, example_batch, loss_targets
+from fanin.edge.export.graph.forward import trace_infer
+from fanin.edge.export.module.lengths import at_length
+from fanin.edge.export.module.prepare import Module, Prepared, prepare, with_parameters
 from fanin.edge.export.standalone.quantized import INFER, check_format
-from fanin.edge.export.tflite.bound import bind_parameters, join_biases
-from fanin.edge.export.tflite.file import pack, tidy
-from fanin.edge.export.tflite.flatgraph import FlatGraph
-from fanin.edge.export.tflite.writer import to_tflite
-from fanin.edge.export.tracing.examples import check_output, example_batch, loss_targets
-from fanin.edge.export.tracing.forward import trace_infer
 from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime

@@ -68,7 +68,7 @@ def _alone(data: bytes, signature: str, graph_format: str) -> bytes:
         return data
     from ai_edge_litert import schema_py_generated as schema
 
-    from fanin.edge.export.tflite.file import only, pack, tidy
+    from fanin.edge.export.formats.tflite.file import only, pack, tidy
 
     model = schema.ModelT.InitFromPackedBuf(only(schema.ModelT.InitFromPackedBuf(data), signature))
     tidy(model)

@@ -7,8 +7,6 @@ and there is no int8 model.
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 import torch
@@ -16,16 +14,16 @@ import torch
 from fanin.edge.batch_sizes import with_batch
 from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest import NO_GRAPHS, Manifest
+from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.bundles.manifest_json import dump_manifest
-from fanin.edge.export.app import App
-from fanin.edge.export.formats import ports_of
-from fanin.edge.export.prepare import Prepared
+from fanin.edge.export.app.app import App
+from fanin.edge.export.formats.graphs import ports_of
+from fanin.edge.export.formats.manifest import assembled
+from fanin.edge.export.graph.forward import trace_evaluate
+from fanin.edge.export.graph.traced import Traced
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.tracing.forward import trace_evaluate
-from fanin.edge.export.tracing.traced import Traced
-from fanin.edge.export.tracing.train import trace_train
-from fanin.edge.export.tracing.vocabulary import count_tokens
 from fanin.edge.export.vectorized.step import EAGER
 from fanin.edge.export.verification.ready import checked
 from fanin.edge.files import new_folder
@@ -33,12 +31,9 @@ from fanin.edge.runtimes.base import Evaluate, LoadedModel, Predict, TrainStep
 from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import GraphEvaluate
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
-from fanin.edge.signatures import Port, Ports, Signature
-from fanin.edge.tensors import Array, Float32s, encode_parameters
-from fanin.protos.chunks import artifact_of
+from fanin.edge.signatures import Port, Ports
+from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import InvalidBundle, UnsupportedModel
-
-PARAMETERS: Final = "parameters"
 
 
 class TorchRuntime:
@@ -53,7 +48,7 @@ class TorchRuntime:
     """
 
     def __init__(self, app: App) -> None:
-        self._prepared, _ = checked(app, ("onnx",))
+        self._prepared = checked(app, ("onnx",))
         for name, value in (("lengths", app.lengths), ("preprocess", app.preprocess), ("local", app.recipe.local)):
             if value:
                 raise UnsupportedModel(f"App {app.name}: {name}: got a value, expected none without an export")
@@ -91,31 +86,11 @@ class TorchRuntime:
     def write(self, folder: Path, key: SigningKey) -> Bundle:
         """Sign a Bundle with the App's Signatures, without graphs, and write it to a new or empty folder."""
         prepared, path = self._prepared, new_folder("bundle: folder", folder)
-        arrays = {name: value.numpy() for name, value in prepared.parameters.items()}
-        table = prepared.table
-        artifacts = {PARAMETERS: encode_parameters(table, table.flatten(arrays))}
         own, *others = ((size, ports_of(prepared, traced)) for size, traced in self._trains.items())
         ports = {"train": own[1], "evaluate": ports_of(prepared, self._evaluate)}
         ports |= {with_batch("train", size): each for size, each in others}
         ports["infer"] = _infer_ports(prepared, ports["evaluate"])
-        manifest = Manifest(
-            name=prepared.app.name,
-            batch_size=prepared.app.batch_size,
-            num_classes=prepared.app.num_classes,
-            num_tokens=MappingProxyType(count_tokens(prepared)),
-            table=table,
-            signatures=MappingProxyType(
-                {
-                    name: Signature(inputs=inputs, outputs=outputs, graphs=MappingProxyType({}))
-                    for name, (inputs, outputs) in ports.items()
-                }
-            ),
-            slots=MappingProxyType({}),
-            artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
-            initial=PARAMETERS,
-            optimizer=MappingProxyType(dict(prepared.app.recipe.optimizer.settings)),
-            other_batch_sizes=tuple(prepared.app.other_batch_sizes),
-        )
+        manifest, artifacts = assembled(prepared, {}, ports)
         write_bundle(path, dump_manifest(manifest), artifacts, key)
         return open_folder(path, trusted=[key.public])
 

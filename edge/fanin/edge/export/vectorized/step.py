@@ -1,7 +1,7 @@
 """The train step of an App, vectorized over clients by ``torch.func.vmap``.
 
 ``vmap`` transforms the traced train step, which is a function without state. So the optimizer, the recipe, norms and
-masks have a single definition in ``tracing.train``. The vectorized step differs from the exported graph only in
+masks have a single definition in ``graph.train``. The vectorized step differs from the exported graph only in
 rounding. On a GPU, it runs as CUDA graphs.
 
 Reference:
@@ -17,15 +17,16 @@ import torch
 from torch import Tensor
 from torch.export.passes import move_to_device_pass
 
-from fanin.edge.export.app import App
-from fanin.edge.export.decompositions.elementwise import copied
-from fanin.edge.export.decompositions.selection import slice_scatter
-from fanin.edge.export.decompositions.tables import Forms, Table
-from fanin.edge.export.optimizers.optimizer import Tensors
-from fanin.edge.export.prepare import Prepared, prepare
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.optimizers.optimizer import Tensors
+from fanin.edge.export.graph.decompositions.elementwise import copied
+from fanin.edge.export.graph.decompositions.selection import slice_scatter
+from fanin.edge.export.graph.decompositions.tables import Forms, Table
+from fanin.edge.export.graph.train import trace_train
+from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.quiet import quiet_torch
-from fanin.edge.export.tracing.train import trace_train
 from fanin.edge.export.vectorized.gpu import CudaGraphs, exact_convolutions
+from fanin.edge.export.verification.ready import with_draws
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.graphs import (
     PROXIMAL_WEIGHT,
@@ -123,7 +124,7 @@ class VectorStep:
                 "vmap: clients that train together start from one Version"
             )
         place = torch.device(device)
-        prepared = prepare(app)
+        prepared = with_draws(prepare(app))
         traced = trace_train(prepared, EAGER)
         self._table: TensorTable = prepared.table
         self._settings = {name: setting.default for name, setting in app.recipe.optimizer.settings.items()}

@@ -1,10 +1,10 @@
 """The check of the module before the trace, and that the exported graphs compute the same as it.
 
-- ``ready``: all checks before the trace.
-- ``passes``: one pass in eager torch changes nothing, draws little, and depends only on its batch.
+- ``ready``: the checks before the trace: a pass changes nothing, draws little, and depends only on its batch.
+- ``eager``: the train step of eager torch.
 - ``padding``: whether a row depends on the padding after its end.
-- ``state``: a pass changes no counter, clock or generator of random numbers.
+- ``pure``: a pass uses only its batch and torch's draws, and changes no counter, clock or generator.
 - ``verify``: steps, evaluation, int8 and preprocessing of a Bundle in one runtime.
-- ``constant``: the loss of one output for all samples, which an untrained module does not beat.
+- ``cost``: the cost of int8, and whether a module is trained.
 - ``comparison``: a tensor of a graph against eager torch's, with a bound on rounding errors.
 """

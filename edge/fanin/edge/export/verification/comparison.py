@@ -21,11 +21,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.export.inputs.named import call_module
-from fanin.edge.export.modules.finite import KEEP_FINITE, first_not_finite
-from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.tracing.eager import FLOOR, UNKNOWN_FLOOR
-from fanin.edge.export.tracing.examples import example_batch
+from fanin.edge.export.app.inputs.named import call_module
+from fanin.edge.export.graph.examples import example_batch
+from fanin.edge.export.module.prepare import Prepared
+from fanin.edge.export.verification.eager import FLOOR, UNKNOWN_FLOOR
 from fanin.edge.tensors import Array
 from fanin.protos.errors import UnsupportedModel
 
@@ -112,6 +111,8 @@ def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Ne
         floor = FLOOR if row.exact is not None else UNKNOWN_FLOOR
         error = row.error
         if not math.isfinite(sizes[name]):
+            from fanin.edge.export.diagnosis.watched import KEEP_FINITE, first_not_finite
+
             call = partial(call_module, prepared.eager, example_batch(prepared)[0])
             where = first_not_finite(prepared.eager, call)
             raise UnsupportedModel(

@@ -14,15 +14,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fanin.edge.export.app import App
-from fanin.edge.export.inputs.outputs import Output
-from fanin.edge.export.inputs.sequences import at_length
-from fanin.edge.export.modules.draws import refused
-from fanin.edge.export.optimizers.optimizer import Tensors
-from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.refusals import Untraceable, guarded
-from fanin.edge.export.tracing.examples import ExampleBatch, checked_output, example_batch, loss_targets
-from fanin.edge.export.tracing.kernels import plain_kernels
+from fanin.edge.export.app.app import App
+from fanin.edge.export.app.calls import guarded
+from fanin.edge.export.app.inputs.outputs import Output
+from fanin.edge.export.app.optimizers.optimizer import Tensors
+from fanin.edge.export.graph.examples import ExampleBatch, checked_output, example_batch, loss_targets
+from fanin.edge.export.module.draws import refused
+from fanin.edge.export.module.kernels import plain_kernels
+from fanin.edge.export.module.lengths import at_length
+from fanin.edge.export.module.prepare import Prepared
+from fanin.edge.export.refusals import Untraceable
 from fanin.edge.lengths import TARGETS, Lengths
 from fanin.protos.errors import UnsupportedModel
 

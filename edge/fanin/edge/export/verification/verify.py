@@ -30,10 +30,11 @@ import torch
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Manifest
-from fanin.edge.export.optimizers.optimizer import Optimizer, Tensors
-from fanin.edge.export.prepare import Prepared
-from fanin.edge.export.preprocess import verify_preprocess
-from fanin.edge.export.tracing.eager import (
+from fanin.edge.export.app.optimizers.optimizer import Optimizer, Tensors
+from fanin.edge.export.formats.preprocess import verify_preprocess
+from fanin.edge.export.module.prepare import Prepared
+from fanin.edge.export.verification.comparison import Triple, advice, check_loss, check_tensors, float64s_of
+from fanin.edge.export.verification.eager import (
     RANDOM_KEY,
     UNKNOWN_FLOOR,
     Case,
@@ -45,7 +46,6 @@ from fanin.edge.export.tracing.eager import (
     sure_values,
     warm_states,
 )
-from fanin.edge.export.verification.comparison import Triple, advice, check_loss, check_tensors, float64s_of
 from fanin.edge.runtimes.base import Evaluate, NamedInputs, Predict, Runtime, StepSettings, TrainState, TrainStep
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.tensors import Array, Float32s

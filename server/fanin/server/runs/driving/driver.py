@@ -18,10 +18,10 @@ from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.driving.course import Course
+from fanin.server.runs.driving.intake import Intake
 from fanin.server.runs.driving.shortage import failures_of, shortage_of
 from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.driving.warnings import UpdateWarnings
-from fanin.server.runs.intake import Intake
 from fanin.server.runs.parking import Parked
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.view import LiveRun

@@ -15,7 +15,7 @@ from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Super
 from fanin.protos.messages import RunState
 from fanin.server.rounds.troubles import RepeatedTroubles, reason_of
 from fanin.server.rounds.worker import Observer, Worker
-from fanin.server.runs.commands import RunControl
+from fanin.server.runs.driving.commands import RunControl
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.parking import Parked

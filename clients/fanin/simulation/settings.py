@@ -1,0 +1,137 @@
+"""The options of a simulation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fanin.clients.data.examples import Examples
+from fanin.edge.metrics.graphs import metric_of
+from fanin.edge.metrics.metric import Metric, MetricFunction
+from fanin.edge.tensors import Array
+from fanin.protos.errors import InvalidInput
+from fanin.protos.names import check_name
+from fanin.protos.plans import Plan
+from fanin.server.selection.policies import POLICIES, SelectionPolicy
+from fanin.simulation.backends.ray_cluster import RayCluster
+from fanin.simulation.devices.events import OnEvent
+from fanin.simulation.devices.models import DeviceModel
+from fanin.simulation.rows import OnFailure, RoundRow
+
+if TYPE_CHECKING:
+    from fanin.edge.export.module.prepare import Module, StateDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationSettings:
+    """The options of a simulation.
+
+    Attributes:
+        test: Examples on which each Version is evaluated, in float and in int8. The Plan's ``evaluation.every`` and
+            ``evaluation.metrics`` apply.
+        metrics: Metrics of your own by name: a function ``(predictions, targets) -> number``, a ``Metric``, or the path
+            of an ONNX graph (docs/evaluation.md). They are computed on ``test``, and for each client on its validation
+            part if the Plan declares the statistic ``evaluate.NAME``.
+        plan: Further keys of the Plan with their values, by dotted name (docs/plan.md); or a Plan.
+        selection: A selection policy of your own: a function ``(waiting, num_places, round_number, rng) -> devices``,
+            or a class without arguments whose objects are called like one (docs/selection.md). It replaces the Plan's
+            ``cohort.selection``, and has its own name.
+        seed: Seed of all random choices, 0 or more.
+        seeds: Seeds of several simulations instead of ``seed``. The result is that of the first seed.
+            ``Result.repeats`` and ``Result.spread`` have all of them. The partition is the same for all.
+        initial: A ``state_dict`` of the module from which the training starts. None: the current values of the module.
+            For a Flower app, a torch module, a ``state_dict`` or a list of arrays; None: the arrays of
+            ``NumPyClient.get_parameters``.
+        baseline: Whether to train a centralized baseline, too: on the pooled data, with as many gradient steps in each
+            Round as the clients of that Round together.
+        resume: Folder for the record of the trainings. A stopped simulation resumes if it is called again with this
+            folder. Its result is bit-identical with that of a simulation without a stop. A new folder begins a record.
+        validation_fraction: Share of each client's examples that it holds out for its own evaluation. 0 holds nothing
+            out: the clients do not evaluate.
+        engine: ``graph`` trains by the exported graph in onnxruntime, bit-identical with a Run on real devices.
+            ``vmap`` trains the clients of a Round together in torch, and ``vmap:cuda`` on a GPU. Their rounding
+            differs. In docs/benchmarks.md ``vmap`` is faster for the logistic regression, and slower for the CNN.
+            ``auto`` takes the faster one, by a measurement.
+        processes: Processes that train clients in parallel; 1 trains them in this process. The Versions are the same.
+        cluster: The Ray cluster that trains the clients, instead of ``processes``. The Versions are the same.
+        stop_on_failure: Whether an error in the training of a client ends the simulation.
+        devices: The speed, the connection and the availability of the devices.
+        on_round: Called with each row as soon as its Round has ended.
+        on_event: Called with each event of the event log, in the order of the virtual clock.
+        on_failure: Called with each error in the training of a client, as it happens.
+        quiet: Whether the simulation prints no progress on standard error.
+    """
+
+    test: Examples | None = None
+    metrics: "Mapping[str, MetricFunction | Metric | Path | str]" = field(default_factory=dict)
+    plan: Mapping[str, object] | Plan = field(default_factory=dict)
+    selection: "SelectionPolicy | type[SelectionPolicy] | None" = None
+    seed: int = 0
+    seeds: Sequence[int] = ()
+    initial: "Mapping[str, Array] | StateDict | Sequence[Array] | Module | None" = None
+    baseline: bool = False
+    resume: Path | str | None = None
+    validation_fraction: float = 0.1
+    engine: str = "graph"
+    processes: int = 1
+    cluster: RayCluster | None = None
+    stop_on_failure: bool = False
+    devices: DeviceModel = field(default_factory=DeviceModel)
+    on_round: Callable[[RoundRow], None] = lambda row: None
+    on_event: OnEvent = lambda event: None
+    on_failure: OnFailure = lambda failure: None
+    quiet: bool = False
+
+    @property
+    def own_metrics(self) -> dict[str, Metric]:
+        """``metrics`` by name.
+
+        Raises:
+            InvalidInput: A metric has no name or none of the possible forms, or its name is that of another value.
+            InvalidBundle: A file is no ONNX graph.
+        """
+        several: object = self.metrics
+        if not isinstance(several, Mapping) or not all(isinstance(name, str) for name in several):
+            raise InvalidInput(
+                f"simulate: metrics: got {several!r}, expected metrics by name, such as {{'errors': count_errors}}"
+            )
+        return {name: metric_of(f"simulate: metrics: {name!r}", name, value) for name, value in self.metrics.items()}
+
+    @property
+    def own_policies(self) -> dict[str, SelectionPolicy]:
+        """``selection`` by its name. For a class, each access creates a new object, so all simulations begin alike.
+
+        Raises:
+            InvalidInput: ``selection`` is no function or class, or its name is none for a Plan.
+        """
+        selection = self.selection
+        if selection is None:
+            return {}
+        policy = selection() if isinstance(selection, type) else selection
+        if not callable(policy):
+            raise InvalidInput(
+                f"simulate: selection: got {type(policy).__name__}, expected a function (waiting, num_places, "
+                "round_number, rng) or a class of such objects; name an installed policy by the key cohort.selection "
+                "of plan"
+            )
+        name = getattr(selection, "__name__", type(selection).__name__)
+        try:
+            check_name("simulate: selection", name)
+        except InvalidInput as exc:
+            raise InvalidInput(f"{exc}; define a function with def") from exc
+        if name in POLICIES:
+            raise InvalidInput(
+                f"simulate: selection: got a policy named {name!r}, which fanin has itself; rename yours"
+            )
+        return {name: policy}
+
+    @property
+    def each_seed(self) -> "tuple[SimulationSettings, ...]":
+        """The settings of each simulation."""
+        return tuple(replace(self, seed=seed, seeds=(), plan=self._seeded(seed)) for seed in self.seeds) or (self,)
+
+    def _seeded(self, seed: int) -> Mapping[str, object] | Plan:
+        """Return the plan with this seed. Keys of a Plan need none, because the seed is a separate argument."""
+        if not isinstance(self.plan, Plan):
+            return self.plan
+        return replace(self.plan, training=replace(self.plan.training, seed=seed))

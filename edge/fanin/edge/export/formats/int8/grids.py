@@ -1,0 +1,76 @@
+"""The grids of an int8 graph's activations, and the weights whose products stay float.
+
+Grids are measured once, on the calibration data in the graph of the longest length, which holds every row. The graphs
+of all lengths share them. Two graphs share grids if both have the same quantized tensors.
+
+A quantizer leaves a product in float if its format has no int8 form of it. Examples are a weight of three dimensions,
+one matrix for each head or expert, and a weight that is the first factor.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch.fx import Node
+
+from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.export.formats.int8.folding import PRODUCTS, Infer
+from fanin.edge.runtimes.graphs import parameter_port
+from fanin.protos.errors import UnsupportedModel
+
+Grids = Mapping[str, tuple[float, float]]
+"""Two numbers that determine the grid of an activation, by tensor. In ONNX they are (scale, zero point), by name. In
+TFLite they are (lowest, highest value), by the tensor's index."""
+
+
+def check_grids(actual: Grids, expected: Grids | None) -> None:
+    """Raise UnsupportedModel unless a graph has the expected grids. None expects nothing."""
+    if expected is not None and actual != expected:
+        others = sorted({*actual.items()} ^ {*expected.items()})
+        raise UnsupportedModel(
+            f"infer graph: {len(others)} activations such as {others[0][0]!r} are quantized otherwise than in the "
+            "graph of the longest length, expected the same operators for all lengths; remove what depends on the "
+            "length from forward, or export an App for each length"
+        )
+
+
+aten = torch.ops.aten
+MULTIPLYING: Final = frozenset(
+    {*PRODUCTS, aten.matmul.default, aten.mm.default, aten.bmm.default, aten.baddbmm.default, aten.einsum.default}
+)
+MOVING: Final = frozenset(
+    {
+        *(aten.permute.default, aten.transpose.int, aten.t.default, aten.numpy_T.default, aten.mT.default),
+        *(aten.view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default),
+        *(aten.slice.Tensor, aten.select.int, aten.contiguous.default, aten.clone.default),
+    }
+)
+"""Operators that only move the elements of a weight before its product."""
+MAX_SHOWN: Final = 8
+
+
+def notes_on_float(graph_format: str, infer: Infer, slots: Sequence[Slot], kept_float: Collection[str]) -> list[str]:
+    """Return a note on the weights of products that stay float; none for those that the App keeps so.
+
+    Args:
+        graph_format: Name of the format.
+        infer: The graph before its quantization.
+        slots: The slots of the quantized graph.
+        kept_float: Parameters whose products stay float by the recipe.
+    """
+    quantized = {slot.parameter for slot in slots if slot.kind is not SlotKind.FLOAT}
+    ports = {parameter_port(name): name for name, value in infer.values.items() if value.ndim > 1}
+    nodes = [node for node in infer.traced.program.graph.nodes if node.op == "placeholder"]
+    # Constants of the graph are placeholders, too, before the inputs.
+    inputs = zip(infer.traced.inputs, nodes[-len(infer.traced.inputs) :], strict=True)
+    factors = sorted(ports[port] for port, node in inputs if port in ports and _is_factor(node))
+    names = [name for name in factors if name not in quantized and name not in kept_float]
+    if not names:
+        return []
+    shown = ", ".join(names[:MAX_SHOWN]) + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
+    return [f"{graph_format}: these weights stay float32, because their products have no int8 form: {shown}"]
+
+
+def _is_factor(node: Node) -> bool:
+    """Return whether a product uses a node, or what is only moved of it."""
+    return any(user.target in MULTIPLYING or (user.target in MOVING and _is_factor(user)) for user in node.users)

@@ -1,9 +1,0 @@
-"""The part of int8 that both graph formats share: the graph with slots, and layers that train with its rounding.
-
-- ``folding``: the ``infer`` graph with norms folded into products, and the sources of its slots.
-- ``grids``: the grids of activations, which the graphs of all lengths share.
-- ``kept``: the weights whose products stay float, for the notes of an export.
-- ``quantization_aware``: layers that round to 8 bits in the train step.
-
-``onnx.int8`` and ``tflite.int8`` quantize the folded graph in their formats.
-"""

@@ -1,0 +1,67 @@
+"""``PlainFunctions``, under which the functions of this room are computed by plain operators."""
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
+from types import MappingProxyType
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from fanin.edge.export.module.plain import arithmetic, contractions, embeddings, images
+
+FORMS: Final[Mapping[Callable[..., object], Callable[..., object]]] = MappingProxyType(
+    {
+        F.embedding_bag: embeddings.bag_of_embeddings,
+        F.one_hot: embeddings.encoded,
+        torch.prod: arithmetic.product,
+        Tensor.prod: arithmetic.product,
+        torch.cumprod: arithmetic.running_product,
+        Tensor.cumprod: arithmetic.running_product,
+        torch.erfc: arithmetic.erfc,
+        Tensor.erfc: arithmetic.erfc,
+        torch.special.erfc: arithmetic.erfc,
+        torch.cdist: arithmetic.distances,
+        torch.bilinear: arithmetic.bilinear,
+        torch.einsum: contractions.contraction,
+        F.softshrink: arithmetic.softshrink,
+        torch.hardshrink: arithmetic.hardshrink,
+        F.pad: images.circular_pad,
+        F.unfold: images.patches,
+        F.fold: images.summed_patches,
+        F.avg_pool3d: images.avg_pool3d,
+        F.max_pool3d: images.max_pool3d,
+        F.adaptive_avg_pool2d: images.adaptive_avg_pool2d,
+        F.adaptive_avg_pool3d: images.adaptive_avg_pool3d,
+        F.local_response_norm: images.local_response_norm,
+        F.grid_sample: images.grid_sample,
+    }
+)
+"""The plain form of each function."""
+
+
+class PlainFunctions(TorchFunctionMode):
+    """While active, the functions of ``FORMS`` are computed by plain operators where they can be."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        _: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Intercept calls of the functions."""
+        named = dict(kwargs or {})
+        form = FORMS.get(func)
+        if form is not None:
+            first = [named["input"]] if "input" in named else []
+            try:
+                call = signature(form).bind(*first, *args, **{key: named[key] for key in named if key != "input"})
+            except TypeError:  # arguments that the form does not have, such as `out`
+                return func(*args, **named)
+            result = form(*call.args, **call.kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **named)
