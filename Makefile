@@ -36,6 +36,8 @@ CONSTRAINTS := .ci/constraints.txt
 TFLITE_CONSTRAINTS := .ci/constraints-tflite.txt
 EXTRAS := onnx,litert,server,export,datacenter,transformers,plots,parquet,simulation,ray,flower,dev
 ROOTS := server clients edge datacenter protos
+# What ruff reads. Other files in the root of a working copy, such as the script of an experiment, are left alone.
+LINTED := $(ROOTS) tests examples benchmarks docs .ci README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md pyproject.toml
 SOURCES := $(shell find $(ROOTS) -type f -not -path '*/__pycache__/*')
 BIN := $(VENV)/bin
 # pip installs uv, and uv installs the packages: 10 s instead of 73.
@@ -103,8 +105,8 @@ gpu: $(VENV)/.installed ## the tests that need a GPU: train steps of simulations
 
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff: form and rules
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check $(LINTED)
+	$(BIN)/ruff check $(LINTED)
 
 .PHONY: types
 types: $(VENV)/.installed ## mypy, strict
@@ -116,8 +118,8 @@ imports: $(VENV)/.installed ## who may import whom
 
 .PHONY: format
 format: $(VENV)/.installed ## write the form that lint asks for
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format $(LINTED)
+	$(BIN)/ruff check --fix $(LINTED)
 
 .PHONY: protos
 protos: $(VENV)/.installed ## generated code anew from protos/fanin/v1/*.proto
