@@ -74,8 +74,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.DownloadRequest, context: object
     ) -> AsyncIterator[fleet_pb2.DownloadPiece]:
         """See fleet.proto."""
-        async for data in self._coordinator.download(principal_of(context).id, c.download_from_proto(request)):
-            yield fleet_pb2.DownloadPiece(data=data)
+        pieces = self._coordinator.download(principal_of(context).id, c.download_from_proto(request))
+        # Not ``async for``: its loop variable would keep a piece in memory while it is sent.
+        with suppress(StopAsyncIteration):
+            while True:
+                yield fleet_pb2.DownloadPiece(data=await anext(pieces))
 
     async def Upload(
         self, request_iterator: AsyncIterator[fleet_pb2.UploadRequest], context: object

@@ -11,6 +11,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limits import Limits
+from fanin.server.access.permits import Permits
 from fanin.server.fleet.lookup import driver_of, run_of
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Files
@@ -26,21 +27,29 @@ class Downloads:
         self._runs = runs
         self._files = files
         self._stall_s = limits.stall_s
+        self._permits = Permits()
 
     async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
         """Yield the bytes of Chunks, with an empty piece between two Chunks. See ``Coordinator.download``."""
         budget, offset = DelayBudget(self._stall_s), download.offset
-        for number, sha256 in enumerate((download.sha256, *download.more_sha256)):
-            if number:
-                # The empty piece marks the end of a Chunk, so that a Chunk cut short on disk is noticed.
-                yield b""
-            await self._check(device, download.assignment_id, sha256)
-            data = await self._read(sha256, offset)
-            offset = 0
-            for start in range(0, len(data), PIECE_BYTES):
-                with budget.writing():
-                    yield data[start : start + PIECE_BYTES]
-                budget.gain(PIECE_BYTES)
+        with self._permits.one() as permit:
+            for number, sha256 in enumerate((download.sha256, *download.more_sha256)):
+                if number:
+                    # The empty piece marks the end of a Chunk, so that a Chunk cut short on disk is noticed.
+                    yield b""
+                await permit.get()
+                await self._check(device, download.assignment_id, sha256)
+                piece_bytes = PIECE_BYTES
+                while piece_bytes == PIECE_BYTES:
+                    # A list, because no name may refer to the bytes while they are sent: a slow device would hold them.
+                    piece = [await self._read(sha256, offset)]
+                    piece_bytes = len(piece[0])
+                    if piece_bytes:
+                        with permit.lent(), budget.writing():
+                            yield piece.pop()
+                        budget.gain(piece_bytes)
+                    offset += piece_bytes
+                offset = 0
 
     async def _check(self, device: str, download_id: str, sha256: str) -> None:
         publications = self._runs.find_publications(run_of(download_id))
@@ -56,7 +65,7 @@ class Downloads:
 
     async def _read(self, sha256: str, offset: int) -> bytes:
         try:
-            return await self._files.run(self._files.blobs.read, sha256, offset)
+            return await self._files.run(self._files.blobs.read, sha256, offset, PIECE_BYTES)
         except NotFound as exc:
             # Not NotFound: the device would check in, receive the same Assignment and download again, without end.
             raise Corrupted(f"{exc}, but an assignment needs it; publish its bundle or version again") from exc

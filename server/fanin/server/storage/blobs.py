@@ -97,8 +97,8 @@ class FolderBlobs:
                 raise Corrupted(f"blobs: {what}: chunk {index}: got {len(piece)} bytes, expected {ref.size_bytes}")
             yield piece
 
-    def read(self, digest: str, offset: int = 0) -> bytes:
-        """Return a verified Chunk from an offset on.
+    def read(self, digest: str, offset: int = 0, size_bytes: int = -1) -> bytes:
+        """Return a verified Chunk from an offset on, or at most ``size_bytes`` of it.
 
         A file that has not changed since this process verified it is not hashed again.
 
@@ -113,7 +113,7 @@ class FolderBlobs:
             if not 0 <= offset <= size:
                 raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {size}")
             file.seek(offset)
-            return file.read()
+            return file.read(size_bytes)
 
     def read_artifact(self, what: str, artifact: Artifact) -> bytes:
         """Return all bytes of an Artifact, verified. Raises NotFound, Corrupted."""

@@ -14,12 +14,13 @@ from fanin.protos.messages import Piece, UpdateHeader
 class BlobReader(Protocol):
     """Chunks of Bundles and Versions, each under its SHA-256. A reader never receives damaged bytes."""
 
-    def read(self, digest: str, offset: int = 0) -> bytes:
-        """Return a verified Chunk.
+    def read(self, digest: str, offset: int = 0, size_bytes: int = -1) -> bytes:
+        """Return a verified Chunk, or a piece of it.
 
         Args:
             digest: The SHA-256 of the Chunk, in hexadecimal.
             offset: The first byte to return.
+            size_bytes: The most bytes to return, or -1 for all.
 
         Returns:
             The bytes from the offset on.
