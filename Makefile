@@ -103,6 +103,18 @@ parity: $(VENV)/.installed ## meshes of four and eight ranks, and every schedule
 gpu: $(VENV)/.installed ## the tests that need a GPU: train steps of simulations and of jobs, against the CPU
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/pytest -n $(WORKERS) tests/gpu $(ARGS)
 
+.PHONY: bench
+bench: $(VENV)/.installed $(STAMPS) ## speed and memory against benchmarks/records.json; status 3 on a busy machine
+	$(BIN)/python benchmarks/ratchet.py $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.installed ## the same Rounds by Flower and NVFlare, in environments of their own
+	$(BIN)/python benchmarks/peers/compare.py $(ARGS)
+
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.installed ## tokens a second and MFU of a training job on one GPU
+	$(BIN)/python benchmarks/datacenter_gpu.py $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff: form and rules
 	$(BIN)/ruff format --check $(LINTED)
