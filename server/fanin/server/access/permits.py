@@ -50,6 +50,11 @@ class Permit:
         self._remaining_s = CHUNK_S
         self._wait_s = PERMIT_WAIT_S
 
+    @property
+    def is_held(self) -> bool:
+        """Whether the transfer has the permit now."""
+        return self._has
+
     async def get(self) -> None:
         """Wait for the permit before a Chunk is requested, read or sent.
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from fanin.protos import messages as m
+from fanin.protos.chunks import MAX_CHUNK_BYTES
 from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limits import Limits
@@ -39,16 +40,16 @@ class Downloads:
                     yield b""
                 await permit.get()
                 await self._check(device, download.assignment_id, sha256)
-                piece_bytes = PIECE_BYTES
-                while piece_bytes == PIECE_BYTES:
-                    # A list, because no name may refer to the bytes while they are sent: a slow device would hold them.
-                    piece = [await self._read(sha256, offset)]
-                    piece_bytes = len(piece[0])
-                    if piece_bytes:
+                size_bytes, data = 0, b""
+                while len(data) == size_bytes:
+                    # A complete Chunk takes one thread switch. Without a permit there may be many: then only a piece.
+                    size_bytes = MAX_CHUNK_BYTES if permit.is_held else PIECE_BYTES
+                    data = await self._read(sha256, offset, size_bytes)
+                    for start in range(0, len(data), PIECE_BYTES):
                         with permit.lent(), budget.writing():
-                            yield piece.pop()
-                        budget.gain(piece_bytes)
-                    offset += piece_bytes
+                            yield data[start : start + PIECE_BYTES]
+                        budget.gain(PIECE_BYTES)
+                    offset += len(data)
                 offset = 0
 
     async def _check(self, device: str, download_id: str, sha256: str) -> None:
@@ -63,9 +64,9 @@ class Downloads:
         if not is_permitted:
             raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again")
 
-    async def _read(self, sha256: str, offset: int) -> bytes:
+    async def _read(self, sha256: str, offset: int, size_bytes: int) -> bytes:
         try:
-            return await self._files.run(self._files.blobs.read, sha256, offset, PIECE_BYTES)
+            return await self._files.run(self._files.blobs.read, sha256, offset, size_bytes)
         except NotFound as exc:
             # Not NotFound: the device would check in, receive the same Assignment and download again, without end.
             raise Corrupted(f"{exc}, but an assignment needs it; publish its bundle or version again") from exc

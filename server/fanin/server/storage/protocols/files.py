@@ -154,7 +154,7 @@ class Upload(Protocol):
         ...
 
     def store(self) -> None:
-        """Verify and store each complete Chunk.
+        """Verify and store each complete Chunk. The bytes of an incomplete one need not stay in memory.
 
         Raises:
             InvalidUpdate: A Chunk does not have the announced digest.
