@@ -121,7 +121,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _record(names: Sequence[str], options: argparse.Namespace) -> int:
-    if _git("status", "--porcelain", "--untracked-files=no"):
+    if _git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!benchmarks/{RECORDS.name}"):
         raise Failure("--record: the working tree has changes, expected those of a commit; commit them first")
     measured = _new(_git("rev-parse", "HEAD"), options)
     if reason := measured.busy_reason():
