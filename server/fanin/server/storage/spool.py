@@ -82,11 +82,8 @@ class FolderSpool:
             is_known = path.parent in self._synced
             path.parent.mkdir(parents=True, exist_ok=True)
             upload.part.replace(path)
-            self._disk.sync_folder(path.parent)
-            if not is_known:
-                self._disk.sync_folder(path.parent.parent)
-                self._disk.sync_folder(self._updates)
-                self._synced.add(path.parent)
+            self._disk.sync_all((path.parent,) if is_known else (path.parent, path.parent.parent, self._updates))
+            self._synced.add(path.parent)
             self._own.add(path)
         self.discard(upload.header.assignment_id)
 
