@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from support.staleness import assignment, update
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
@@ -159,3 +160,29 @@ def test_a_download_without_a_permit_begins_when_a_slow_device_loses_its_permit(
     *quick, last = run_virtual(main())
     assert max(quick) == 0.0
     assert last == LENT_S
+
+
+@pytest.mark.parametrize(("delay_s", "stored_bytes"), [(0.0, 0), (2 * LENT_S, PIECE_BYTES)], ids=["fast", "slow"])
+def test_only_an_upload_without_a_permit_stores_each_piece_at_once(
+    tmp_path: Path, delay_s: float, stored_bytes: int
+) -> None:
+    async def pieces(payload: bytes) -> AsyncIterator[m.Piece]:
+        await asyncio.sleep(delay_s)
+        yield m.Piece(offset=0, data=payload[:PIECE_BYTES])
+        await asyncio.sleep(5.0)
+
+    async def main() -> int:
+        place, shapes = open_place(tmp_path), {"a": (CHUNK_BYTES // 4,)}
+        large = synthetic_bundle(tmp_path / "large", PUBLISHER, shapes)
+        await start(place.runs, large, plan(concurrency=1, buffer=1, quorum=1))
+        await asyncio.sleep(1.0)
+        header, payload = update(await assignment(place, "device"), table=TensorTable.of(shapes))
+        upload = asyncio.create_task(timed_replies(place, "device", header, pieces(payload)))
+        await asyncio.sleep(delay_s + SOON_S)
+        (part,) = (tmp_path / "state" / "spool").glob("*.part")
+        size_bytes = part.stat().st_size
+        await upload
+        await place.runs.stop()
+        return size_bytes
+
+    assert run_virtual(main()) == stored_bytes
