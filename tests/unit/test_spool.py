@@ -55,29 +55,6 @@ def test_pieces_of_any_size_become_the_payload(spool: FolderSpool, tmp_path: Pat
     assert (tmp_path / "updates" / "run" / "1" / f"device.{HEADER.payload.sha256[:16]}.payload").read_bytes() == PAYLOAD
 
 
-@pytest.mark.parametrize("piece_bytes", [1000, 300_000, CHUNK_BYTES + 1])
-def test_an_upload_may_be_stored_within_a_chunk(spool: FolderSpool, piece_bytes: int) -> None:
-    upload = spool.open(HEADER, "device")
-    for start in range(0, len(PAYLOAD), piece_bytes):
-        upload.add(Piece(offset=start, data=PAYLOAD[start : start + piece_bytes]))
-        upload.store()
-    assert upload.is_complete()
-    spool.commit(upload, "device")
-    upload.close()
-    assert committed_payload(spool) == PAYLOAD
-
-
-def test_a_wrong_chunk_that_is_partly_stored_is_removed(spool: FolderSpool, tmp_path: Path) -> None:
-    upload = spool.open(HEADER, "device")
-    upload.add(Piece(offset=0, data=b"?" + PAYLOAD[1:1000]))
-    upload.store()
-    upload.add(Piece(offset=1000, data=PAYLOAD[1000:CHUNK_BYTES]))
-    with pytest.raises(InvalidUpdate, match="update: chunk 0: digest mismatch"):
-        upload.store()
-    upload.close()
-    assert (tmp_path / "spool" / f"{NAME}.part").stat().st_size == 0
-
-
 def test_an_upload_resumes_after_its_last_complete_chunk(spool: FolderSpool) -> None:
     upload = spool.open(HEADER, "device")
     send(upload, CHUNK_BYTES + 500)
