@@ -176,6 +176,8 @@ class Uploads:
         while (piece := await source.next()) is not None:
             num_held += len(piece.data)
             is_complete = upload.add(piece)
+            # No name may keep a stored piece in memory while the next one is awaited.
+            del piece
             # Any number of uploads may run without a permit, so they hold little of a Chunk in memory.
             if is_complete or (num_held >= MAX_HELD_BYTES and not source.permit.is_held):
                 await run_to_end(self._files.run(upload.store))
