@@ -36,6 +36,8 @@ CONSTRAINTS := .ci/constraints.txt
 TFLITE_CONSTRAINTS := .ci/constraints-tflite.txt
 EXTRAS := onnx,litert,server,export,datacenter,transformers,plots,parquet,simulation,ray,flower,dev
 ROOTS := server clients edge datacenter protos
+# What ruff reads. Other files in the root of a working copy, such as the script of an experiment, are left alone.
+LINTED := $(ROOTS) tests examples benchmarks docs .ci README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md pyproject.toml
 SOURCES := $(shell find $(ROOTS) -type f -not -path '*/__pycache__/*')
 BIN := $(VENV)/bin
 # pip installs uv, and uv installs the packages: 10 s instead of 73.
@@ -101,10 +103,22 @@ parity: $(VENV)/.installed ## meshes of four and eight ranks, and every schedule
 gpu: $(VENV)/.installed ## the tests that need a GPU: train steps of simulations and of jobs, against the CPU
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/pytest -n $(WORKERS) tests/gpu $(ARGS)
 
+.PHONY: bench
+bench: $(VENV)/.installed $(STAMPS) ## speed and memory against benchmarks/records.json; status 3 on a busy machine
+	$(BIN)/python benchmarks/ratchet.py $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: $(VENV)/.installed ## the same Rounds by Flower and NVFlare, in environments of their own
+	$(BIN)/python benchmarks/peers/compare.py $(ARGS)
+
+.PHONY: bench-gpu
+bench-gpu: $(VENV)/.installed ## tokens a second and MFU of a training job on one GPU
+	$(BIN)/python benchmarks/datacenter_gpu.py $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff: form and rules
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check $(LINTED)
+	$(BIN)/ruff check $(LINTED)
 
 .PHONY: types
 types: $(VENV)/.installed ## mypy, strict
@@ -116,8 +130,8 @@ imports: $(VENV)/.installed ## who may import whom
 
 .PHONY: format
 format: $(VENV)/.installed ## write the form that lint asks for
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format $(LINTED)
+	$(BIN)/ruff check --fix $(LINTED)
 
 .PHONY: protos
 protos: $(VENV)/.installed ## generated code anew from protos/fanin/v1/*.proto

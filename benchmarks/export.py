@@ -5,12 +5,15 @@
 
 Each model is exported, or checked as ``fanin export --check`` does, twice in one process. The first row of the first
 model includes the imports of the formats' libraries, as ``fanin export`` does. The import of torch is not included.
-Processor seconds include child processes. They depend on the load of the machine less than wall seconds. Peak memory is
+``--json FILE`` writes the numbers, with the processor seconds of that import in a process of its own. Processor seconds
+include child processes. They depend on the load of the machine less than wall seconds. Peak memory is
 that of the process and its fork together (``tree_memory``).
 """
 
 import argparse
+import json
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -36,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
     options.add_argument("--models", nargs="*", choices=[CNN, *MODELS], default=["mlp", "cnn"])
     options.add_argument("--formats", nargs="+", choices=["onnx", "tflite"], default=["onnx", "tflite"])
     options.add_argument("--check", action="store_true", help="check the App, and write nothing")
+    options.add_argument("--json", metavar="FILE", default="")
     arguments = options.parse_args(argv)
+    rows: list[dict[str, object]] = []
     for name in arguments.models:
         for which in ("first", "second"):
             app = _cnn() if name == CNN else app_of(name)
@@ -49,12 +54,22 @@ def main(argv: Sequence[str]) -> int:
                 # Before the sampler of the memory ends, whose time then counts.
                 processor_s, wall_s = _processor_s() - processor_s, time.monotonic() - wall_s
                 peak_mb = peak_bytes() / 1e6
+            rows.append({"model": name, "processor_seconds": processor_s, "wall_seconds": wall_s, "peak_mb": peak_mb})
             sys.stdout.write(
                 f"{name} {'+'.join(arguments.formats)} {'check ' if arguments.check else ''}{which}: "
                 f"processor {processor_s:.1f} s, wall {wall_s:.1f} s, peak {peak_mb:.0f} MB\n"
             )
             sys.stdout.flush()
+    if arguments.json:
+        report = {"rows": rows, "importing_torch_processor_seconds": _importing_torch_s()}
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
     return 0
+
+
+def _importing_torch_s() -> float:
+    """Return the processor seconds of a process that imports torch: the lesser of two, because the first one reads."""
+    code = "import time, torch; print(time.process_time())"
+    return min(float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(2))
 
 
 def _cnn() -> App:

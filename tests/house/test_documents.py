@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from house.tree import ROOT, module_names, package_modules
+from house.tree import ROOT, module_names, package_modules, tracked_pages
 
 from fanin.commands.main import SUBCOMMANDS
 
-DECISIONS = sorted((ROOT / "docs/decisions").iterdir())
+DECISIONS = tracked_pages(ROOT / "docs/decisions")
 SECTIONS = ["Context", "Decision", "Consequences"]
 STATUS = re.compile(r"^Status: (accepted|superseded by \d{4})$", re.MULTILINE)
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 """The kinds of changes in Keep a Changelog 1.1.0."""
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ALL_PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *tracked_pages(ROOT / "docs")]
+ALL_PAGES = [*tracked_pages(ROOT), *tracked_pages(ROOT / "docs")]
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"\bfrom (fanin[\w.]*) import (\([^)]*\)|[\w, ]+)")
 
@@ -50,7 +50,7 @@ CONFLICT = re.compile(r"^(<{7} |>{7} )", re.MULTILINE)
 
 def test_no_document_contains_a_merge_conflict() -> None:
     assert CONFLICT.search("a\n" + "<" * 7 + " HEAD\nb") is not None
-    pages = [*ALL_PAGES, *DECISIONS, *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [*ALL_PAGES, *DECISIONS]
     assert [page.name for page in pages if CONFLICT.search(page.read_text())] == []
 
 
@@ -101,7 +101,7 @@ def test_a_link_without_a_target_is_detected() -> None:
 
 def test_every_page_is_linked_from_the_readme_or_the_list_of_pages() -> None:
     readme, pages = (ROOT / "README.md").read_text(), (ROOT / "docs/README.md").read_text()
-    names = [path.name for path in sorted((ROOT / "docs").glob("*.md"))]
+    names = [path.name for path in tracked_pages(ROOT / "docs")]
     assert [name for name in names if f"(docs/{name}" not in readme and f"({name}" not in pages] == []
 
 
@@ -127,7 +127,7 @@ def test_the_page_of_commands_lists_every_subcommand() -> None:
 
 def test_every_target_of_make_that_the_documents_name_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for path in (*ROOT.glob("*.md"), *DECISIONS):
+    for path in (*tracked_pages(ROOT), *DECISIONS):
         named = set(re.findall(r"`make ([a-z-]+)", path.read_text()))
         assert sorted(named - targets) == [], path.name
 

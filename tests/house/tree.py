@@ -4,6 +4,7 @@ A check accepts a text or a tree and returns its faults, so that a test can also
 """
 
 import ast
+import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -123,9 +124,17 @@ def requirements() -> Mapping[str, tuple[str, ...]]:
     return {"": tuple(project["dependencies"]), **extras}
 
 
-def ignored_names() -> tuple[str, ...]:
-    """Return the patterns of .gitignore, without their slashes."""
-    return tuple(line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line)
+def tracked_names(folder: Path) -> frozenset[str]:
+    """Return the names of the entries of a folder that git tracks. An editor's folder or a note is nobody's concern."""
+    command = ["git", "-C", str(folder), "ls-files", "-z"]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    names = {path.partition("/")[0] for path in listing.split("\0") if path}
+    return frozenset(name for name in names if (folder / name).exists())
+
+
+def tracked_pages(folder: Path) -> list[Path]:
+    """Return the tracked Markdown pages of a folder."""
+    return [folder / name for name in sorted(tracked_names(folder)) if name.endswith(".md")]
 
 
 def _pyproject() -> Mapping[str, Any]:

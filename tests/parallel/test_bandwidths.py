@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from house.tree import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
-from support.commands import Fanin, fanin_in_process, usage_line
+from support.commands import Fanin, script_in_process, usage_line
 
 from fanin.datacenter.network.bandwidths import CollectiveTiming, fit_link, predicted_seconds
 from fanin.datacenter.network.collectives import COLLECTIVES, RING
@@ -15,9 +16,9 @@ from fanin.datacenter.network.links import Link
 
 
 @pytest.fixture
-def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
-    """Return the command line."""
-    return fanin_in_process(capsys, monkeypatch)
+def collectives(capsys: pytest.CaptureFixture[str]) -> Fanin:
+    """Return the benchmark."""
+    return script_in_process(ROOT / "benchmarks" / "collectives.py", capsys)
 
 
 def predicted_timing(link: Link, size_bytes: int, num_ranks: int) -> CollectiveTiming:
@@ -73,16 +74,16 @@ def test_with_one_size_all_time_counts_for_the_bytes() -> None:
     ids=lambda value: value if isinstance(value, str) else "-".join(value).strip("-"),
 )
 def test_impossible_measurements_are_refused_before_a_process_starts(
-    fanin: Fanin, options: tuple[str, ...], message: str
+    collectives: Fanin, options: tuple[str, ...], message: str
 ) -> None:
-    assert usage_line(fanin("bench", "collectives", *options), "bench collectives").startswith(message)
+    assert usage_line(collectives(*options), "benchmarks/collectives.py", "python").startswith(message)
 
 
 @pytest.mark.nightly
-def test_four_ranks_are_correct_and_timed(fanin: Fanin, tmp_path: Path) -> None:
+def test_four_ranks_are_correct_and_timed(collectives: Fanin, tmp_path: Path) -> None:
     out, num_ranks = tmp_path / "found.json", 4
     sizes = ("--megabytes", "0.01", "--megabytes", "1")
-    completed = fanin("bench", "collectives", "--nproc", str(num_ranks), *sizes, "--repeats", "3", "--json", out)
+    completed = collectives("--nproc", str(num_ranks), *sizes, "--repeats", "3", "--json", out)
     assert (completed.status, completed.err) == (0, "")
     assert f"{num_ranks} ranks over gloo are numpy's" in completed.out
     report = json.loads(out.read_text())

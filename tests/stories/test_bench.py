@@ -1,4 +1,4 @@
-"""``fanin bench``: each benchmark, at its smallest size, reports its results, and its parts report their failures."""
+"""Benchmarks of a coordinator: each, at its smallest size, reports its results, and its parts report their failures."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.commands import Fanin, fanin_in_process, usage_line
+from support.commands import Fanin, Outcome, fanin_in_process, script_in_process, usage_line
 from support.errors import raises
 
 from fanin.commands.bench import BENCHES
@@ -20,12 +20,26 @@ ROOT = Path(__file__).parents[2]
 MODEL_BYTES = 104_856
 """A tenth of 2^20 bytes, in complete float32 values."""
 TINY = ("--megabytes", "0.1")
+SCRIPTS = ("fold", "machine", "restart", "collectives")
+"""The benchmarks in ``benchmarks/`` with the options of ``fanin bench``."""
 
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
     """The command line."""
     return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture
+def bench(fanin: Fanin, capsys: pytest.CaptureFixture[str]) -> Fanin:
+    """Return a function that runs a benchmark: a script, or ``fanin bench``."""
+
+    def run(name: str, *words: object) -> Outcome:
+        if name in SCRIPTS:
+            return script_in_process(ROOT / "benchmarks" / f"{name}.py", capsys)(*words)
+        return fanin("bench", name, *words)
+
+    return run
 
 
 @pytest.fixture
@@ -55,9 +69,9 @@ def test_rounds_are_timed_and_their_bytes_counted(fanin: Fanin, tmp_path: Path) 
     assert (tmp_path / "fanin-state" / "fanin.db").exists()
 
 
-def test_the_fold_is_timed_alternately_with_numpys_addition(fanin: Fanin, tmp_path: Path) -> None:
+def test_the_fold_is_timed_alternately_with_numpys_addition(bench: Fanin, tmp_path: Path) -> None:
     out = tmp_path / "fold.json"
-    outcome = fanin("bench", "fold", *TINY, "--repeats", "3", "--json", out)
+    outcome = bench("fold", *TINY, "--repeats", "3", "--json", out)
     assert outcome.status == 0, outcome.err
     row = json.loads(out.read_text())
     pairs = zip(row["fold_seconds_samples"], row["numpy_add_seconds_samples"], strict=True)
@@ -65,8 +79,8 @@ def test_the_fold_is_timed_alternately_with_numpys_addition(fanin: Fanin, tmp_pa
     assert "speed_over_numpy_add " in outcome.out and "_samples" not in outcome.out
 
 
-def test_an_event_of_the_machine_is_timed_in_a_small_and_in_a_large_round(fanin: Fanin) -> None:
-    outcome = fanin("bench", "machine", "--devices", "1000", "--json")
+def test_an_event_of_the_machine_is_timed_in_a_small_and_in_a_large_round(bench: Fanin) -> None:
+    outcome = bench("machine", "--devices", "1000", "--json")
     assert outcome.status == 0, outcome.err
     row = json.loads(outcome.out)
     # 1,000 check-ins, 100 devices that give up and return, 1,000 commits: two full batches of 1,000 events.
@@ -87,8 +101,8 @@ def test_memory_is_that_of_the_coordinator_over_idle(fanin: Fanin) -> None:
 
 
 @pytest.mark.nightly
-def test_a_round_resumes_after_each_restart(fanin: Fanin) -> None:
-    outcome = fanin("bench", "restart", "--clients", "2", "--megabytes", "2", "--restarts", "1", "--json")
+def test_a_round_resumes_after_each_restart(bench: Fanin) -> None:
+    outcome = bench("restart", "--clients", "2", "--megabytes", "2", "--restarts", "1", "--json")
     assert outcome.status == 0, outcome.err
     row = json.loads(outcome.out)
     assert row["seconds_to_serving_samples"] == [row["seconds_to_serving"]]
@@ -108,9 +122,10 @@ def test_check_ins_are_counted_on_persistent_and_on_new_connections(fanin: Fanin
         assert row[f"{kind}_check_ins_per_second"] > 0.0
 
 
-def wrong_usage(fanin: Fanin, *words: object) -> str:
+def wrong_usage(bench: Fanin, name: str, *words: object) -> str:
     """Run a benchmark with wrong options, and return its one-line error, which comes before any measurement."""
-    return usage_line(fanin("bench", *words), f"bench {words[0]}")
+    command = (f"benchmarks/{name}.py", "python") if name in SCRIPTS else (f"bench {name}",)
+    return usage_line(bench(name, *words), *command)
 
 
 @pytest.mark.parametrize(
@@ -140,26 +155,26 @@ def wrong_usage(fanin: Fanin, *words: object) -> str:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_invalid_options_are_reported(fanin: Fanin, words: tuple[str, ...], message: str) -> None:
+def test_invalid_options_are_reported(bench: Fanin, words: tuple[str, ...], message: str) -> None:
     # The text to its end, or the part of it that fits into one line.
-    assert wrong_usage(fanin, *words).removesuffix(" device for each call") == message
+    assert wrong_usage(bench, *words).removesuffix(" device for each call") == message
 
 
-@pytest.mark.parametrize("name", BENCHES)
-def test_an_unwritable_file_is_reported_before_any_measurement(fanin: Fanin, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [*BENCHES, *SCRIPTS])
+def test_an_unwritable_file_is_reported_before_any_measurement(bench: Fanin, tmp_path: Path, name: str) -> None:
     missing = tmp_path / "missing" / "out.json"
-    message = wrong_usage(fanin, name, "--json", missing)
+    message = wrong_usage(bench, name, "--json", missing)
     assert message == f"--json: {missing} cannot be written, {missing.parent} is not a folder; create it"
-    message = wrong_usage(fanin, name, "--json", tmp_path)
+    message = wrong_usage(bench, name, "--json", tmp_path)
     assert message == f"--json: {tmp_path} is a folder, name a file"
 
 
-def test_a_folder_that_is_not_empty_is_refused(fanin: Fanin, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_empty_is_refused(bench: Fanin, tmp_path: Path) -> None:
     file = tmp_path / "mine"
     file.write_text("something")
-    message = wrong_usage(fanin, "rounds", "--folder", tmp_path)
+    message = wrong_usage(bench, "rounds", "--folder", tmp_path)
     assert message == f"--folder: {tmp_path} is not empty; name a new one"
-    message = wrong_usage(fanin, "rounds", "--folder", file)
+    message = wrong_usage(bench, "rounds", "--folder", file)
     assert message == f"Invalid value for '--folder': Directory '{file}' is a file"
 
 
@@ -173,7 +188,7 @@ def test_help_names_every_benchmark(fanin: Fanin, words: tuple[str, ...]) -> Non
 def test_an_unknown_benchmark_is_reported_with_the_known_names(fanin: Fanin) -> None:
     outcome = fanin("bench", "nothing")
     assert (outcome.status, outcome.out) == (2, "")
-    names = "rounds, fold, machine, memory, restart, checkins, collectives"
+    names = "rounds, memory, checkins"
     assert outcome.err == f"fanin bench: got 'nothing', expected one of {names}\n"
 
 

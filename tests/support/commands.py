@@ -1,8 +1,10 @@
 """``fanin`` commands in the test's process: their output and exit status."""
 
 import re
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -41,10 +43,22 @@ def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     return run
 
 
-def usage_line(outcome: Outcome, command: str) -> str:
+def script_in_process(script: Path, capsys: pytest.CaptureFixture[str]) -> Fanin:
+    """Return a function that runs the ``main`` of a script, whose folder is on the import path."""
+    main_of_script = runpy.run_path(str(script))["main"]
+
+    def run(*words: object) -> Outcome:
+        status = main_of_script([str(word) for word in words])
+        captured = capsys.readouterr()
+        return Outcome(status, captured.out, captured.err)
+
+    return run
+
+
+def usage_line(outcome: Outcome, command: str, program: str = "fanin") -> str:
     """Return the error of a command that was called in a wrong way: one line that names the help."""
     assert (outcome.status, outcome.out) == (2, ""), outcome
-    before, after = f"fanin {command}: ", f"; see fanin {command} --help\n"
+    before, after = f"{program} {command}: ", f"; see {program} {command} --help\n"
     assert outcome.err.count("\n") == 1 and outcome.err.startswith(before) and outcome.err.endswith(after), outcome.err
     return outcome.err.removeprefix(before).removesuffix(after)
 

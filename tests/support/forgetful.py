@@ -7,7 +7,7 @@ database is trusted: SQLite syncs its commits.
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -46,6 +46,14 @@ class ForgetfulDisk:
         self.on_sync("before sync")
         self._record_names(folder)
         self.on_sync("after sync")
+
+    def sync_all(self, entries: Sequence[int | Path]) -> None:
+        """Record the files and folders one after another, so that a test can lose power between any two."""
+        for each in entries:
+            if isinstance(each, int):
+                self.sync_file(each)
+            else:
+                self.sync_folder(each)
 
     def lose_power(self, after: Path) -> None:
         """Write the state after a power loss to the new folder ``after``."""

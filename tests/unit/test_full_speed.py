@@ -1,9 +1,10 @@
-"""Uploads on a virtual clock: a limited number runs at full speed, and the others wait before their first byte."""
+"""Transfers on a virtual clock: a limited number runs at full speed, and the others wait before their first byte."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from support.staleness import assignment, update
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
@@ -136,3 +137,52 @@ def test_a_device_with_many_assignments_uploads_once_at_a_time(tmp_path: Path) -
     was_ended, (_, reply) = run_virtual(main())
     assert was_ended
     assert reply.update_state is m.UpdateState.RECEIVING
+
+
+def test_a_download_without_a_permit_begins_when_a_slow_device_loses_its_permit(tmp_path: Path) -> None:
+    async def first_piece_s(place: Place, device: str, work: m.Assignment) -> float:
+        """Read one piece, and no more for a while. Return the time of the piece."""
+        (chunk, *_) = work.version.parameters.chunks
+        request = m.Download(assignment_id=work.assignment_id, sha256=chunk.sha256, offset=0)
+        pieces = place.coordinator.download(device, request)
+        await anext(pieces)
+        piece_s = asyncio.get_running_loop().time()
+        await asyncio.sleep(5.0)
+        return piece_s
+
+    async def main() -> list[float]:
+        place, works = await open_round(tmp_path)
+        start_s = asyncio.get_running_loop().time()
+        times_s = await asyncio.gather(*(first_piece_s(place, device, work) for device, work in works.items()))
+        await place.runs.stop()
+        return [round(piece_s - start_s, 6) for piece_s in times_s]
+
+    *quick, last = run_virtual(main())
+    assert max(quick) == 0.0
+    assert last == LENT_S
+
+
+@pytest.mark.parametrize(("delay_s", "stored_bytes"), [(0.0, 0), (2 * LENT_S, PIECE_BYTES)], ids=["fast", "slow"])
+def test_only_an_upload_without_a_permit_stores_each_piece_at_once(
+    tmp_path: Path, delay_s: float, stored_bytes: int
+) -> None:
+    async def pieces(payload: bytes) -> AsyncIterator[m.Piece]:
+        await asyncio.sleep(delay_s)
+        yield m.Piece(offset=0, data=payload[:PIECE_BYTES])
+        await asyncio.sleep(5.0)
+
+    async def main() -> int:
+        place, shapes = open_place(tmp_path), {"a": (CHUNK_BYTES // 4,)}
+        large = synthetic_bundle(tmp_path / "large", PUBLISHER, shapes)
+        await start(place.runs, large, plan(concurrency=1, buffer=1, quorum=1))
+        await asyncio.sleep(1.0)
+        header, payload = update(await assignment(place, "device"), table=TensorTable.of(shapes))
+        upload = asyncio.create_task(timed_replies(place, "device", header, pieces(payload)))
+        await asyncio.sleep(delay_s + SOON_S)
+        (part,) = (tmp_path / "state" / "spool").glob("*.part")
+        size_bytes = part.stat().st_size
+        await upload
+        await place.runs.stop()
+        return size_bytes
+
+    assert run_virtual(main()) == stored_bytes

@@ -95,10 +95,16 @@ def test_with_process_durability_nothing_is_synced(root: Path) -> None:
     try:
         Durability.PROCESS.sync_file(readable)
         Durability.PROCESS.sync_folder(root / "there is none")
+        Durability.PROCESS.sync_all((readable, root / "there is none"))
         with pytest.raises(OSError, match="Invalid argument"):
             Durability.HOST.sync_file(readable)
         with pytest.raises(FileNotFoundError):
             Durability.HOST.sync_folder(root / "there is none")
+        # The error of one of many is raised.
+        with pytest.raises(OSError, match="Invalid argument"):
+            Durability.HOST.sync_all((root, readable))
+        with pytest.raises(FileNotFoundError):
+            Durability.HOST.sync_all((root, root / "there is none"))
     finally:
         os.close(readable)
         os.close(writable)

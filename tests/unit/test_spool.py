@@ -135,7 +135,7 @@ def chunk_error(header: UpdateHeader, index: int, data: bytes) -> str:
     return f"update: chunk {index}: digest mismatch (got {short(digest)}, expected {short(expected)})"
 
 
-def test_a_changed_chunk_is_refused_when_it_is_complete_and_never_written(spool: FolderSpool, tmp_path: Path) -> None:
+def test_a_changed_chunk_is_refused_when_it_is_complete_and_not_kept(spool: FolderSpool, tmp_path: Path) -> None:
     payload = PAYLOAD[: CHUNK_BYTES + 3] + b"\xff" + PAYLOAD[CHUNK_BYTES + 4 :]
     upload = spool.open(HEADER, "device")
     with raises(InvalidUpdate, chunk_error(HEADER, 1, payload[CHUNK_BYTES : 2 * CHUNK_BYTES])):

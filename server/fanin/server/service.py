@@ -52,8 +52,8 @@ from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 FLEET_SERVICE: Final = "fanin.v1.Fleet"
 CONTROL_SERVICE: Final = "fanin.v1.Control"
-LOOKAHEAD_BYTES: Final = 256 << 10
-"""One piece. A connection with a round-trip time of 0.1 s still carries 2.5 MB/s."""
+LOOKAHEAD_BYTES: Final = 128 << 10
+"""Half of a piece, for each upload under way. gRPC admits the rest of a piece when it is read."""
 SERVER_OPTIONS: Final = (
     # Two coordinators on one port would each serve half of the devices.
     ("grpc.so_reuseport", 0),
@@ -92,8 +92,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.DownloadRequest, context: object
     ) -> AsyncIterator[fleet_pb2.DownloadPiece]:
         """See fleet.proto."""
-        async for data in self._coordinator.download(principal_of(context).id, from_proto(Download, request)):
-            yield fleet_pb2.DownloadPiece(data=data)
+        pieces = self._coordinator.download(principal_of(context).id, from_proto(Download, request))
+        # Not ``async for``: its loop variable would keep a piece in memory while it is sent.
+        with suppress(StopAsyncIteration):
+            while True:
+                yield fleet_pb2.DownloadPiece(data=await anext(pieces))
 
     async def Upload(
         self, request_iterator: AsyncIterator[fleet_pb2.UploadRequest], context: object

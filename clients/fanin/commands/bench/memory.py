@@ -30,7 +30,7 @@ from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.protos.errors import Conflict
 from fanin.protos.messages import RunRested, RunState
 
-GATE: Final = 3.0
+GATE: Final = 2.6
 
 
 def main(argv: Sequence[str]) -> int:

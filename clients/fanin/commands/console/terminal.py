@@ -75,13 +75,16 @@ class _Command(TyperCommand):
         return super().get_help(ctx).replace("\\[", "[")
 
 
-def run_command(function: Callable[..., int | None], argv: Sequence[str], name: str = "") -> int:
+def run_command(
+    function: Callable[..., int | None], argv: Sequence[str], name: str = "", program: str = "fanin"
+) -> int:
     """Run a function with typer options as a command. Wrong usage prints one line, like every error.
 
     Args:
         function: The command; it returns its exit status, or None for 0.
         argv: The arguments after the subcommand.
         name: The subcommand in messages; default: the function's name.
+        program: The program in messages.
 
     Returns:
         The exit status.
@@ -95,11 +98,11 @@ def run_command(function: Callable[..., int | None], argv: Sequence[str], name: 
     ]
     command = name or function.__name__
     try:
-        outcome = typer.main.get_command(app).main(words, prog_name=f"fanin {command}", standalone_mode=False)
+        outcome = typer.main.get_command(app).main(words, prog_name=f"{program} {command}", standalone_mode=False)
     except click.ClickException as exc:
-        return report_usage(command, exc.format_message())
+        return report_usage(command, exc.format_message(), program)
     except WrongUsage as exc:
-        return report_usage(command, str(exc))
+        return report_usage(command, str(exc), program)
     return int(outcome or 0)
 
 

@@ -32,11 +32,11 @@ def wrong_usage() -> Iterator[None]:
         raise WrongUsage(str(exc)) from exc
 
 
-def report_usage(command: str, message: str) -> int:
+def report_usage(command: str, message: str, program: str = "fanin") -> int:
     """Print wrong usage as one line, and return the exit status."""
     # The errors of a library function begin with its name, which is often also the command's.
     line = " ".join(message.split()).rstrip(".").removeprefix(f"{command}: ")
-    sys.stderr.write(f"fanin {command}: {line}; see fanin {command} --help\n")
+    sys.stderr.write(f"{program} {command}: {line}; see {program} {command} --help\n")
     return WRONG_USAGE
 
 

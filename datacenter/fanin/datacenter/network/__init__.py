@@ -5,5 +5,5 @@ Modules, in reading order:
 - ``counters``: counts calls and payload bytes while a job runs.
 - ``collectives``: checks every collective against numpy.
 - ``links``: latency and bandwidth between ranks.
-- ``bandwidths``: times every collective; the program behind ``fanin bench collectives``.
+- ``bandwidths``: times every collective; the program behind ``python benchmarks/collectives.py``.
 """

@@ -1,4 +1,4 @@
-"""Measures the bandwidth between ranks: the program that ``fanin bench collectives`` runs on each rank.
+"""Measures the bandwidth between ranks: the program that ``python benchmarks/collectives.py`` runs on each rank.
 
     python -m torch.distributed.run --nproc-per-node N \\
         -m fanin.datacenter.network.bandwidths OUT.json BACKEND REPEATS BYTES...

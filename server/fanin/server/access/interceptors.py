@@ -232,12 +232,14 @@ class Rim(aio.ServerInterceptor):
     async def _send(self, replies: AsyncGenerator[Message, None], context: Context) -> None:
         """Send the replies one after the other. Raises Unavailable for a caller that does not read."""
         async with aclosing(replies):
-            async for reply in replies:
+            # Not ``async for``: its loop variable would keep a piece in memory while the next one is awaited.
+            while (reply := await anext(replies, None)) is not None:
                 try:
                     async with asyncio.timeout(self._waits.read_s):
                         await context.write(reply)
                 except TimeoutError as exc:
                     raise Unavailable(f"call: its caller read nothing for {self._waits.read_s:g} s") from exc
+                del reply
 
     async def _first(self, method: str, stream: AsyncIterator[bytes]) -> bytes:
         try:

@@ -1,9 +1,10 @@
-"""Permits: how many uploads run at full speed at a time.
+"""Permits: how many transfers of one kind run at full speed at a time.
 
 A device sends only after a reply. So bytes that wait are on the device and not in gRPC's buffers. Uploads with a permit
-end soon and are folded while others arrive. A slow connection must not delay fast ones: a permit waits ``LENT_S`` for a
-piece, and ``CHUNK_S`` for all pieces of a Chunk. Then it passes to the next upload. The slow upload continues without a
-permit until it is fast again.
+end soon and are folded while others arrive. Downloads with a permit end soon, too, and those that wait hold no piece in
+memory. A slow connection must not delay fast ones: a permit waits ``LENT_S`` for a piece, and ``CHUNK_S`` for all
+pieces of a Chunk. Then it passes to the next transfer. The slow transfer continues without a permit until it is fast
+again.
 """
 
 import asyncio
@@ -11,15 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-NUM_PERMITS: Final = 8
-"""Eight Chunks of 1 MiB in progress keep the disk threads and the processors busy."""
+NUM_PERMITS: Final = 4
+"""Chunks in progress: one for each disk thread. Each takes some 2 MB with its pieces."""
 LENT_S: Final = 0.1
-"""Seconds that sending a reply, and then each piece, may take."""
+"""Seconds that a reply, and each piece, may take."""
 CHUNK_S: Final = 2.5 * LENT_S
 """Seconds that a Chunk may take. A connection of 4 MB/s is fast, a device that sends a byte now and then is not. All
 Chunks have one size, so no device gets this time repeatedly for a few bytes."""
 PERMIT_WAIT_S: Final = 45.0
-"""Longest total wait of an upload, in seconds. Proxies close a connection that is silent for a minute, and connections
+"""Longest total wait of a transfer, in seconds. Proxies close a connection that is silent for a minute, and connections
 that are barely fast must not delay the others without end."""
 
 
@@ -31,7 +32,7 @@ class Permits:
 
     @contextmanager
     def one(self) -> Iterator["Permit"]:
-        """Yield a permit for one upload, and release it at the end of the context."""
+        """Yield a permit for one transfer, and release it at the end of the context."""
         permit = Permit(self._free)
         try:
             yield permit
@@ -40,7 +41,7 @@ class Permits:
 
 
 class Permit:
-    """The permit of one upload, which may acquire and lose it many times."""
+    """The permit of one transfer, which may acquire and lose it many times."""
 
     def __init__(self, free: asyncio.Semaphore) -> None:
         self._free = free
@@ -49,10 +50,15 @@ class Permit:
         self._remaining_s = CHUNK_S
         self._wait_s = PERMIT_WAIT_S
 
-    async def get(self) -> None:
-        """Wait for the permit before a Chunk is requested or read.
+    @property
+    def is_held(self) -> bool:
+        """Whether the transfer has the permit now."""
+        return self._has
 
-        An upload whose last Chunk was slow needs none. Neither does one that has waited for ``PERMIT_WAIT_S`` in total.
+    async def get(self) -> None:
+        """Wait for the permit before a Chunk is requested, read or sent.
+
+        A transfer whose last Chunk was slow needs none, and so does one that has waited ``PERMIT_WAIT_S`` in total.
         """
         if self._is_quick and not self._has:
             await self._wait()
@@ -73,7 +79,7 @@ class Permit:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Limit the time in this context, in which a piece is awaited. After it, the permit passes to the next upload.
+        """Limit the time in this context, in which a piece is awaited or sent. After it, the permit passes on.
 
         The time of our own disk is not counted: a slow disk must not let more and more Chunks into memory.
         """
@@ -87,7 +93,7 @@ class Permit:
             self._remaining_s = max(self._remaining_s - (loop.time() - start_s), 0.0)
 
     def give_back(self) -> None:
-        """Release the permit for the next upload."""
+        """Release the permit for the next transfer."""
         if self._has:
             self._has = False
             self._free.release()

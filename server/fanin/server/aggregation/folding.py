@@ -47,6 +47,8 @@ class FoldResult:
     num_clamped: int
 
 
+SLICE_VALUES: Final = 1 << 16
+"""Values of an outer step at a time. The half dozen float64 arrays of a slice take 3 MB, and stay in the CPU cache."""
 StateSlices = Mapping[str, Iterable[Float32s]]
 """The tensors of an outer state by name, each in slices of any lengths."""
 EarlierSlices = Mapping[int, Iterable[Float32s]]
@@ -168,7 +170,7 @@ class OuterStep:
     def parameters(
         self, parent: Iterable[Float32s], state: StateSlices, earlier: EarlierSlices = NO_EARLIER
     ) -> Iterator[Float32s]:
-        """Yield the next parameters in slices, each as long as the parent's slice.
+        """Yield the next parameters in slices of at most ``SLICE_VALUES``.
 
         Args:
             parent: The parent's parameters in slices.
@@ -195,7 +197,7 @@ class OuterStep:
         readers = {name: _Reader(slices) for name, slices in state.items()}
         bases = {staleness: _Reader(slices) for staleness, slices in sorted(earlier.items())}
         first = 0
-        for before in parent:
+        for before in _sliced(parent):
             last = first + before.size
             values = before.astype(np.float64)
             aggregate = self._aggregate.part(first, last)
@@ -297,6 +299,12 @@ def _with_counters(layout: VectorLayout, grid: Sequence[int]) -> tuple[int, ...]
     """Return a grid whose step is 1 in each block of a counter: its increments are whole numbers of any size."""
     roles = (spec.role.role for spec in layout.total_table.specs)
     return tuple(0 if role is RoleKind.COUNTER else exponent for role, exponent in zip(roles, grid, strict=True))
+
+
+def _sliced(slices: Iterable[Float32s]) -> Iterator[Float32s]:
+    """Yield the values of slices in slices of at most ``SLICE_VALUES``."""
+    for values in slices:
+        yield from (values[first : first + SLICE_VALUES] for first in range(0, max(values.size, 1), SLICE_VALUES))
 
 
 class _Reader:

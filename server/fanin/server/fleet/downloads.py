@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from fanin.protos import messages as m
+from fanin.protos.chunks import MAX_CHUNK_BYTES
 from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limits import Limits
+from fanin.server.access.permits import Permits
 from fanin.server.fleet.lookup import driver_of, run_of
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Files
@@ -26,21 +28,29 @@ class Downloads:
         self._runs = runs
         self._files = files
         self._stall_s = limits.stall_s
+        self._permits = Permits()
 
     async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
         """Yield the bytes of Chunks, with an empty piece between two Chunks. See ``Coordinator.download``."""
         budget, offset = DelayBudget(self._stall_s), download.offset
-        for number, sha256 in enumerate((download.sha256, *download.more_sha256)):
-            if number:
-                # The empty piece marks the end of a Chunk, so that a Chunk cut short on disk is noticed.
-                yield b""
-            await self._check(device, download.assignment_id, sha256)
-            data = await self._read(sha256, offset)
-            offset = 0
-            for start in range(0, len(data), PIECE_BYTES):
-                with budget.writing():
-                    yield data[start : start + PIECE_BYTES]
-                budget.gain(PIECE_BYTES)
+        with self._permits.one() as permit:
+            for number, sha256 in enumerate((download.sha256, *download.more_sha256)):
+                if number:
+                    # The empty piece marks the end of a Chunk, so that a Chunk cut short on disk is noticed.
+                    yield b""
+                await permit.get()
+                await self._check(device, download.assignment_id, sha256)
+                size_bytes, data = 0, b""
+                while len(data) == size_bytes:
+                    # A complete Chunk takes one thread switch. Without a permit there may be many: then only a piece.
+                    size_bytes = MAX_CHUNK_BYTES if permit.is_held else PIECE_BYTES
+                    data = await self._read(sha256, offset, size_bytes)
+                    for start in range(0, len(data), PIECE_BYTES):
+                        with permit.lent(), budget.writing():
+                            yield data[start : start + PIECE_BYTES]
+                        budget.gain(PIECE_BYTES)
+                    offset += len(data)
+                offset = 0
 
     async def _check(self, device: str, download_id: str, sha256: str) -> None:
         publications = self._runs.find_publications(run_of(download_id))
@@ -54,9 +64,9 @@ class Downloads:
         if not is_permitted:
             raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again")
 
-    async def _read(self, sha256: str, offset: int) -> bytes:
+    async def _read(self, sha256: str, offset: int, size_bytes: int) -> bytes:
         try:
-            return await self._files.run(self._files.blobs.read, sha256, offset)
+            return await self._files.run(self._files.blobs.read, sha256, offset, size_bytes)
         except NotFound as exc:
             # Not NotFound: the device would check in, receive the same Assignment and download again, without end.
             raise Corrupted(f"{exc}, but an assignment needs it; publish its bundle or version again") from exc

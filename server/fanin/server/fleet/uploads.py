@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidUpdate, StorageFull, StorageUnavailable, Unavailable
@@ -33,6 +33,9 @@ from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.stores import Files
 
 LOG = logging.getLogger("fanin.server.fleet.uploads")
+MAX_HELD_BYTES: Final = 128 << 10
+"""Bytes of a Chunk that an upload without a permit holds in memory: half of a piece of our devices, so that each is
+stored at once, and enough for a thread switch to be cheap."""
 
 
 class Uploads:
@@ -169,9 +172,17 @@ class Uploads:
             TimeoutError: The device is too slow, or a Run has changed.
         """
         await source.wait_for_permit()
+        num_held = 0
         while (piece := await source.next()) is not None:
-            if upload.add(piece):
+            num_held += len(piece.data)
+            is_complete = upload.add(piece)
+            # No name may keep a stored piece in memory while the next one is awaited.
+            del piece
+            # Any number of uploads may run without a permit, so they hold little of a Chunk in memory.
+            if is_complete or (num_held >= MAX_HELD_BYTES and not source.permit.is_held):
                 await run_to_end(self._files.run(upload.store))
+                num_held = 0
+            if is_complete:
                 return True
         return False
 

@@ -16,7 +16,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, Final
@@ -29,6 +29,8 @@ from fanin.server.storage.disk import Disk, OwnEntries, disk_errors, make_folder
 LOG = logging.getLogger("fanin.server.storage.blobs")
 MAX_KNOWN: Final = 100_000
 """Blobs whose state is remembered, in some 20 MB. Further blobs are verified at each read."""
+MAX_DRAFTS: Final = 16
+"""Files of one Artifact that are open, and synced together, at a time."""
 _UNREADABLE: Final = frozenset({errno.EIO, errno.EISDIR})
 """Errors of a file that a repetition does not repair: a bad sector, and a folder of this name."""
 _DRAFT: Final = ".new"
@@ -60,45 +62,48 @@ class FolderBlobs:
         actual = sha256_hex(data)
         if actual != digest:
             raise InvalidInput(f"chunk: digest mismatch (got {short(actual)}, expected {short(digest)})")
-        with disk_errors(f"chunk {short(digest)}"):
-            for folder in self._place(digest, data):
+        with disk_errors(f"chunk {short(digest)}"), _Drafts(self._disk) as drafts:
+            folders = self._place(digest, data, drafts)
+            self._settle(drafts)
+            for folder in folders:
                 self._disk.sync_folder(folder)
 
     def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:
         """Store bytes that arrive in consecutive pieces as Chunks. Only a few Chunks are in memory at a time.
 
-        While one Chunk is written, another thread computes the next one. Folders are synced once, at the end. The first
-        of these syncs writes all new names to the disk, so the others are cheap.
+        While one Chunk is written, another thread computes the next one. Files are synced together, and folders once at
+        the end: a sync takes some ms, and the file system does many at a time.
         """
         digest, refs = hashlib.sha256(), []
         folders: dict[Path, None] = {}
         chunks = named(cut(pieces), digest)
-        with ThreadPoolExecutor(1, thread_name_prefix="blobs") as thread:
+        with ThreadPoolExecutor(1, thread_name_prefix="blobs") as thread, _Drafts(self._disk) as drafts:
             upcoming = thread.submit(next, chunks, None)
             while (chunk := upcoming.result()) is not None:
                 upcoming = thread.submit(next, chunks, None)
                 ref, data = chunk
                 with disk_errors(f"chunk {short(ref.sha256)}"):
-                    folders.update(dict.fromkeys(self._place(ref.sha256, data)))
+                    folders.update(dict.fromkeys(self._place(ref.sha256, data, drafts)))
+                    if len(drafts.files) == MAX_DRAFTS:
+                        self._settle(drafts)
                 refs.append(ref)
-        size_bytes = sum(ref.size_bytes for ref in refs)
-        artifact = Artifact(sha256=digest.hexdigest(), size_bytes=size_bytes, chunks=tuple(refs))
-        with disk_errors(f"artifact {short(artifact.sha256)}"):
-            for folder in folders:
-                self._disk.sync_folder(folder)
+            size_bytes = sum(ref.size_bytes for ref in refs)
+            artifact = Artifact(sha256=digest.hexdigest(), size_bytes=size_bytes, chunks=tuple(refs))
+            with disk_errors(f"artifact {short(artifact.sha256)}"):
+                self._settle(drafts)
+                self._disk.sync_all(tuple(folders))
         return artifact
 
     def pieces(self, what: str, artifact: Artifact) -> Iterator[bytes]:
         """Yield the verified Chunks of an Artifact in order. Raises NotFound, Corrupted."""
         for index, ref in enumerate(artifact.chunks):
-            piece = self._load(ref.sha256)
-            self._check(ref.sha256, piece)
+            piece = self.read(ref.sha256)
             if len(piece) != ref.size_bytes:
                 raise Corrupted(f"blobs: {what}: chunk {index}: got {len(piece)} bytes, expected {ref.size_bytes}")
             yield piece
 
-    def read(self, digest: str, offset: int = 0) -> bytes:
-        """Return a verified Chunk from an offset on.
+    def read(self, digest: str, offset: int = 0, size_bytes: int = -1) -> bytes:
+        """Return a verified Chunk from an offset on, or at most ``size_bytes`` of it.
 
         A file that has not changed since this process verified it is not hashed again.
 
@@ -113,7 +118,7 @@ class FolderBlobs:
             if not 0 <= offset <= size:
                 raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {size}")
             file.seek(offset)
-            return file.read()
+            return file.read(size_bytes)
 
     def read_artifact(self, what: str, artifact: Artifact) -> bytes:
         """Return all bytes of an Artifact, verified. Raises NotFound, Corrupted."""
@@ -171,11 +176,11 @@ class FolderBlobs:
     def _path(self, digest: str) -> Path:
         return self._folder / digest[:2] / digest
 
-    def _place(self, digest: str, data: bytes) -> tuple[Path, ...]:
-        """Store durable bytes under their digest. Return the folders to sync before the blob is announced."""
+    def _place(self, digest: str, data: bytes, drafts: "_Drafts") -> tuple[Path, ...]:
+        """Write bytes to a draft unless they are stored. Return the folders to sync before the blob is announced."""
         path = self._path(digest)
         if not self._renew(digest):
-            self._write(path, data)
+            self._write(path, data, drafts)
             return (path.parent,)
         # The file may be damaged, or cut short by a power cut before it was durable. So the bytes are compared.
         if not self._has(digest, data):
@@ -183,7 +188,7 @@ class FolderBlobs:
             if path.is_dir():
                 # Its content is not ours. A file cannot replace it.
                 path.rename(path.with_name(f"{path.name}.{secrets.token_hex(4)}.moved"))
-            self._write(path, data)
+            self._write(path, data, drafts)
             self._damaged.discard(digest)
             return (path.parent,)
         # Another process may have written the file and not synced it. If it is durable already, this sync is quick.
@@ -266,21 +271,51 @@ class FolderBlobs:
         if digest in self._known or len(self._known) < MAX_KNOWN:
             self._known[digest] = state
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, data: bytes, drafts: "_Drafts") -> None:
         if path.parent not in self._synced:
             make_folder(path.parent, self._disk)
             self._synced.add(path.parent)
-        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_DRAFT}")
-        try:
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                self._disk.sync_file(file.fileno())
-            draft.replace(path)
-        except OSError:
+        drafts.write(path, data)
+
+    def _settle(self, drafts: "_Drafts") -> None:
+        """Give durable drafts their final names."""
+        for path in drafts.settle():
+            self._remember(path.name, _state_of(path.stat()))
+
+
+class _Drafts:
+    """Files that are written and neither durable nor under their final name. Leaving the context removes them."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self.files: list[tuple[Path, Path, BinaryIO]] = []
+
+    def __enter__(self) -> "_Drafts":
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        for _, draft, file in self.files:
+            with suppress(OSError):
+                file.close()
             draft.unlink(missing_ok=True)
-            raise
-        self._remember(path.name, _state_of(path.stat()))
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Write a draft of a file."""
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_DRAFT}")
+        file = draft.open("wb")
+        self.files.append((path, draft, file))
+        file.write(data)
+        file.flush()
+
+    def settle(self) -> Iterator[Path]:
+        """Make the drafts durable, then yield each under its final name."""
+        self._disk.sync_all([file.fileno() for _, _, file in self.files])
+        while self.files:
+            path, draft, file = self.files[0]
+            file.close()
+            draft.replace(path)
+            del self.files[0]
+            yield path
 
 
 def _is_older(path: Path, before_s: float) -> bool:

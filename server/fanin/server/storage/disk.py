@@ -9,7 +9,8 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -22,6 +23,7 @@ _WAITING: Final = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, 
 """Errors after which nothing is written until somebody corrects the cause. The write is then repeated."""
 _PAGE: Final = bytes(4096)
 _MAX_NAMES: Final = 5
+_MAX_SYNCS: Final = 8
 
 
 class Disk(Protocol):
@@ -33,6 +35,10 @@ class Disk(Protocol):
 
     def sync_folder(self, folder: Path) -> None:
         """Make the names in a folder durable."""
+        ...
+
+    def sync_all(self, entries: Sequence[int | Path]) -> None:
+        """Make the bytes of open files, and the names in folders, durable, in any order."""
         ...
 
 
@@ -51,6 +57,15 @@ class Durability(Enum):
         """Make the names in a folder durable."""
         if self is Durability.HOST:
             sync_folder(folder)
+
+    def sync_all(self, entries: Sequence[int | Path]) -> None:
+        """Make the bytes of open files, and the names in folders, durable. The file system joins concurrent syncs."""
+        if self is Durability.HOST and entries:
+            with ThreadPoolExecutor(min(len(entries), _MAX_SYNCS), thread_name_prefix="sync") as threads:
+                for _ in threads.map(
+                    lambda each: os.fsync(each) if isinstance(each, int) else sync_folder(each), entries
+                ):
+                    pass
 
 
 def make_folder(folder: Path, disk: Disk) -> None:

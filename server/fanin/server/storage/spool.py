@@ -83,11 +83,8 @@ class FolderSpool:
             is_known = path.parent in self._synced
             path.parent.mkdir(parents=True, exist_ok=True)
             upload.part.replace(path)
-            self._disk.sync_folder(path.parent)
-            if not is_known:
-                self._disk.sync_folder(path.parent.parent)
-                self._disk.sync_folder(self._updates)
-                self._synced.add(path.parent)
+            self._disk.sync_all((path.parent,) if is_known else (path.parent, path.parent.parent, self._updates))
+            self._synced.add(path.parent)
             self._own.add(path)
         self.discard(upload.header.assignment_id)
 
@@ -213,10 +210,12 @@ class FolderUpload:
     def __init__(self, part: Path, header: UpdateHeader) -> None:
         self.part = part
         self.header = header
-        # Bytes of a Chunk that is not complete yet.
+        # Bytes in memory.
         self._pending: deque[memoryview] = deque()
         self._num_pending = 0
         self._digest = hashlib.sha256()
+        # Of the Chunk that is not complete yet: the bytes in the file, and their digest.
+        self._num_written, self._chunk_digest = 0, hashlib.sha256()
         self._num_chunks = self._verified_chunks()
         stored_bytes = sum(ref.size_bytes for ref in header.payload.chunks[: self._num_chunks])
         self._file: BufferedRandom = part.open("r+b") if part.exists() else part.open("w+b")
@@ -259,27 +258,35 @@ class FolderUpload:
         self._pending.append(memoryview(piece.data))
         self._num_pending += len(piece.data)
         self.received_bytes = end
-        return self._num_pending >= self.header.payload.chunks[self._num_chunks].size_bytes
+        return self._num_pending >= self.header.payload.chunks[self._num_chunks].size_bytes - self._num_written
 
     def store(self) -> None:
-        """Verify and write each complete Chunk. Raises InvalidUpdate for a wrong digest, StorageFull."""
-        while not self.is_complete():
+        """Write all bytes in memory, and verify each complete Chunk. An incomplete one counts as not received.
+
+        Raises InvalidUpdate for a wrong digest, StorageFull.
+        """
+        while self._num_pending:
             ref = self.header.payload.chunks[self._num_chunks]
-            if self._num_pending < ref.size_bytes:
-                return
-            parts, digest = self._next(ref.size_bytes), hashlib.sha256()
+            parts = self._next(min(self._num_pending, ref.size_bytes - self._num_written))
             for part in parts:
-                digest.update(part)
-            try:
-                check_digest(f"update: chunk {self._num_chunks}", ref, ref.size_bytes, digest.hexdigest())
-            except InvalidInput as exc:
-                raise InvalidUpdate(str(exc)) from exc
+                self._chunk_digest.update(part)
+                self._digest.update(part)
+                self._num_written += len(part)
+            is_complete = self._num_written == ref.size_bytes
+            if is_complete:
+                try:
+                    check_digest(
+                        f"update: chunk {self._num_chunks}", ref, ref.size_bytes, self._chunk_digest.hexdigest()
+                    )
+                except InvalidInput as exc:
+                    self._file.truncate(sum(ref.size_bytes for ref in self.header.payload.chunks[: self._num_chunks]))
+                    raise InvalidUpdate(str(exc)) from exc
             with disk_errors(f"spool {self.header.assignment_id}"):
                 self._file.writelines(parts)
                 self._file.flush()
-            for part in parts:
-                self._digest.update(part)
-            self._num_chunks += 1
+            if is_complete:
+                self._num_chunks += 1
+                self._num_written, self._chunk_digest = 0, hashlib.sha256()
 
     def _next(self, size_bytes: int) -> list[memoryview]:
         """Remove and return the first ``size_bytes`` bytes in memory, without copying them."""

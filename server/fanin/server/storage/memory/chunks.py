@@ -15,7 +15,7 @@ class MemoryBlobs:
     def __init__(self) -> None:
         self._chunks: dict[str, bytes] = {}
 
-    def read(self, digest: str, offset: int = 0) -> bytes:
+    def read(self, digest: str, offset: int = 0, size_bytes: int = -1) -> bytes:
         """See ``BlobReader.read``."""
         check_sha256("chunk", digest)
         if digest not in self._chunks:
@@ -23,7 +23,7 @@ class MemoryBlobs:
         data = self._chunks[digest]
         if not 0 <= offset <= len(data):
             raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {len(data)}")
-        return data[offset:]
+        return data[offset:] if size_bytes < 0 else data[offset : offset + size_bytes]
 
     def read_artifact(self, what: str, artifact: Artifact) -> bytes:
         """See ``BlobReader.read_artifact``."""

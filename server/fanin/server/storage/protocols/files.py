@@ -14,12 +14,13 @@ from fanin.protos.messages import Piece, UpdateHeader
 class BlobReader(Protocol):
     """Chunks of Bundles and Versions, each under its SHA-256. A reader never receives damaged bytes."""
 
-    def read(self, digest: str, offset: int = 0) -> bytes:
-        """Return a verified Chunk.
+    def read(self, digest: str, offset: int = 0, size_bytes: int = -1) -> bytes:
+        """Return a verified Chunk, or a piece of it.
 
         Args:
             digest: The SHA-256 of the Chunk, in hexadecimal.
             offset: The first byte to return.
+            size_bytes: The most bytes to return, or -1 for all.
 
         Returns:
             The bytes from the offset on.
@@ -153,7 +154,7 @@ class Upload(Protocol):
         ...
 
     def store(self) -> None:
-        """Verify and store each complete Chunk.
+        """Verify and store each complete Chunk. The bytes of an incomplete one need not stay in memory.
 
         Raises:
             InvalidUpdate: A Chunk does not have the announced digest.

@@ -1,9 +1,12 @@
-"""``fanin bench fold``: the fold of an Update, with shift and weight, compared with numpy's addition.
+"""The fold of an Update, with shift and weight, compared with numpy's addition.
+
+    python benchmarks/fold.py --json FILE
 
 Both are timed alternately on the same memory. The fold adds one Update of ``fixed32``, in pieces of the spool's size,
 to the int64 sum. numpy adds the same int32 values to int64 values (``np.add``).
 """
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,8 +31,8 @@ CODEC: Final = "fixed32"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``fanin bench fold``."""
-    return run_command(fold, argv, "bench fold")
+    """Run the benchmark."""
+    return run_command(fold, argv, "benchmarks/fold.py", "python")
 
 
 def fold(
@@ -78,3 +81,7 @@ def _seconds(work: Callable[[], object]) -> float:
     started_s = time.perf_counter()
     work()
     return time.perf_counter() - started_s
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,6 @@
-"""``fanin bench machine``: the cost of one event of the round machine, and the memory of a Round, in a large cohort.
+"""The cost of one event of the round machine, and the memory of a Round, in a large cohort.
+
+    python benchmarks/machine.py --json FILE
 
 A Round is stepped from its first check-in to its closing. Each device checks in, one in ten gives up and returns, then
 all Updates are committed. No store, network or disk is involved.
@@ -6,6 +8,7 @@ all Updates are committed. No store, network or disk is involved.
 
 import gc
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -28,8 +31,8 @@ BATCH_EVENTS: Final = 1000
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``fanin bench machine``."""
-    return run_command(machine, argv, "bench machine")
+    """Run the benchmark."""
+    return run_command(machine, argv, "benchmarks/machine.py", "python")
 
 
 def machine(
@@ -94,3 +97,7 @@ def _round_bytes(num_devices: int) -> int:
 
 def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

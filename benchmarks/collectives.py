@@ -1,4 +1,6 @@
-"""``fanin bench collectives``: the collectives between ranks of a datacenter job, checked against numpy and timed.
+"""The collectives between ranks of a datacenter job, checked against numpy and timed.
+
+    python benchmarks/collectives.py --json FILE
 
 The bandwidths are defined as in nccl-tests. The report includes the measured link as a value for ``fanin plan --link``,
 and next to each time the planner's prediction for that link.
@@ -31,8 +33,8 @@ COLUMNS: Final = ("collective", "MB", "median ms", "algbw GB/s", "busbw GB/s", "
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``fanin bench collectives``."""
-    return run_command(collectives, argv, "bench collectives")
+    """Run the benchmark."""
+    return run_command(collectives, argv, "benchmarks/collectives.py", "python")
 
 
 def collectives(
@@ -99,3 +101,7 @@ def _text(nproc: int, backend: str, report: "CollectivesReport") -> str:
         f"the link, of all-reduces: fanin plan --link {speed:.3g} ({latency_us:.0f} us from rank to rank)",
     ]
     return "\n".join([*lines, ""])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

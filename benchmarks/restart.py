@@ -1,10 +1,13 @@
-"""``fanin bench restart``: seconds from SIGKILL until the coordinator serves again, with a Round open.
+"""Seconds from SIGKILL until the coordinator serves again, with a Round open.
+
+    python benchmarks/restart.py --json FILE
 
 All devices but one have uploaded their Updates, and the last one is in the middle of its upload. The coordinator is
 killed and restarted at once. It serves again when it answers a report of that device. Then the device uploads the
 remaining bytes, which proves that the Round survived. The time from there to the Version is reported too.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -42,8 +45,8 @@ UNDER_WAY_S: Final = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run ``fanin bench restart``."""
-    return run_command(restart, argv, "bench restart")
+    """Run the benchmark."""
+    return run_command(restart, argv, "benchmarks/restart.py", "python")
 
 
 def restart(
@@ -143,3 +146,7 @@ class _Restarts:
             *_, last = follow_run(operator, RUN_ID, 0, self.children.check_failed)
         if not isinstance(last.event, RunRested) or last.event.state is not RunState.FINISHED:
             raise Conflict(f"the run did not finish: {last.event}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
