@@ -56,7 +56,7 @@ from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 pytestmark = pytest.mark.usefixtures("forked_agents")
 APPS = Path(__file__).with_name("apps.py")
-PAGE = (ROOT / "docs/datacenter.md").read_text().partition("\n### Observers\n")[2]
+PAGE = (ROOT / "docs/howto/observers.md").read_text().partition("\n## Observers\n")[2]
 EXAMPLE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
 BROKEN = """
 import sys

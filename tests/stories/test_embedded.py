@@ -1,4 +1,4 @@
-"""The app of docs/edge.md runs unchanged: it joins over TLS, trains when it may, and requests the newest Version."""
+"""The app of docs/howto/app.md, unchanged: it joins over TLS, trains when it may, and requests the newest Version."""
 
 import os
 import re
@@ -23,7 +23,7 @@ from fanin.protos.control import RunState
 from fanin.protos.errors import Conflict
 from fanin.server.access.authority import local_identity
 
-PAGE = Path(__file__).parents[2] / "docs" / "edge.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "app.md"
 WAIT_S = 60.0
 
 

@@ -35,7 +35,7 @@ from fanin.protos.plans import CohortPlan, EvaluationPlan, MetricSpec, Plan
 from fanin.server.evaluation.evaluator import SETTLE_S
 from fanin.server.evaluation.metrics import evaluate_version
 
-PAGE = (ROOT / "docs" / "evaluation.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "evaluate.md").read_text()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""An operator that the graph formats lack, with its form in docs/operators.md, from outside the package."""
+"""An operator that the graph formats lack, with its form in docs/howto/operators.md, from outside the package."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from house.tree import ROOT
 from parallel.programs import Programs
 
-PAGE = (ROOT / "docs" / "operators.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "operators.md").read_text()
 PROGRAM = """
 import sys
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The runtime of docs/runtimes.md, from outside the package: a numpy interpreter that trains like torch."""
+"""The runtime of docs/howto/runtimes.md, from outside the package: a numpy interpreter that trains like torch."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from torch.optim import SGD
 
 from fanin.edge.runtimes.available import open_runtime
 
-PAGE = (ROOT / "docs" / "runtimes.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "runtimes.md").read_text()
 RUFF = Path(sys.executable).with_name("ruff")
 LEARNING_RATE = 0.05
 TRAIN = """

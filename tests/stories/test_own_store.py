@@ -1,4 +1,4 @@
-"""The store of docs/stores.md, from outside the package."""
+"""The store of docs/howto/stores.md, from outside the package."""
 
 import re
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 from house.tree import ROOT
 
 EXAMPLE, *PROGRAMS = re.findall(
-    r"^```python\n(.*?)^```$", (ROOT / "docs/stores.md").read_text(), re.MULTILINE | re.DOTALL
+    r"^```python\n(.*?)^```$", (ROOT / "docs/howto/stores.md").read_text(), re.MULTILINE | re.DOTALL
 )
 USE = """
 from fanin.server.storage.records import Role

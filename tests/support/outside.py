@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def python_blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python(?: title=\"[^\"\n]*\")?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def install(folder: Path, page: str, group: str) -> None:

@@ -70,7 +70,7 @@ def app_bundle(app: "App", folder: Path, key: SigningKey, engine: str, recorded:
     except UnsupportedModel as exc:
         if engine == "graph":
             remedy = "engine='vmap' simulates it without an export, if torch can trace it"
-            raise UnsupportedModel(f"{exc}; or {remedy} (docs/simulation.md)") from exc
+            raise UnsupportedModel(f"{exc}; or {remedy} (docs/howto/engines.md)") from exc
         from fanin.edge.export.vectorized.runtime import TorchRuntime
 
         try:

@@ -11,7 +11,7 @@ from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 MAX_COHORT: Final = 1_000_000
-COHORT_SECTION: Final = "operating.md#cohort-and-when-a-round-closes"
+COHORT_SECTION: Final = "../howto/cohort.md"
 
 
 def _default_quorum(cohort: Mapping[str, object]) -> int:
@@ -96,7 +96,7 @@ class CohortPlan:
             "installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="selection.md",
+            see="../howto/selection.md",
         ),
     ] = "uniform"
 

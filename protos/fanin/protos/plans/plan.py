@@ -180,4 +180,4 @@ def check_schedule(plan: Plan) -> None:
 
 
 CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics, check_schedule, check_metrics)
-"""The conditions on several keys. Their docstrings are the text of docs/plan.md."""
+"""The conditions on several keys. Their docstrings are the text of docs/reference/plan.md."""

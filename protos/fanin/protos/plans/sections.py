@@ -60,7 +60,7 @@ class Training:
             text="FedProx's mu. Above 0.0 the Bundle's App needs `Recipe(proximal=True)`.",
             at_least=0,
             at_most=MAX_RATE,
-            see="edge.md",
+            see="../howto/recipe.md",
         ),
     ] = 0.0
     batch_size: Annotated[
@@ -78,7 +78,7 @@ class Training:
         Key(
             text="Settings of the optimizer in the train graph, such as `momentum`, `weight_decay` or `beta1`, instead "
             "of those of the App.",
-            see="edge.md#optimizers",
+            see="../howto/recipe.md#optimizers",
         ),
     ] = field(default_factory=dict)
     warmup_steps: Annotated[
@@ -89,7 +89,7 @@ class Training:
             unit="steps",
             at_least=0,
             at_most=MAX_TIMES,
-            see="rounds.md#a-learning-rate-that-changes-within-a-round",
+            see="../explanation/rounds.md#a-learning-rate-that-changes-within-a-round",
         ),
     ] = 0
     step_decay: Annotated[
@@ -98,7 +98,7 @@ class Training:
             text="How the learning rate falls towards 0 over a device's steps in a Round after the first W: `linear` "
             "or `cosine`. Empty: not at all.",
             choices=STEP_DECAYS,
-            see="rounds.md#a-learning-rate-that-changes-within-a-round",
+            see="../explanation/rounds.md#a-learning-rate-that-changes-within-a-round",
         ),
     ] = ""
 
@@ -116,7 +116,7 @@ class CodecSpec:
         Key(
             text="Name of the codec. `int8` sends a quarter of the bytes of `fixed32`.",
             choices=tuple(CODEC_BITS),
-            see="decisions/0006-int8-rounds-by-chance.md",
+            see="../decisions/0006-int8-rounds-by-chance.md",
         ),
     ] = "fixed32"
     max_shift: Annotated[
@@ -144,11 +144,11 @@ class StageSpec:
             text="`error_feedback`, `scaffold`, or a stage that is installed at the coordinator and on the devices.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="stages.md",
+            see="../howto/stages.md",
         ),
     ]
     options: Annotated[
-        dict[str, float], Key(text="The options of the stage. `scaffold` has `num_devices`.", see="stages.md")
+        dict[str, float], Key(text="The options of the stage. `scaffold` has `num_devices`.", see="../howto/stages.md")
     ] = field(default_factory=dict)
 
 
@@ -162,7 +162,7 @@ class Statistic:
             text="Its name among the counts of the trainer's `Change`.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="operating.md#statistics",
+            see="statistics.md",
         ),
     ]
     unit: Annotated[
@@ -194,7 +194,7 @@ class AggregationPlan:
             "installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="rules.md",
+            see="../howto/rules.md",
         ),
     ] = "weighted_mean"
     trim: Annotated[
@@ -204,7 +204,7 @@ class AggregationPlan:
             "whole Updates.",
             above=0,
             below=0.5,
-            see="rules.md",
+            see="../howto/rules.md",
         ),
     ] = 0.1
 
@@ -216,7 +216,7 @@ class AggregationPlan:
             unit="examples",
             at_least=0,
             at_most=MAX_TIMES,
-            see="rules.md#weights",
+            see="../howto/rules.md#weights",
         ),
     ] = 0
     outer_optimizer: Annotated[
@@ -226,7 +226,7 @@ class AggregationPlan:
             "installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="outer.md",
+            see="../howto/outer.md",
         ),
     ] = "fedavg"
     outer_learning_rate: Annotated[
@@ -234,7 +234,7 @@ class AggregationPlan:
     ] = 1.0
     outer_momentum: Annotated[
         float,
-        Key(text="The momentum of `nesterov`.", at_least=0, below=1, see="outer.md"),
+        Key(text="The momentum of `nesterov`.", at_least=0, below=1, see="../howto/outer.md"),
     ] = 0.9
     max_staleness: Annotated[
         int,
@@ -245,7 +245,7 @@ class AggregationPlan:
             unit="Versions",
             at_least=0,
             at_most=MAX_STALENESS,
-            see="decisions/0010-stale-updates-move-to-the-rounds-grid.md",
+            see="../decisions/0010-stale-updates-move-to-the-rounds-grid.md",
         ),
     ] = 0
 
@@ -282,7 +282,7 @@ class StopPlan:
             unit="points or percent",
             at_least=0,
             at_most=100,
-            see="operating.md#when-int8-falls-behind",
+            see="../howto/operate.md#when-int8-falls-behind",
         ),
     ] = 0.0
 
