@@ -106,6 +106,11 @@ def test_the_front_page_of_the_docs_links_every_page() -> None:
     assert {str(path.relative_to(front.parent)) for path in DOCS} - {*linked, front.name} == set()
 
 
+def test_the_navigation_of_the_site_has_every_page() -> None:
+    named = set(re.findall(r'"([\w/-]+\.md)"', (ROOT / "docs/zensical.toml").read_text()))
+    assert {str(path.relative_to(ROOT / "docs")) for path in DOCS} - named == set()
+
+
 def test_the_readme_is_short_and_starts_with_a_program() -> None:
     text = (ROOT / "README.md").read_text()
     lines = text.splitlines()

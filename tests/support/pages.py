@@ -21,7 +21,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -184,7 +183,7 @@ def _sessions(folder: Path) -> Iterator[tuple[_Session, _Session]]:
         shell.stop()
 
 
-def run_page(page: str, folder: Path) -> dict[int, tuple[float, str]]:
+def run_page(page: str, folder: Path) -> dict[int, str]:
     """Run the blocks of a page in a folder.
 
     Args:
@@ -192,12 +191,12 @@ def run_page(page: str, folder: Path) -> dict[int, tuple[float, str]]:
         folder: A copy of a checkout, which is the working directory of each block.
 
     Returns:
-        The seconds and the output of each block that ran, by its line.
+        The output of each block that ran, by its line.
 
     Raises:
         AssertionError: If a block fails or prints another text than the page; with its line and its output.
     """
-    outputs: dict[int, tuple[float, str]] = {}
+    outputs: dict[int, str] = {}
     last = ""
     with _sessions(folder) as (shell, python):
         for block in blocks_of(page):
@@ -208,10 +207,9 @@ def run_page(page: str, folder: Path) -> dict[int, tuple[float, str]]:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(block.code)
             elif block.runs:
-                started = time.monotonic()
                 if block.language == "sh":
                     last = shell.run(block, _shell(block))
                 else:
                     last = python.run(block, json.dumps([f"{page}:{block.line}", block.code]) + "\n")
-                outputs[block.line] = (time.monotonic() - started, last)
+                outputs[block.line] = last
     return outputs

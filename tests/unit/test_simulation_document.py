@@ -19,7 +19,7 @@ DATA, RESULTS, DEVICES_PAGE = (
 )
 PARTITIONER, CHECK = python_blocks(DATA)
 OWN_METRIC = python_blocks(RESULTS)[-1]
-DEVICES, CAPACITY, *_ = python_blocks(DEVICES_PAGE)
+DEVICES, CAPACITY = python_blocks(DEVICES_PAGE)
 
 
 def text_block(language: str, start: str = "") -> str:
