@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from house.tree import ROOT, module_names, package_modules
+from support.outside import python_blocks
 
 from fanin.commands.main import SUBCOMMANDS
 
@@ -116,6 +117,7 @@ def test_the_readme_is_short_and_starts_with_a_program() -> None:
     lines = text.splitlines()
     assert len(lines) <= 90 and text.count("](") <= 8
     assert lines.index("```python") < 40
+    assert python_blocks(text) == python_blocks((ROOT / "docs/index.md").read_text())
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
