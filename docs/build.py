@@ -10,6 +10,7 @@ A warning of zensical fails the build.
 """
 
 import ast
+import html
 import importlib
 import io
 import os
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Final
@@ -37,6 +38,8 @@ FENCE: Final = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 MERMAID: Final = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK: Final = re.compile(r"\]\(([^)\s:]+)\)")
 THEMES: Final = {"light": "default", "dark": "dark"}
+Comments = Mapping[tuple[int, ...], str]
+"""The comments of a .proto file, by the path of what they describe."""
 PACKAGES: Final = {
     "export": "fanin.edge.export",
     "simulation": "fanin.simulation",
@@ -179,48 +182,61 @@ def protos() -> Iterator[str]:
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{include}", "--include_source_info"]
         subprocess.run([*command, f"--descriptor_set_out={out}", *files], check=True)
         descriptors = FileDescriptorSet.FromString(out.read_bytes())
-    yield "# Wire protocol\n\nThe coordinator and its clients speak gRPC. The .proto files define this page.\n"
+    yield "# Wire protocol\n\nThe coordinator and its clients speak gRPC. The .proto files, with their comments:\n"
     for file in descriptors.file:
-        comments = {
-            tuple(each.path): " ".join(each.leading_comments.split()) for each in file.source_code_info.location
-        }
+        comments = {tuple(each.path): each.leading_comments for each in file.source_code_info.location}
         yield f"\n## {file.name}\n"
         yield from services(file, comments)
         for index, message in enumerate(file.message_type):
             yield from message_section(message, (4, index), comments)
         for index, enum in enumerate(file.enum_type):
-            yield f"\n### {enum.name}\n\n{comments.get((5, index), '')}\n\n"
-            yield "| value | number | meaning |\n|---|---|---|\n"
+            yield f"\n### {enum.name}\n{prose(comments.get((5, index), ''))}"
+            yield "\n| value | number | meaning |\n|---|---|---|\n"
             for number, value in enumerate(enum.value):
-                yield f"| `{value.name}` | {value.number} | {comments.get((5, index, 2, number), '')} |\n"
+                yield f"| `{value.name}` | {value.number} | {cell(comments.get((5, index, 2, number), ''))} |\n"
 
 
-def services(file: FileDescriptorProto, comments: dict[tuple[int, ...], str]) -> Iterator[str]:
+def services(file: FileDescriptorProto, comments: Comments) -> Iterator[str]:
     """Yield the services of a file."""
     for index, service in enumerate(file.service):
-        yield f"\n### {service.name}\n\n{comments.get((6, index), '')}\n\n"
-        yield "| call | request | reply | meaning |\n|---|---|---|---|\n"
+        yield f"\n### {service.name}\n{prose(comments.get((6, index), ''))}"
         for number, method in enumerate(service.method):
-            sides = [
-                f"{'stream ' if streams else ''}`{name.rpartition('.')[2]}`"
+            request, reply = (
+                f"{'stream of ' if streams else ''}`{name.rpartition('.')[2]}`"
                 for name, streams in (
                     (method.input_type, method.client_streaming),
                     (method.output_type, method.server_streaming),
                 )
-            ]
-            yield f"| `{method.name}` | {' | '.join(sides)} | {comments.get((6, index, 2, number), '')} |\n"
+            )
+            yield f"\n#### {service.name}.{method.name}\n\n{request} → {reply}\n"
+            yield prose(comments.get((6, index, 2, number), ""))
+
+
+def cell(comment: str) -> str:
+    """Return a comment as the cell of a table."""
+    return html.escape(" ".join(comment.split()), quote=False).replace("|", "\\|")
+
+
+def prose(comment: str) -> str:
+    """Return a comment as a paragraph, or as it is if its lines have a form."""
+    lines = [line.removeprefix(" ") for line in comment.rstrip().split("\n")]
+    if any(line.startswith((" ", "1.")) for line in lines):
+        return "\n```text\n" + "\n".join(lines) + "\n```\n"
+    return f"\n{html.escape(' '.join(lines), quote=False)}\n" if comment else ""
 
 
 def message_section(
-    message: DescriptorProto, path: tuple[int, ...], comments: dict[tuple[int, ...], str], outer: str = ""
+    message: DescriptorProto, path: tuple[int, ...], comments: Comments, outer: str = ""
 ) -> Iterator[str]:
     """Yield a message and the messages in it."""
     name = f"{outer}{message.name}"
     if message.options.map_entry:
         return
-    yield f"\n### {name}\n\n{comments.get(path, '')}\n\n| field | number | type | meaning |\n|---|---|---|---|\n"
+    yield f"\n### {name}\n{prose(comments.get(path, ''))}"
+    if message.field:
+        yield "\n| field | number | type | meaning |\n|---|---|---|---|\n"
     for index, field in enumerate(message.field):
-        text = comments.get((*path, 2, index), "").replace("|", "\\|")
+        text = cell(comments.get((*path, 2, index), ""))
         yield f"| `{field.name}` | {field.number} | {type_name(field)} | {text} |\n"
     for index, inner in enumerate(message.nested_type):
         yield from message_section(inner, (*path, 3, index), comments, f"{name}.")
