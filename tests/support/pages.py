@@ -5,7 +5,7 @@ A fence of a page is one of these:
 - Python or shell code. It must succeed. The Python blocks of a page share their names, the shell blocks their
   variables, and both the working directory.
 - A file, if the fence has a title: ```python title="app.py". The text is written to this file.
-- The output of the block before it, if the title is ``Output``. The block must print exactly this text.
+- The standard output of the block before it, if the title is ``Output``. The block must print exactly this text.
 - Text that nobody runs, such as a part of a Plan.
 
 A comment in front of a shell block changes how it runs:
@@ -106,16 +106,18 @@ class _Session:
     """A process that runs one block after the other, and prints the status of each."""
 
     def __init__(self, command: list[str], folder: Path, env: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=env,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self._errors = folder / f".errors-{Path(command[0]).name}"
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=env,
+                text=True,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
 
     def send(self, text: str) -> None:
         """Write lines to the process; if it has ended, ``run`` reports that."""
@@ -125,7 +127,7 @@ class _Session:
             self._process.stdin.flush()
 
     def run(self, block: Block, text: str) -> str:
-        """Run a block, and return what it printed; a failure is an AssertionError with the output."""
+        """Run a block, and return its standard output; a failure is an AssertionError with all that it printed."""
         assert self._process.stdout is not None
         self.send(text)
         output = ""
@@ -133,9 +135,12 @@ class _Session:
             head, end, status = line.partition(END)
             output += head
             if end:
-                assert status.strip() == "0", f"{block.page}:{block.line}: status {status.strip()}\n{output}"
+                assert status.strip() == "0", self._failure(block, f"status {status.strip()}", output)
                 return output
-        raise AssertionError(f"{block.page}:{block.line}: the session ended\n{output}")
+        raise AssertionError(self._failure(block, "the session ended", output))
+
+    def _failure(self, block: Block, what: str, output: str) -> str:
+        return f"{block.page}:{block.line}: {what}\n{output}{self._errors.read_text()}"
 
     def stop(self) -> None:
         """End the process and all that it started."""
