@@ -41,6 +41,10 @@ START_S: Final = 120.0
 """How long a program in its own terminal may take to print its text."""
 END: Final = "--- end of block"
 """A session prints this line and the status after each block."""
+START: Final = """set -eo pipefail
+make() { command make --old-file .venv/.installed --old-file .venv-device/.installed "$@"; }
+"""
+"""The environments are those of the checkout that runs the tests: no page installs into them."""
 PYTHON: Final = f"""
 import json, linecache, sys, traceback
 sys.path.insert(0, "")
@@ -181,7 +185,7 @@ def _sessions(folder: Path) -> Iterator[tuple[_Session, _Session]]:
     shell = _Session(["bash", "--noprofile", "--norc"], folder, env)
     python = _Session([sys.executable, "-c", PYTHON], folder, env)
     try:
-        shell.send("set -eo pipefail\n")
+        shell.send(START)
         yield shell, python
     finally:
         python.stop()
