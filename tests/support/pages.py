@@ -18,6 +18,7 @@ A comment in front of a shell block changes how it runs:
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ BLOCK: Final = re.compile(
 OWN_TERMINAL: Final = "in its own terminal, until "
 NOT_RUN: Final = "not run: "
 OUTPUT: Final = "Output"
-START_S: Final = 120.0
+START_S: Final = 300.0
 """How long a program in its own terminal may take to print its text."""
 END: Final = "--- end of block"
 """A session prints this line and the status after each block."""
@@ -169,10 +170,10 @@ def _shell(block: Block) -> str:
 {block.code}
 }} < /dev/null > {log} 2>&1 &
 for _ in $(seq {int(START_S * 10)}); do
-    grep -qF -- {json.dumps(text)} {log} 2> /dev/null && break
+    grep -qF -- {shlex.quote(text)} {log} 2> /dev/null && break
     sleep 0.1
 done
-grep -qF -- {json.dumps(text)} {log} || {{ cat {log}; false; }}
+grep -qF -- {shlex.quote(text)} {log} || {{ cat {log}; false; }}
 echo '{END}' $?
 """
 
