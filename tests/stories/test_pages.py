@@ -74,7 +74,7 @@ def test_the_fences_of_a_page_have_a_language_and_a_known_marker(page: str) -> N
     assert len(titles) == len(set(titles))
 
 
-def test_a_block_that_fails_ends_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_fails_ends_its_page(tmp_path: Path) -> None:
     page = """<!-- in its own terminal, until ready -->
 ```sh
 echo ready; sleep 100
@@ -103,12 +103,11 @@ test $NAME = fanin
 %s
 ```
 """
-    monkeypatch.setattr("support.pages.ROOT", tmp_path)
     (tmp_path / "page.md").write_text(page % "true")
-    assert list(run_page("page.md", tmp_path).values()) == ["", "2\n", "", ""]
+    assert list(run_page("page.md", tmp_path, root=tmp_path).values()) == ["", "2\n", "", ""]
     (tmp_path / "page.md").write_text(page % "false\ntrue")
     with pytest.raises(AssertionError, match=r"page.md:25: the session ended"):
-        run_page("page.md", tmp_path)
+        run_page("page.md", tmp_path, root=tmp_path)
     (tmp_path / "page.md").write_text((page % "true").replace("+ 1", "+ 2"))
     with pytest.raises(AssertionError, match=r"page.md:16: got\n3\nexpected\n2\n"):
-        run_page("page.md", tmp_path)
+        run_page("page.md", tmp_path, root=tmp_path)

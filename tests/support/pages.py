@@ -91,9 +91,9 @@ class Block:
         return self.language in LANGUAGES and not self.title and not self.marker.startswith(NOT_RUN)
 
 
-def blocks_of(page: str) -> list[Block]:
-    """Return the fences of a page in their order."""
-    text = (ROOT / page).read_text()
+def blocks_of(page: str, root: Path = ROOT) -> list[Block]:
+    """Return the fences of a page, by its path from ``root``, in their order."""
+    text = (root / page).read_text()
     return [
         Block(
             page=page,
@@ -193,12 +193,13 @@ def _sessions(folder: Path) -> Iterator[tuple[_Session, _Session]]:
         shell.stop()
 
 
-def run_page(page: str, folder: Path) -> dict[int, str]:
+def run_page(page: str, folder: Path, root: Path = ROOT) -> dict[int, str]:
     """Run the blocks of a page in a folder.
 
     Args:
-        page: The path of the page from the root of the repository.
+        page: The path of the page from ``root``.
         folder: A copy of a checkout, which is the working directory of each block.
+        root: The root of the repository.
 
     Returns:
         The output of each block that ran, by its line.
@@ -209,7 +210,7 @@ def run_page(page: str, folder: Path) -> dict[int, str]:
     outputs: dict[int, str] = {}
     last = ""
     with _sessions(folder) as (shell, python):
-        for block in blocks_of(page):
+        for block in blocks_of(page, root):
             if block.title == OUTPUT:
                 assert last == block.code, f"{page}:{block.line}: got\n{last}expected\n{block.code}"
             elif block.title:

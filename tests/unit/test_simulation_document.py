@@ -67,12 +67,12 @@ def test_the_file_of_devices_is_the_model_of_the_page(tmp_path: Path) -> None:
 
 
 def test_the_traces_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "devices.csv").write_text(text_block("csv"))
-    assert read_traces(tmp_path / "devices.csv").devices[1].bytes_up_per_s == 1e5
+    (tmp_path / "traces.csv").write_text(text_block("csv"))
+    assert read_traces(tmp_path / "traces.csv").devices[1].bytes_up_per_s == 1e5
     monkeypatch.chdir(tmp_path)
     Path("client_device_capacity").write_bytes(pickle.dumps({1: {"computation": 20.0, "communication": 8000.0}}))
     exec(CAPACITY, {})
-    (device,) = read_traces("devices.csv").devices
+    (device,) = read_traces("traces.csv").devices
     assert device == DeviceTrace(examples_per_s=1000 / 60, bytes_down_per_s=1e6, bytes_up_per_s=1e6)
 
 
