@@ -76,7 +76,7 @@ suite: $(VENV)/.installed $(STAMPS)
 .PHONY: nightly
 nightly: WORKERS := 3
 nightly: ## the tests that are too long for every change, and all property tests on many new examples
-	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(STAMPS)
+	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(VENV)/.docs $(STAMPS)
 	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m "nightly or hypothesis" --hypothesis-profile nightly $(ARGS)
 
 .PHONY: light
@@ -114,6 +114,10 @@ bench-peers: $(VENV)/.installed ## the same Rounds by Flower and NVFlare, in env
 .PHONY: bench-gpu
 bench-gpu: $(VENV)/.installed ## tokens a second and MFU of a training job on one GPU
 	$(BIN)/python benchmarks/datacenter_gpu.py $(ARGS)
+
+.PHONY: docs
+docs: $(VENV)/.docs ## the site of the docs, in build/site; a warning is an error
+	$(BIN)/python docs/build.py
 
 .PHONY: lint
 lint: $(VENV)/.installed ## ruff: form and rules
@@ -173,6 +177,12 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/.tools
 	@echo "$(VENV): installing (the first time takes minutes: torch is large)"
 	$(INSTALL) $(VENV) $(PIP_FLAGS) -c $(CONSTRAINTS) -e ".[$(EXTRAS)]"
 	@$(BIN)/python $(COMPILE) $(VENV)/lib > /dev/null || true
+	@touch $@
+
+# The tools of the site are in the same environment, since the pages of commands are made by running them. `make test`
+# does without.
+$(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/.installed
+	$(INSTALL) $(VENV) $(PIP_FLAGS) -c $(CONSTRAINTS) -e ".[docs]"
 	@touch $@
 
 dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.tools

@@ -1,4 +1,4 @@
-"""Generates the table in docs/operators.md: it exports a small module for each operator and graph format.
+"""Generates the table in docs/howto/operators.md: it exports a small module for each operator and graph format.
 
     PYTHONPATH=tests python tests/golden/operator_table.py            # writes the table
     PYTHONPATH=tests python tests/golden/operator_table.py erf sort   # prints these rows
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fanin.edge.export import App, export
 from fanin.protos.errors import FaninError
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "operators.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "howto" / "operators.md"
 BEGIN: Final = "<!-- operators: made by tests/golden/operator_table.py -->\n"
 END: Final = "<!-- end of operators -->\n"
 FORMATS: Final = ("onnx", "tflite")

@@ -1,4 +1,4 @@
-"""The operators of the table in docs/operators.md: a function or a layer for each, on inputs (B, 16)."""
+"""The operators of the table in docs/howto/operators.md: a function or a layer for each, on inputs (B, 16)."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

@@ -1,4 +1,4 @@
-"""Generates docs/plan.md, the page of all keys of a Plan, from their declarations.
+"""Generates docs/reference/plan.md, the page of all keys of a Plan, from their declarations.
 
     python tests/golden/plan_page.py
 
@@ -15,7 +15,7 @@ from fanin.clients.planfile import ROOT
 from fanin.protos.plans import CONSTRAINTS
 from fanin.protos.plans.keys import Fields, KeyField, SectionField, fields_of, joined
 
-PAGE: Final = Path(__file__).parents[2] / "docs" / "plan.md"
+PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "plan.md"
 HEAD: Final = """\
 # The keys of a Plan
 
@@ -33,9 +33,11 @@ learning_rate = 0.05
 
 `fanin run PLAN.toml` starts the Run. `--set` overrides a key, and may be repeated:
 
-    fanin run PLAN.toml --set cohort.concurrency=8 --set aggregation.max_staleness=2
-    fanin run PLAN.toml --set training.optimizer.momentum=0.5
-    fanin run PLAN.toml --set 'stages=[{name="scaffold", options={num_devices=3}}]'
+```sh
+fanin run PLAN.toml --set cohort.concurrency=8 --set aggregation.max_staleness=2
+fanin run PLAN.toml --set training.optimizer.momentum=0.5
+fanin run PLAN.toml --set 'stages=[{name="scaffold", options={num_devices=3}}]'
+```
 
 The value is a TOML value. Any other text is a string, so `--set codec.name=int8` needs no quotes. A string that reads
 like another TOML value needs them: `--set 'name="8"'`. If an option sets a key twice, the last value counts.
@@ -52,7 +54,7 @@ TABLE_HEAD: Final = "| key | values | unit | default | meaning |\n|---|---|---|-
 
 
 def page() -> str:
-    """Return the text of docs/plan.md."""
+    """Return the text of docs/reference/plan.md."""
     parts = [HEAD, "\n## Top level\n\n", _table(ROOT, ""), *_sections(ROOT, "")]
     parts.append("\n## Conditions on several keys\n\n")
     parts += [f"- {' '.join((inspect.getdoc(check) or '').split())}\n" for check in CONSTRAINTS]

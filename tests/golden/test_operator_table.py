@@ -1,4 +1,4 @@
-"""The table of operators in docs/operators.md agrees with exports."""
+"""The table of operators in docs/howto/operators.md agrees with exports."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""docs/plan.md equals the output of its generator, and its links resolve."""
+"""docs/reference/plan.md equals the output of its generator, and its links resolve."""
 
 import re
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from house.tree import ROOT, module_names, package_modules, tracked_pages
+from house.tree import ROOT, module_names, package_modules, tracked_names, tracked_pages
 
 from fanin.commands.main import SUBCOMMANDS
 
@@ -15,8 +15,10 @@ SECTIONS = ["Context", "Decision", "Consequences"]
 STATUS = re.compile(r"^Status: (accepted|superseded by \d{4})$", re.MULTILINE)
 KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 """The kinds of changes in Keep a Changelog 1.1.0."""
-PAGES = [ROOT / "README.md", *tracked_pages(ROOT / "docs")]
-ALL_PAGES = [*tracked_pages(ROOT), *tracked_pages(ROOT / "docs")]
+FOLDERS = [ROOT / "docs", *(ROOT / "docs" / name for name in sorted(tracked_names(ROOT / "docs") - {"decisions"}))]
+DOCS = [path for folder in FOLDERS if folder.is_dir() for path in tracked_pages(folder)]
+PAGES = [ROOT / "README.md", *DOCS]
+ALL_PAGES = [*tracked_pages(ROOT), *DOCS]
 CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 IMPORT = re.compile(r"\bfrom (fanin[\w.]*) import (\([^)]*\)|[\w, ]+)")
 
@@ -93,35 +95,43 @@ def test_a_link_without_a_target_is_detected() -> None:
 
 ## Twice
 
-[a](#a-title-with-marks) [b](#twice-1) [c](commands.md#commands) [d](decisions/0001-source-roots.md) [e](https://host/x)
-[f](#twice-2) [g](nowhere.md) [h](commands.md#nowhere)
+[a](#a-title-with-marks) [b](#twice-1) [c](reference/commands.md#commands) [d](decisions/0001-source-roots.md) [e](https://host/x)
+[f](#twice-2) [g](nowhere.md) [h](reference/commands.md#nowhere)
 """
-    assert broken_links(ROOT / "docs" / "new.md", text) == ["#twice-2", "nowhere.md", "commands.md#nowhere"]
+    assert broken_links(ROOT / "docs" / "new.md", text) == ["#twice-2", "nowhere.md", "reference/commands.md#nowhere"]
 
 
-def test_every_page_is_linked_from_the_readme_or_the_list_of_pages() -> None:
-    readme, pages = (ROOT / "README.md").read_text(), (ROOT / "docs/README.md").read_text()
-    names = [path.name for path in tracked_pages(ROOT / "docs")]
-    assert [name for name in names if f"(docs/{name}" not in readme and f"({name}" not in pages] == []
+def test_the_front_page_of_the_docs_links_every_page() -> None:
+    front = ROOT / "docs/index.md"
+    linked = re.findall(r"\]\(([^)#:]+)", front.read_text())
+    assert {str(path.relative_to(front.parent)) for path in DOCS} - {*linked, front.name} == set()
+
+
+def test_the_navigation_of_the_site_has_every_page() -> None:
+    named = set(re.findall(r'"([\w/-]+\.md)"', (ROOT / "docs/zensical.toml").read_text()))
+    assert {str(path.relative_to(ROOT / "docs")) for path in DOCS} - named == set()
 
 
 def test_the_readme_is_short_and_starts_with_a_program() -> None:
+    from support.outside import python_blocks  # not above: this file is light
+
     text = (ROOT / "README.md").read_text()
     lines = text.splitlines()
     assert len(lines) <= 90 and text.count("](") <= 8
     assert lines.index("```python") < 40
+    assert python_blocks(text) == python_blocks((ROOT / "docs/index.md").read_text())
 
 
-def test_every_command_in_the_readme_exists() -> None:
-    blocks = re.findall(r"^```[a-z]*\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    named = {name for block in blocks for name in re.findall(r"bin/fanin ([a-z]+)", block)}
-    assert {"join", "run", "serve"} <= named <= set(SUBCOMMANDS)
-    scripts = re.findall(r"bin/python (\S+\.py)", "".join(blocks))
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_every_command_in_the_documents_exists(path: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+    assert {name for block in blocks for name in re.findall(r"\bfanin ([a-z]+)", block)} <= {*SUBCOMMANDS, "hello"}
+    scripts = re.findall(r"\bpython ((?:benchmarks|examples|tests)/\S+\.py)", "".join(blocks))
     assert [script for script in scripts if not (ROOT / script).is_file()] == []
 
 
 def test_the_page_of_commands_lists_every_subcommand() -> None:
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
     assert [name for name in SUBCOMMANDS if f"`fanin {name}" not in page and f"`{name}`" not in page] == []
 
 

@@ -35,6 +35,7 @@ REQUIREMENTS = {
     "simulation": ["loky"],
     "ray": ["ray"],
     "flower": ["flwr"],
+    "docs": ["mermaidx", "mkdocstrings-python", "zensical"],
     "dev": [
         "build",
         "datasets",

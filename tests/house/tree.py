@@ -4,7 +4,6 @@ A check accepts a text or a tree and returns its faults, so that a test can also
 """
 
 import ast
-import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -126,6 +125,8 @@ def requirements() -> Mapping[str, tuple[str, ...]]:
 
 def tracked_names(folder: Path) -> frozenset[str]:
     """Return the names of the entries of a folder that git tracks. An editor's folder or a note is nobody's concern."""
+    import subprocess  # not above: the files that import this module are light
+
     command = ["git", "-C", str(folder), "ls-files", "-z"]
     listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = {path.partition("/")[0] for path in listing.split("\0") if path}

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from house.tree import ROOT, package_modules
+from support.outside import file_block
 from torch.distributed.pipelining import PipelineStage
 
 from fanin import datacenter
@@ -56,8 +57,8 @@ from fanin.protos.errors import InvalidInput, RuntimeMissing
 
 pytestmark = pytest.mark.usefixtures("forked_agents")
 APPS = Path(__file__).with_name("apps.py")
-PAGE = (ROOT / "docs/datacenter.md").read_text().partition("\n### Observers\n")[2]
-EXAMPLE = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
+PAGE = (ROOT / "docs/howto/observers.md").read_text().partition("\n## Observers\n")[2]
+EXAMPLE = file_block(PAGE, "losses.py")
 BROKEN = """
 import sys
 import time

@@ -1,4 +1,4 @@
-"""The app of docs/edge.md runs unchanged: it joins over TLS, trains when it may, and requests the newest Version."""
+"""The app of docs/howto/app.md, unchanged: it joins over TLS, trains when it may, and requests the newest Version."""
 
 import os
 import re
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from support.hosted import Hosted
 from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs
+from support.outside import python_blocks
 from support.values import PUBLISHER, plan
 
 from fanin.clients.data.npz import open_npz
@@ -23,15 +24,14 @@ from fanin.protos.errors import Conflict
 from fanin.protos.messages import RunState
 from fanin.server.access.authority import local_identity
 
-PAGE = Path(__file__).parents[2] / "docs" / "edge.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "app.md"
 WAIT_S = 60.0
 
 
 def example() -> str:
     """Return the text of the app."""
-    section = PAGE.read_text().split("### In an app\n", 1)[1].split("\n## ", 1)[0]
-    (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    return str(code)
+    (code,) = python_blocks(PAGE.read_text())
+    return code
 
 
 @contextmanager

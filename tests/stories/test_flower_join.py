@@ -1,4 +1,4 @@
-"""Flower apps on a coordinator of fanin, over TLS: a list of arrays, and the PyTorch quickstart of docs/flower.md."""
+"""Flower apps on a coordinator of fanin, over TLS: a list of arrays, and the PyTorch quickstart of the docs."""
 
 import json
 import shutil

@@ -19,7 +19,7 @@ from support.held_out import LOOK_S, NAME, NUM_VALUES, WAIT_S, Bench, evaluated_
 from support.hosted import Hosted
 from support.linear import NUM_INPUTS
 from support.metric_graphs import write_graph
-from support.outside import install, install_module, python_blocks, run
+from support.outside import file_block, install, install_module, python_blocks, run
 from support.peers import Peer
 from support.processes import Site
 from support.virtual import plan, start
@@ -35,7 +35,7 @@ from fanin.protos.plans import CohortPlan, EvaluationPlan, MetricSpec, Plan
 from fanin.server.evaluation.evaluator import SETTLE_S
 from fanin.server.evaluation.metrics import evaluate_version
 
-PAGE = (ROOT / "docs" / "evaluation.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "evaluate.md").read_text()
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def metric_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_metric_of_the_page_is_short_and_keeps_the_contract(metric_folder: Path, tmp_path: Path) -> None:
-    example, check = python_blocks(PAGE)
+    example, check = file_block(PAGE, "rare_metrics.py"), python_blocks(PAGE)[-1]
     assert len(example.splitlines()) < 40
     completed = run(metric_folder, check, cwd=tmp_path)
     assert (completed.returncode, completed.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""The program of docs/edge.md that trains a Bundle without a coordinator, from outside the package."""
+"""The program of docs/howto/local.md that trains a Bundle without a coordinator, from outside the package."""
 
 import re
 import subprocess
@@ -9,11 +9,11 @@ import numpy as np
 from house.tree import ROOT
 from support import federations as f
 from support import linear
+from support.outside import python_blocks
 
 from fanin.edge.assembly.assemble import assemble
 
-SECTION = (ROOT / "docs/edge.md").read_text().partition("## Train without a coordinator\n")[2]
-PROGRAM = SECTION.partition("```python\n")[2].partition("```")[0]
+PROGRAM = python_blocks((ROOT / "docs/howto/local.md").read_text())[-1]
 NO_TORCH = "import sys\nsys.modules['torch'] = None\n"
 
 

@@ -1,4 +1,4 @@
-"""The model family of docs/families.md, from outside the package: its contract, and its training on a mesh."""
+"""The model family of docs/howto/families.md, from outside the package: its contract, and its training on a mesh."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from support.outside import install, python_blocks
 from fanin.datacenter.config.train_config import read_train_config
 from fanin.datacenter.jobs.job import train
 
-PAGE = (ROOT / "docs" / "families.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "families.md").read_text()
 CONFIG = """
 [model.conv]
 vocabulary = 16

@@ -1,13 +1,13 @@
-"""An operator that the graph formats lack, with its form in docs/operators.md, from outside the package."""
+"""An operator that the graph formats lack, with its form in docs/howto/operators.md, from outside the package."""
 
-import re
 from pathlib import Path
 
 import pytest
 from house.tree import ROOT
 from parallel.programs import Programs
+from support.outside import python_blocks
 
-PAGE = (ROOT / "docs" / "operators.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "operators.md").read_text()
 PROGRAM = """
 import sys
 from dataclasses import replace
@@ -38,14 +38,14 @@ print(losses[-1] < 0.5 * losses[0])
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the App of the page."""
     folder = tmp_path_factory.mktemp("site")
-    example, _ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    example, _ = python_blocks(PAGE)
     assert len(example.splitlines()) < 40
     (folder / "modulus_app.py").write_text(example)
     return folder
 
 
 def test_the_form_of_the_page_keeps_the_contract(site: Path, programs: Programs) -> None:
-    check = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[1]
+    check = python_blocks(PAGE)[1]
     completed = programs.script(check, site=site)
     assert (completed.returncode, completed.stderr) == (0, "")
 

@@ -14,7 +14,7 @@ from support.nightly import in_ci
 from support.outside import install, python_blocks
 
 RULES, OUTER, SELECTION, STAGES = (
-    (ROOT / "docs" / f"{name}.md").read_text() for name in ("rules", "outer", "selection", "stages")
+    (ROOT / "docs" / "howto" / f"{name}.md").read_text() for name in ("rules", "outer", "selection", "stages")
 )
 RUN = """
 import json, sys

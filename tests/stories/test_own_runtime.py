@@ -1,4 +1,4 @@
-"""The runtime of docs/runtimes.md, from outside the package: a numpy interpreter that trains like torch."""
+"""The runtime of docs/howto/runtimes.md, from outside the package: a numpy interpreter that trains like torch."""
 
 import json
 import subprocess
@@ -10,14 +10,14 @@ import pytest
 from house.tree import ROOT
 from parallel.programs import Programs
 from support.models import app_of, batches, bundle_of, samples, write_copy
-from support.outside import install, python_blocks
+from support.outside import file_block, install, python_blocks
 from torch import from_numpy
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
 from fanin.edge.runtimes.available import open_runtime
 
-PAGE = (ROOT / "docs" / "runtimes.md").read_text()
+PAGE = (ROOT / "docs" / "howto" / "runtimes.md").read_text()
 RUFF = Path(sys.executable).with_name("ruff")
 LEARNING_RATE = 0.05
 TRAIN = """
@@ -45,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the distribution."""
     folder = tmp_path_factory.mktemp("site")
     install(folder, PAGE, "fanin.runtimes")
-    (folder / "numpy_interpreter.py").write_text(python_blocks(PAGE)[2])
+    (folder / "numpy_interpreter.py").write_text(file_block(PAGE, "numpy_interpreter.py"))
     return folder
 
 
@@ -60,7 +60,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(
     site: Path, work: Path, programs: Programs
 ) -> None:
-    example, check, _ = python_blocks(PAGE)
+    example, check = file_block(PAGE, "numpy_onnx.py"), python_blocks(PAGE)[-1]
     completed = subprocess.run(
         [RUFF, "format", "-"], input=example, capture_output=True, text=True, check=True, cwd=ROOT
     )

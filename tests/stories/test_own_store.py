@@ -1,16 +1,14 @@
-"""The store of docs/stores.md, from outside the package."""
+"""The store of docs/howto/stores.md, from outside the package."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from house.tree import ROOT
+from support.outside import python_blocks
 
-EXAMPLE, *PROGRAMS = re.findall(
-    r"^```python\n(.*?)^```$", (ROOT / "docs/stores.md").read_text(), re.MULTILINE | re.DOTALL
-)
+EXAMPLE, *PROGRAMS = python_blocks((ROOT / "docs/howto/stores.md").read_text())
 USE = """
 from fanin.server.storage.records import Role
 token = registry.new_token(Role.OPERATOR)

@@ -8,13 +8,19 @@ from pathlib import Path
 
 
 def python_blocks(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python(?: title=\"[^\"\n]*\")?\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def file_block(page: str, name: str) -> str:
+    """Return the code of the fence whose title is the name of a file."""
+    (code,) = re.findall(rf'^```python title="{re.escape(name)}"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL)
+    return str(code)
 
 
 def install(folder: Path, page: str, group: str) -> None:
     """Write the distribution of a page's example to a folder."""
     ((name, value),) = re.findall(rf'^\[project.entry-points."{group}"\]\n(\w+) = "(.*)"$', page, re.MULTILINE)
-    install_module(folder, (name, value), python_blocks(page)[0], group)
+    install_module(folder, (name, value), file_block(page, f"{value.split(':')[0]}.py"), group)
 
 
 def install_module(folder: Path, entry: tuple[str, str], source: str, group: str) -> None:

@@ -32,7 +32,7 @@ DECAYS = ("", "linear", "cosine")
 
 
 def scheduler_of(optimizer: torch.optim.Optimizer, training: m.Training, num_steps: int) -> LRScheduler:
-    """Return the scheduler that docs/rounds.md names for this training."""
+    """Return the scheduler that docs/explanation/rounds.md names for this training."""
     warmup = training.warmup_steps
     num_decay_steps = max(num_steps - warmup, 1)
     decay: LRScheduler

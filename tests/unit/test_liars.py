@@ -1,6 +1,6 @@
 """One liar among nine honest devices: its influence on each statistic and each group.
 
-docs/operating.md and docs/rules.md have the tables.
+docs/howto/operate.md and docs/howto/rules.md have the tables.
 """
 
 from collections import Counter

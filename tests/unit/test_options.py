@@ -121,7 +121,7 @@ def test_a_plan_with_a_key_of_a_newer_version_is_refused() -> None:
         InvalidPlan,
         (
             "plan: aggregation: got field 1023, which this version of fanin does not know, expected the keys of "
-            "docs/plan.md; use the version of fanin that wrote the Plan"
+            "docs/reference/plan.md; use the version of fanin that wrote the Plan"
         ),
     ):
         from_proto(Plan, message)

@@ -47,7 +47,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_the_documented_subcommand_runs(fanin: Fanin, tmp_path: Path) -> None:
-    install(tmp_path, (ROOT / "docs" / "commands.md").read_text(), "fanin.commands")
+    install(tmp_path, (ROOT / "docs" / "reference" / "commands.md").read_text(), "fanin.commands")
     outcome = fanin("hello", "world")
     assert (outcome.status, outcome.out, outcome.err) == (0, "hello world\n", "")
 

@@ -80,4 +80,4 @@ def test_an_operator_of_another_package_is_named_with_its_remedy(fanin: Fanin, t
     outcome = fanin("export", f"{tmp_path / 'apps.py'}:other", "--check", "--format", "onnx", "--quiet")
     first, _, advice = outcome.out.splitlines()
     assert first == "module itself (Ramp) uses mine.ramp, which has no form in onnxruntime"
-    assert "no layer calls this operator by itself" in advice and "decompositions, docs/operators.md" in advice
+    assert "no layer calls this operator by itself" in advice and "decompositions, docs/howto/operators.md" in advice

@@ -1,4 +1,5 @@
-"""Predictions of the planner, compared with published runs: each is within the ratio that docs/datacenter.md states.
+"""Predictions of the planner, compared with published runs: each is within the ratio that docs/explanation/mesh.md
+states.
 
 Every number of a run is from the page that ``source`` names. A run is left out if its page lacks a number that the
 prediction needs. MPT and GPT have two matrices in their feed-forward, and fanin's decoder has three. Two thirds of
@@ -73,8 +74,8 @@ MODELS = {
 
 
 SOURCES = {TITAN_A100: "T1", TITAN_H100: "T2", FOUNDRY: "M", IBM: "P", KEMPNER: "K"}
-"""Sources, and their short names in the table of docs/datacenter.md."""
-DOCUMENT = Path(__file__).parents[2] / "docs/datacenter.md"
+"""Sources, and their short names in the table of docs/explanation/mesh.md."""
+DOCUMENT = Path(__file__).parents[2] / "docs/explanation/mesh.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +235,7 @@ def test_each_accelerator_has_three_runs_and_is_neither_fast_nor_slow_on_average
 
 
 def row(run: Run) -> str:
-    """Return the run's row in the table of docs/datacenter.md."""
+    """Return the run's row in the table of docs/explanation/mesh.md."""
     choice = predicted(run)
     speed = choice.tokens_per_second / choice.job.parallel.mesh.num_ranks
     memory = f"{choice.memory.total / 2**30:.0f} / {MEMORIES[run.name]:.0f}" if run.name in MEMORIES else ""

@@ -34,7 +34,7 @@ def test_the_default_quorum_is_three_quarters_of_the_buffer(buffer: int, quorum:
     assert (cohort.concurrency, cohort.buffer, cohort.quorum) == (8, buffer, quorum)
 
 
-SEE = "; docs/plan.md describes the key"
+SEE = "; docs/reference/plan.md describes the key"
 COHORT_RULE = "expected quorum <= buffer <= concurrency; lower quorum or buffer, or raise concurrency"
 DEVICES_RULE = f"expected an integer from 1 to 1000000{SEE}"
 RATE_RULE = f"expected a number from 1.2e-38 to 1.7e+38{SEE}"
@@ -140,7 +140,7 @@ WRONG = [
         ),
     ),
     ("app =", "apps =", f"apps: unknown key, expected one of {TOP}; did you mean app?"),
-    (APP, f"{APP}\n[extra]", f"extra: unknown section, expected one of {TOP}; docs/plan.md lists the keys"),
+    (APP, f"{APP}\n[extra]", f"extra: unknown section, expected one of {TOP}; docs/reference/plan.md lists the keys"),
     (
         APP,
         f"{APP}\nconcurrency = 3",
@@ -170,7 +170,7 @@ WRONG = [
     (
         COHORT,
         f"{COHORT}\nx = 8",
-        f"cohort.x: unknown key, expected one of {COHORT_KEYS}; docs/plan.md lists the keys",
+        f"cohort.x: unknown key, expected one of {COHORT_KEYS}; docs/reference/plan.md lists the keys",
     ),
     (COHORT, "concurrency = 8.0", f"cohort.concurrency: got 8.0, {DEVICES_RULE}"),
     (COHORT, "concurrency = true", f"cohort.concurrency: got True, {DEVICES_RULE}"),
@@ -347,7 +347,7 @@ BAD_OPTIONS = [
     ),
     (
         "training.optimizer.momentum=x",
-        "--set: training.optimizer.momentum: got 'x', expected a finite number; docs/plan.md describes the key",
+        f"--set: training.optimizer.momentum: got 'x', expected a finite number{SEE}",
     ),
     ("name.x=8", "--set: name.x: name is not a section; set name as a whole"),
     ("cohort.quorum=9", f"plan.toml with --set: cohort: got quorum 9, buffer 8, concurrency 8, {COHORT_RULE}"),

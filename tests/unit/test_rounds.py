@@ -19,7 +19,7 @@ from fanin.server.rounds.endings import ENDING, failure_exits, stay
 from fanin.server.rounds.machine import Round, Rules
 from fanin.server.rounds.plain import PLAIN
 
-PAGE = Path(__file__).parents[2] / "docs" / "rounds.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "rounds.md"
 RULES = Rules(concurrency=3, buffer=2, quorum=1, deadline_s=60.0)
 SYNCHRONOUS = Rules(concurrency=2, buffer=2, quorum=2, deadline_s=60.0)
 EAGER = replace(SYNCHRONOUS, quorum=1)

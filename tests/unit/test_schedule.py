@@ -120,7 +120,7 @@ def test_rounds_that_do_not_increase_or_are_too_many_are_refused(rounds: Sequenc
         replace(plan(), schedule=changes)
 
 
-SEE = "; docs/plan.md describes the key"
+SEE = "; docs/reference/plan.md describes the key"
 RATE_RULE = f"expected a number from 1.2e-38 to 1.7e+38{SEE}"
 UNKNOWN = (
     "unknown key, expected one of from_round, learning_rate, decay, epochs, proximal_weight, batch_size, optimizer, "

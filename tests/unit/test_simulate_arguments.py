@@ -103,12 +103,18 @@ def test_an_error_in_the_plan_names_the_argument(plan: dict[str, object], cohort
             {"schedule": [{"from_round": 2, "optimizer": {"beta1": 0.5}}]},
             r"got schedule\.0\.optimizer beta1, but the settings in the train graph are: momentum; export",
         ),
-        ({"training.optimizer": {"momentun": 0.5}}, r".*: momentum; for momentun, did you mean momentum\? \(docs/edge"),
+        (
+            {"training.optimizer": {"momentun": 0.5}},
+            r".*: momentum; for momentun, did you mean momentum\? \(docs/howto/recipe",
+        ),
         (
             {"training.optimizer": {"learning_rate": 0.5}},
             ".*; the optimizers of fanin have momentum, weight_decay, beta1, beta2, decay; remove learning_rate",
         ),
-        ({"training.optimizer": {"weight_decay": 0.1}}, r".* has the field settable=\('weight_decay',\) \(docs/edge"),
+        (
+            {"training.optimizer": {"weight_decay": 0.1}},
+            r".* has the field settable=\('weight_decay',\) \(docs/howto/recipe",
+        ),
         (
             {"schedule": [{"from_round": 2, "optimizer": {"momentum": 1.5}}]},
             r"got schedule\.0\.optimizer\.momentum 1.5, expected at least 0 and below 1",

@@ -295,7 +295,7 @@ OF_GRAPHS: Final = {
 }
 NO_GRAPHS: Final = (
     "simulate: got test, baseline, resume, engine, devices.examples_per_s with a Flower app, expected none of them: "
-    "the app trains and evaluates by itself, and no graphs exist; remove them (docs/simulation.md)"
+    "the app trains and evaluates by itself, and no graphs exist; remove them (docs/tutorials/from-flower.md)"
 )
 
 

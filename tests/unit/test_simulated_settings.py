@@ -200,7 +200,7 @@ def test_a_scheduled_setting_of_graphs_is_refused(key: str) -> None:
     with raises(
         InvalidPlan,
         f"simulate: got schedule.0.{key}, but the bundle has no graphs: the code on the devices trains; remove this "
-        "from the plan, and set it in the app (docs/flower.md)",
+        "from the plan, and set it in the app (docs/howto/flower.md)",
     ):
         settings = SimulationSettings(initial=ARRAYS, plan=plan, quiet=True)
         simulate(lambda context: NumPyClient().to_client(), 2, cohort=2, rounds=2, settings=settings)

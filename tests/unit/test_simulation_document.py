@@ -1,4 +1,4 @@
-"""docs/simulation.md: its examples run unchanged, and print the output on the page."""
+"""The pages about simulations: their own partitioner, metric, devices and traces, and the figures of the examples."""
 
 import pickle
 import re
@@ -9,39 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from house.tree import ROOT
+from support.outside import python_blocks
 
 from fanin.clients.data.digits import load_digits
 from fanin.simulation import DeviceTrace, SimulationSettings, load_data, partition, read_devices, read_traces
 
-TEXT = (ROOT / "docs" / "simulation.md").read_text()
-TEN_LINES, PARTITIONER, CHECK, OWN_METRIC, DEVICES, CAPACITY, FAULTS = re.findall(
-    r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL
+DATA, RESULTS, DEVICES_PAGE = (
+    (ROOT / "docs/howto" / f"{name}.md").read_text() for name in ("data", "results", "devices")
 )
+PARTITIONER, CHECK = python_blocks(DATA)
+OWN_METRIC = python_blocks(RESULTS)[-1]
+DEVICES, CAPACITY = python_blocks(DEVICES_PAGE)
 
 
-def run(code: str, folder: Path) -> str:
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder)
-    assert completed.returncode == 0, completed.stderr
-    return completed.stdout
-
-
-@pytest.mark.nightly
-def test_a_run_with_faults_prints_the_output_of_the_page(tmp_path: Path) -> None:
-    # The page has other outputs, too.
-    following = TEXT[TEXT.index(FAULTS) :]
-    expected = re.findall(r"^```text\n(.*?)^```$", following, re.MULTILINE | re.DOTALL)[0]
-    assert run(FAULTS, tmp_path) == expected
-    assert expected.endswith("True\n")
-
-
-@pytest.mark.nightly
-def test_ten_lines_train_a_module(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    lines = [line for line in TEN_LINES.splitlines() if line and not line.startswith(("import", "from"))]
-    assert len(lines) <= 9
-    output = run(f"{TEN_LINES}\nprint(result.rounds[-1].test_accuracy > 0.5, len(result.rounds))", tmp_path)
-    assert output.endswith("True 21\n")
-    assert (tmp_path / "rounds.png").stat().st_size > 1000
+def text_block(language: str, start: str = "") -> str:
+    (text,) = re.findall(rf"^```{language}[^\n]*\n({start}.*?)^```$", DEVICES_PAGE, re.MULTILINE | re.DOTALL)
+    return str(text)
 
 
 def test_the_metric_of_the_page_is_a_number_between_0_and_1() -> None:
@@ -72,33 +55,31 @@ def test_buffered_rounds_have_the_speed_up_of_the_page(tmp_path: Path) -> None:
     completed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert completed.returncode == 0, completed.stderr
     (speed_up,) = re.findall(r"speed-up: ([\d.]+)", completed.stdout)
-    assert float(speed_up) > 3.0 and "The buffer is 3.7 times as fast" in TEXT
+    assert float(speed_up) > 3.0 and "The buffer is 3.7 times as fast" in DEVICES_PAGE
     assert (tmp_path / "buffered.png").stat().st_size > 1000
 
 
 def test_the_file_of_devices_is_the_model_of_the_page(tmp_path: Path) -> None:
     names: dict[str, object] = {}
     exec(DEVICES, names)
-    (text,) = re.findall(r"^```toml\n(examples_per_s.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    (tmp_path / "devices.toml").write_text(text)
+    (tmp_path / "devices.toml").write_text(text_block("toml"))
     assert read_devices(tmp_path / "devices.toml") == names["devices"]
 
 
 def test_the_traces_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (table,) = re.findall(r"^```csv\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    (tmp_path / "devices.csv").write_text(table)
-    assert read_traces(tmp_path / "devices.csv").devices[1].bytes_up_per_s == 1e5
+    (tmp_path / "traces.csv").write_text(text_block("csv"))
+    assert read_traces(tmp_path / "traces.csv").devices[1].bytes_up_per_s == 1e5
     monkeypatch.chdir(tmp_path)
     Path("client_device_capacity").write_bytes(pickle.dumps({1: {"computation": 20.0, "communication": 8000.0}}))
     exec(CAPACITY, {})
-    (device,) = read_traces("devices.csv").devices
+    (device,) = read_traces("traces.csv").devices
     assert device == DeviceTrace(examples_per_s=1000 / 60, bytes_down_per_s=1e6, bytes_up_per_s=1e6)
 
 
 def test_the_partitioner_of_the_page_keeps_one_label_from_each_client() -> None:
     names: dict[str, object] = {}
     exec(PARTITIONER, names)
-    by = names["one_label_missing"]({})  # type: ignore[operator]
+    by = names["one_label_missing"]()  # type: ignore[operator]
     counts = partition(load_digits(), 10, by).label_counts()
     assert ((counts > 0).sum(axis=1) == 9).all()
 

@@ -55,7 +55,7 @@ def test_a_version_has_the_control_variates_of_its_parent_and_round(tmp_path: Pa
 
 @dataclass
 class History:
-    """The expected state of a device, computed by the rules of docs/stages.md without the record."""
+    """The expected state of a device, computed by the rules of docs/howto/stages.md without the record."""
 
     lineage: int = 0
     version: int = 0

@@ -134,7 +134,7 @@ def test_the_staleness_of_a_plan_has_its_range(max_staleness: int) -> None:
         InvalidPlan,
         (
             f"plan: aggregation.max_staleness: got {max_staleness}, expected an integer from 0 to 1000; "
-            "docs/plan.md describes the key"
+            "docs/reference/plan.md describes the key"
         ),
     ):
         AggregationPlan(max_staleness=max_staleness)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs, numpy_step
+from support.outside import python_blocks
 from support.values import PUBLISHER
 
 from fanin.clients.data.examples import Examples
@@ -307,9 +308,9 @@ def test_a_step_that_contracts_is_a_change_and_its_end_is_none(tmp_path: Path) -
 
 
 def test_the_documented_trainer_runs_outside_the_package(tmp_path: Path) -> None:
-    section = (ROOT / "docs" / "edge.md").read_text().split("## Your own trainer\n", 1)[1].split("\n## ", 1)[0]
-    (code,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
-    (expected,) = re.findall(r"^```text\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    section = (ROOT / "docs" / "howto" / "trainer.md").read_text()
+    (code,) = python_blocks(section)
+    (expected,) = re.findall(r"^```text title=\"Output\"\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     assert len(code.splitlines()) < 40
     completed = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (completed.stdout, completed.stderr) == (expected, "")

@@ -1,7 +1,7 @@
 """The Plan as a TOML file: its parser, and the options that override its keys.
 
-Every key is declared in ``fanin.protos.plans``; docs/plan.md lists them. The parser is strict. An unknown key, a wrong
-type or a value out of range is an error. It names the key and its source: the file or ``--set``.
+Every key is declared in ``fanin.protos.plans``; docs/reference/plan.md lists them. The parser is strict. An unknown
+key, a wrong type or a value out of range is an error. It names the key and its source: the file or ``--set``.
 """
 
 import tomllib
@@ -42,7 +42,7 @@ class PlanFile:
         Key(
             text="The App to export: `package.module:name`, or `path/to/file.py:name` relative to the working "
             "directory. A Plan has either `app` or `bundle`.",
-            see="edge.md",
+            see="../howto/export.md",
         ),
     ] = ""
     bundle: Annotated[str, Key(text="The folder of a Bundle, relative to the Plan's file.")] = ""

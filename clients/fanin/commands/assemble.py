@@ -23,7 +23,8 @@ def assemble(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE.toml", help="Describes the graphs, the parameters of version 0 and the sizes (docs/edge.md)."
+            metavar="FILE.toml",
+            help="Describes the graphs, the parameters of version 0 and the sizes (docs/howto/assemble.md).",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="A new folder for the bundle.")],

@@ -46,7 +46,7 @@ def bundle(
     ] = DEFAULT_KEY,
     json: JsonOption = "",
 ) -> None:
-    """Write a signed bundle of arrays without graphs, which Flower apps train (docs/flower.md)."""
+    """Write a signed bundle of arrays without graphs, which Flower apps train (docs/howto/flower.md)."""
     with wrong_usage():
         new_folder("--out", out)
         _check_source(initial, flower)

@@ -142,7 +142,7 @@ def _simulate(
         bool, typer.Option("--stop-on-failure", help="End at the first error in the training of a client.")
     ] = False,
     devices: Annotated[
-        Path | None, typer.Option("--devices", help="A device model in TOML; docs/simulation.md.")
+        Path | None, typer.Option("--devices", help="A device model in TOML; docs/howto/devices.md.")
     ] = None,
     events: Annotated[Path | None, typer.Option("--events", help="Write the event log as JSON lines.")] = None,
     flower: Annotated[

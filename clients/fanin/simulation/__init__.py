@@ -6,8 +6,8 @@
     async with Federation(folder, seed=0) as federation: ...        # step by step, inside ``run_virtual``
 
 The simulation composes ``fanin.server`` and ``fanin.clients`` through the Protocol ``Fleet``. Clock, network and
-threads are replaced. All other code is production code (docs/simulation.md). The names in ``__all__`` are public, and
-their modules are imported when a name is first used.
+threads are replaced. All other code is production code (docs/howto/simulate.md). The names in ``__all__`` are public,
+and their modules are imported when a name is first used.
 
 Reading order:
 

@@ -46,7 +46,7 @@ class RoundRow:
             report one. NaN if none does.
         metrics: The metrics of the Plan (``[[evaluation.metrics]]``) and of the settings on the test data: NAME in
             float, and NAME_int8 of the int8 model. NaN if the Version was not evaluated.
-        num_diverged: Clients whose loss reached the largest counted loss (docs/simulation.md#diverged-clients).
+        num_diverged: Clients whose loss reached the largest counted loss (docs/howto/results.md#diverged-clients).
             ``train_loss`` and ``validation_loss`` are then too small.
         num_saturated: Values of the Round's Updates that the Round's grid clipped, because they were out of its range.
         num_saturated_clients: Clients that lost more than 1 % of their values so.

@@ -30,12 +30,12 @@ class SimulationSettings:
         test: Examples on which each Version is evaluated, in float and in int8. The Plan's ``evaluation.every`` and
             ``evaluation.metrics`` apply.
         metrics: Metrics of your own by name: a function ``(predictions, targets) -> number``, a ``Metric``, or the path
-            of an ONNX graph (docs/evaluation.md). They are computed on ``test``, and for each client on its validation
-            part if the Plan declares the statistic ``evaluate.NAME``.
-        plan: Further keys of the Plan with their values, by dotted name (docs/plan.md); or a Plan.
+            of an ONNX graph (docs/howto/evaluate.md). They are computed on ``test``, and for each client on its
+            validation part if the Plan declares the statistic ``evaluate.NAME``.
+        plan: Further keys of the Plan with their values, by dotted name (docs/reference/plan.md); or a Plan.
         selection: A selection policy of your own: a function ``(waiting, num_places, round_number, rng) -> devices``,
-            or a class without arguments whose objects are called like one (docs/selection.md). It replaces the Plan's
-            ``cohort.selection``, and has its own name.
+            or a class without arguments whose objects are called like one (docs/howto/selection.md). It replaces the
+            Plan's ``cohort.selection``, and has its own name.
         seed: Seed of all random choices, 0 or more.
         seeds: Seeds of several simulations instead of ``seed``. The result is that of the first seed.
             ``Result.repeats`` and ``Result.spread`` have all of them. The partition is the same for all.
@@ -50,8 +50,8 @@ class SimulationSettings:
             out: the clients do not evaluate.
         engine: ``graph`` trains by the exported graph in onnxruntime, bit-identical with a Run on real devices.
             ``vmap`` trains the clients of a Round together in torch, and ``vmap:cuda`` on a GPU. Their rounding
-            differs. In docs/benchmarks.md ``vmap`` is faster for the logistic regression, and slower for the CNN.
-            ``auto`` takes the faster one, by a measurement.
+            differs. In docs/explanation/benchmarks.md ``vmap`` is faster for the logistic regression, and slower for
+            the CNN. ``auto`` takes the faster one, by a measurement.
         processes: Processes that train clients in parallel; 1 trains them in this process. The Versions are the same.
         cluster: The Ray cluster that trains the clients, instead of ``processes``. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.

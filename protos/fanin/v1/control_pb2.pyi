@@ -103,7 +103,7 @@ class _RoundPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RoundPhase
     """An error ended the Round, and the failure is being recorded."""
 
 class RoundPhase(_RoundPhase, metaclass=_RoundPhaseEnumTypeWrapper):
-    """Phase of a Round; docs/rounds.md has the diagram."""
+    """Phase of a Round; docs/explanation/rounds.md has the diagram."""
 
 ROUND_PHASE_UNSPECIFIED: RoundPhase.ValueType  # 0
 ROUND_PHASE_SELECTING: RoundPhase.ValueType  # 1

@@ -6,7 +6,7 @@ numpy accept long seeds. torch's CPU generator ignores all but 32 bits of a seed
 generators of GPUs take 64 bits.
 
 A Mersenne Twister is no cryptographic generator. Its draws are no differential privacy, whatever the seed
-(docs/privacy.md).
+(docs/explanation/privacy.md).
 
 Reference:
     Matsumoto and Nishimura 1998, "Mersenne Twister", ACM TOMACS 8(1). PyTorch, ``aten/src/ATen/CPUGeneratorImpl.cpp``.

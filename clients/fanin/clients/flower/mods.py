@@ -31,7 +31,7 @@ def warnings_of(functions: Iterable[object]) -> tuple[str, ...]:
     used = {name for function in functions for mod in _mods_around(function) for name in _names(mod)}
     return tuple(
         f"mod {name} is not supported: {reason}. Its result is neither differential privacy nor masked; see "
-        "docs/privacy.md"
+        "docs/explanation/privacy.md"
         for name, reason in UNSUPPORTED.items()
         if name in used
     )

@@ -71,7 +71,7 @@ def load_data(name: str, *, seed: int = 0) -> LoadedData:
 
     Args:
         name: ``digits``, ``fashion-mnist``, ``tinyshakespeare``, or the path of an .npz, .csv or .parquet file, or of a
-            folder of tables (docs/simulation.md).
+            folder of tables (docs/howto/data.md).
         seed: Seed of the choice of the test part, for data without one.
 
     Raises:

@@ -16,7 +16,7 @@ class SimulationEvent:
         seed: The seed of the simulation.
         time_s: Virtual time.
         client: The index of the client; None for the coordinator.
-        event: What happened: one of ``DEVICE_EVENTS`` or ``COORDINATOR_EVENTS`` (docs/simulation.md lists them).
+        event: What happened: one of ``DEVICE_EVENTS`` or ``COORDINATOR_EVENTS`` (docs/howto/devices.md lists them).
         round: The Round; 0 for none.
         detail: More about it, such as the text of an error.
     """

@@ -95,7 +95,7 @@ def _vmap_advice(app: "App") -> str:
         VectorStep(app)
     except UnsupportedModel:
         return ""
-    return "; or engine='vmap' simulates it without an export (docs/simulation.md)"
+    return "; or engine='vmap' simulates it without an export (docs/howto/engines.md)"
 
 
 def check_no_int8(plan: Plan) -> None:

@@ -279,7 +279,7 @@ def check_flower_settings(settings: SimulationSettings) -> None:
     if unused:
         raise InvalidInput(
             f"simulate: got {', '.join(unused)} with a Flower app, expected none of them: the app trains and evaluates "
-            "by itself, and no graphs exist; remove them (docs/simulation.md)"
+            "by itself, and no graphs exist; remove them (docs/tutorials/from-flower.md)"
         )
 
 

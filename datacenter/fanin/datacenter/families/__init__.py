@@ -1,7 +1,7 @@
 """Families: the kinds of models that a config names as ``[model.NAME]``, one record each.
 
 Other rooms ask the record for a module, its layout, its tokens and its FLOPs, so they need no code for a family. Other
-distributions add families by the entry point ``fanin.families`` (docs/families.md).
+distributions add families by the entry point ``fanin.families`` (docs/howto/families.md).
 
 Modules, in reading order:
 

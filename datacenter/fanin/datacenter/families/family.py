@@ -104,7 +104,7 @@ class Family(Generic[C]):
         check_part(what, "config", self.config, is_frozen, "a frozen dataclass of sizes")
         for part in ("build", "layout", "tokens", "work", "files"):
             function = getattr(self, part)
-            check_part(what, part, function, callable(function), "a function of the config; see docs/families.md")
+            check_part(what, part, function, callable(function), "a function of the config; see docs/howto/families.md")
         are_configs = isinstance(presets, Mapping) and are_all([*presets.values()], list, self.config)
         check_part(what, "presets", self.presets, are_configs, f"a dict of {self.config.__name__} by name")
         check_part(what, "planned", self.planned, isinstance(self.planned, bool), "true or false")

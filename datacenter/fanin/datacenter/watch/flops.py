@@ -56,7 +56,7 @@ class Hardware:
         memory_bytes_per_second: Bandwidth of its memory.
         source: Source of these numbers.
         efficiency: Share of the peak that the products of a training step reach, fitted to published runs
-            (docs/datacenter.md).
+            (docs/howto/observers.md).
     """
 
     name: str

@@ -2,8 +2,8 @@
 
 Each key of a Plan is declared once, in ``cohort``, ``sections``, ``evaluation`` or ``plan``. The TOML reader and the
 ``--set`` option (``fanin.clients.planfile``), the range checks of the constructors, the wire form
-(``fanin.protos.wire``) and the page docs/plan.md read that declaration. To add a key, declare it, add the field of
-the same name to the .proto file, and print the page again with ``tests/golden/plan_page.py``.
+(``fanin.protos.wire``) and the page docs/reference/plan.md read that declaration. To add a key, declare it, add the
+field of the same name to the .proto file, and print the page again with ``tests/golden/plan_page.py``.
 
 Modules in reading order:
 

@@ -12,7 +12,7 @@ from fanin.protos.plans.entries import OPTIONS, Option
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 MAX_COHORT: Final = 1_000_000
-COHORT_SECTION: Final = "operating.md#cohort-and-when-a-round-closes"
+COHORT_SECTION: Final = "../howto/cohort.md"
 
 
 def _default_quorum(cohort: Mapping[str, object]) -> int:
@@ -97,7 +97,7 @@ class CohortPlan:
             "installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="selection.md",
+            see="../howto/selection.md",
         ),
     ] = "uniform"
     selection_options: Annotated[
@@ -105,7 +105,7 @@ class CohortPlan:
         Key(
             text="The options of the policy. Those of fanin have none.",
             entries=OPTIONS,
-            see="selection.md#a-policy-of-your-own",
+            see="../howto/selection.md#a-policy-of-your-own",
         ),
     ] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.keys import Key, range_problem, shown
 from fanin.protos.plans.sections import MAX_TIMES
 
-PAGE: Final = "evaluation.md"
+PAGE: Final = "../howto/evaluate.md"
 MAX_METRICS: Final = 16
 
 

@@ -19,7 +19,7 @@ class FlowerPlan:
             "and all items of a list have one type. `lr` is `training.learning_rate` unless it is here; `server-round` "
             "is the number of the Round.",
             entries=SETTINGS,
-            see="flower.md",
+            see="../howto/flower.md",
         ),
     ] = field(default_factory=dict)
     roles: Annotated[
@@ -30,6 +30,6 @@ class FlowerPlan:
             "name: `*running_mean` and `*running_var` are statistics, `*num_batches_tracked` is a counter, and all "
             "others are parameters.",
             entries=ROLES,
-            see="flower.md#roles-of-arrays",
+            see="../howto/flower.md#roles-of-arrays",
         ),
     ] = field(default_factory=dict)

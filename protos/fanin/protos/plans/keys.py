@@ -1,4 +1,4 @@
-"""The declaration of a key, from which its range check and the texts of errors and of docs/plan.md are derived.
+"""The declaration of a key: the source of its range check, and of the texts of errors and of docs/reference/plan.md.
 
 A section of a Plan is a frozen dataclass. The annotation of a field declares a key::
 
@@ -24,7 +24,7 @@ TYPE_NAMES: Final = MappingProxyType(
     {int: "an integer", float: "a number", str: "a string", bool: "true or false", dict: "a table"}
 )
 """The types that a key may have."""
-PAGE: Final = "docs/plan.md"
+PAGE: Final = "docs/reference/plan.md"
 EMPTY: Final = '""'
 """The empty string among the choices of a key, as a Plan writes it."""
 MAX_SHOWN_BITS: Final = 256
@@ -60,7 +60,7 @@ class Key:
         is_valid: Whether a string has that form.
         entries: The values of a table.
         derived: The default, if other keys determine it. The field itself then has none.
-        see: Target of a link from docs/plan.md.
+        see: Target of a link from docs/reference/plan.md.
     """
 
     text: str

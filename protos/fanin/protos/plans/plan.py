@@ -104,7 +104,7 @@ class Plan:
             if len(unknown := UnknownFieldSet(value)):
                 raise InvalidPlan(
                     f"plan: {section}: got field {unknown[0].field_number}, which this version of fanin does not know, "
-                    "expected the keys of docs/plan.md; use the version of fanin that wrote the Plan"
+                    "expected the keys of docs/reference/plan.md; use the version of fanin that wrote the Plan"
                 )
 
     def training_in(self, round_number: int) -> Training:
@@ -211,4 +211,4 @@ def check_schedule(plan: Plan) -> None:
 
 
 CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics, check_schedule, check_metrics)
-"""The conditions on several keys. Their docstrings are the text of docs/plan.md."""
+"""The conditions on several keys. Their docstrings are the text of docs/reference/plan.md."""

@@ -65,7 +65,7 @@ class Training:
             text="FedProx's mu. Above 0.0 the Bundle's App needs `Recipe(proximal=True)`.",
             at_least=0,
             at_most=MAX_RATE,
-            see="edge.md",
+            see="../howto/recipe.md",
         ),
     ] = 0.0
     batch_size: Annotated[
@@ -83,7 +83,7 @@ class Training:
         Key(
             text="Settings of the optimizer in the train graph, such as `momentum`, `weight_decay` or `beta1`, instead "
             "of those of the App.",
-            see="edge.md#optimizers",
+            see="../howto/recipe.md#optimizers",
         ),
     ] = field(default_factory=dict)
     warmup_steps: Annotated[
@@ -94,7 +94,7 @@ class Training:
             unit="steps",
             at_least=0,
             at_most=MAX_TIMES,
-            see="rounds.md#a-learning-rate-that-changes-within-a-round",
+            see="../explanation/rounds.md#a-learning-rate-that-changes-within-a-round",
         ),
     ] = 0
     step_decay: Annotated[
@@ -103,7 +103,7 @@ class Training:
             text="How the learning rate falls towards 0 over a device's steps in a Round after the first W: `linear` "
             "or `cosine`. Empty: not at all.",
             choices=STEP_DECAYS,
-            see="rounds.md#a-learning-rate-that-changes-within-a-round",
+            see="../explanation/rounds.md#a-learning-rate-that-changes-within-a-round",
         ),
     ] = ""
 
@@ -121,7 +121,7 @@ class CodecSpec:
         Key(
             text="Name of the codec. `int8` sends a quarter of the bytes of `fixed32`.",
             choices=tuple(CODEC_BITS),
-            see="decisions/0006-int8-rounds-by-chance.md",
+            see="../decisions/0006-int8-rounds-by-chance.md",
         ),
     ] = "fixed32"
     max_shift: Annotated[
@@ -149,12 +149,12 @@ class StageSpec:
             text="`error_feedback`, `scaffold`, or a stage that is installed at the coordinator and on the devices.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="stages.md",
+            see="../howto/stages.md",
         ),
     ]
     options: Annotated[
         dict[str, Option],
-        Key(text="The options of the stage. `scaffold` has `num_devices`.", entries=OPTIONS, see="stages.md"),
+        Key(text="The options of the stage. `scaffold` has `num_devices`.", entries=OPTIONS, see="../howto/stages.md"),
     ] = field(default_factory=dict)
 
 
@@ -168,7 +168,7 @@ class Statistic:
             text="Its name among the counts of the trainer's `Change`.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="operating.md#statistics",
+            see="statistics.md",
         ),
     ]
     unit: Annotated[
@@ -200,12 +200,12 @@ class AggregationPlan:
             "installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="rules.md",
+            see="../howto/rules.md",
         ),
     ] = "weighted_mean"
     rule_options: Annotated[
         dict[str, Option],
-        Key(text="The options of the rule. `trimmed_mean` has `trim`.", entries=OPTIONS, see="rules.md"),
+        Key(text="The options of the rule. `trimmed_mean` has `trim`.", entries=OPTIONS, see="../howto/rules.md"),
     ] = field(default_factory=dict)
     max_examples: Annotated[
         int,
@@ -215,7 +215,7 @@ class AggregationPlan:
             unit="examples",
             at_least=0,
             at_most=MAX_TIMES,
-            see="rules.md#weights",
+            see="../howto/rules.md#weights",
         ),
     ] = 0
     outer_optimizer: Annotated[
@@ -225,7 +225,7 @@ class AggregationPlan:
             "installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
-            see="outer.md",
+            see="../howto/outer.md",
         ),
     ] = "fedavg"
     outer_options: Annotated[
@@ -233,7 +233,7 @@ class AggregationPlan:
         Key(
             text="The options of the outer optimizer: `learning_rate`, and `momentum` of `nesterov`.",
             entries=OPTIONS,
-            see="outer.md",
+            see="../howto/outer.md",
         ),
     ] = field(default_factory=dict)
     max_staleness: Annotated[
@@ -245,7 +245,7 @@ class AggregationPlan:
             unit="Versions",
             at_least=0,
             at_most=MAX_STALENESS,
-            see="decisions/0010-stale-updates-move-to-the-rounds-grid.md",
+            see="../decisions/0010-stale-updates-move-to-the-rounds-grid.md",
         ),
     ] = 0
 
@@ -282,7 +282,7 @@ class StopPlan:
             unit="points or percent",
             at_least=0,
             at_most=100,
-            see="operating.md#when-int8-falls-behind",
+            see="../howto/operate.md#when-int8-falls-behind",
         ),
     ] = 0.0
 

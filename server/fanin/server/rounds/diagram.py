@@ -1,4 +1,4 @@
-"""The state diagram of a round protocol, generated from its transition table for docs/rounds.md."""
+"""The state diagram of a round protocol, generated from its transition table for docs/explanation/rounds.md."""
 
 from fanin.protos.messages import RoundPhase
 from fanin.server.rounds.machine import RoundProtocol

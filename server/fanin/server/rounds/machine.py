@@ -1,6 +1,7 @@
 """The round machine: the state of one Round, and protocols that change it by a transition table.
 
-Rule 1: every transition of a Round is a row of its protocol. The diagram in docs/rounds.md is generated from the rows.
+Rule 1: every transition of a Round is a row of its protocol. The diagram in docs/explanation/rounds.md is generated
+from the rows.
 Rule 2: no clock, no IO, no randomness. ``step(event, now)`` returns the next Round and its effects. The driver
 carries the effects out and reports each result as the next event.
 Rule 3: an event without a row in the protocol raises ``IllegalEvent`` and changes nothing.

@@ -269,7 +269,7 @@ def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str
     if unknown := sorted(changes.keys() - known.keys()):
         raise InvalidPlan(
             f"{what} {', '.join(unknown)}, but the settings in the train graph are: {', '.join(known) or 'none'}; "
-            f"{_optimizer_remedy(unknown, known)} (docs/edge.md#optimizers)"
+            f"{_optimizer_remedy(unknown, known)} (docs/howto/recipe.md#optimizers)"
         )
     for name, value in changes.items():
         if not known[name].allows(value):
@@ -316,7 +316,7 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
     if keys := [key for key, value in is_set.items() if value]:
         raise InvalidPlan(
             f"{what}: got {', '.join(keys)}, but the bundle has no graphs: the code on the devices trains; remove this "
-            "from the plan, and set it in the app (docs/flower.md)"
+            "from the plan, and set it in the app (docs/howto/flower.md)"
         )
 
 

@@ -66,7 +66,7 @@ class UpdateStored:
         return (
             f"{self.num_saturated} of the {counted(self.num_values, 'value')} of the update were out of the range of "
             "the grid and were cut to its end: the update is not the one that was trained. A large change, or noise "
-            "that an app adds, does this (docs/flower.md, Large changes)"
+            "that an app adds, does this (docs/howto/flower.md, Large changes)"
         )
 
 

@@ -80,9 +80,9 @@ class App:
             parameters. Devices apply it to their data. ``calibration`` and ``validation`` are already preprocessed.
         raw: Real raw inputs (n, ...), uint8, int32 or float32; required together with ``preprocess``.
         lengths: One or more lengths of sequences, each with its own graphs. ``calibration``, ``validation`` and
-            ``targets`` have the longest. Shorter rows are padded at their end. See docs/inputs.md.
+            ``targets`` have the longest. Shorter rows are padded at their end. See docs/howto/inputs.md.
         decompositions: Forms of operators by operator overload, for operators without a form in a graph format. They
-            take precedence over the built-in ones. See docs/operators.md.
+            take precedence over the built-in ones. See docs/howto/operators.md.
 
     Raises:
         UnsupportedModel: A field is invalid.

@@ -30,27 +30,27 @@ from fanin.edge.export.refusals import (
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 
 LACKING: Final = (
-    "replace it, or give the App a form of it (decompositions, docs/operators.md): not even its forward has one in "
-    "this format, so freezing does not help"
+    "replace it, or give the App a form of it (decompositions, docs/howto/operators.md): not even its forward has one "
+    "in this format, so freezing does not help"
 )
 FREEZE: Final = (
     "replace it, or train only the layers after it: its forward has a form in this format, its gradient has none "
     "(requires_grad_(False) on it and on all layers before it, or a recipe that trains 'head'); or give the App a form "
-    "of the gradient's operator (decompositions, docs/operators.md)"
+    "of the gradient's operator (decompositions, docs/howto/operators.md)"
 )
 REAL: Final = (
     "compute with real numbers, because this format lacks forms of complex ones: frames times a matrix of cosines and "
-    "sines are the same spectrum, docs/edge.md"
+    "sines are the same spectrum, docs/howto/recipe.md"
 )
 REWRITE: Final = "replace the part that the reason names: preprocess is exported as a graph, too"
 LOOK: Final = "each layer and each call has a form by itself: check the loss and the part that the reason names"
 OWN_FORM: Final = (
     "no layer calls this operator by itself: the code of the App's forward or loss does. Replace it there, or give the "
-    "App a form of it (decompositions, docs/operators.md)"
+    "App a form of it (decompositions, docs/howto/operators.md)"
 )
 INSTEAD: Final = MappingProxyType(
     {
-        "fft": "frames times a matrix of cosines and sines are the same spectrum, docs/edge.md",
+        "fft": "frames times a matrix of cosines and sines are the same spectrum, docs/howto/recipe.md",
         "Boolean index": "index by numbers, which you compute once in __init__: mask.nonzero()[:, 0]",
     }
 )

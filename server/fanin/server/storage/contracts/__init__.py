@@ -1,4 +1,4 @@
-"""The contracts of the stores, as checks for the tests of an implementation (docs/stores.md).
+"""The contracts of the stores, as checks for the tests of an implementation (docs/howto/stores.md).
 
 Each check uses an empty store. It raises AssertionError with a description of the fault.
 

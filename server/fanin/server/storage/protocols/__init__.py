@@ -1,6 +1,6 @@
 """The Protocols of the stores: a coordinator's requirements for a database, blobs and a spool.
 
-Implement them to keep the state of a coordinator elsewhere (docs/stores.md). ``storage.contracts`` tests an
+Implement them to keep the state of a coordinator elsewhere (docs/howto/stores.md). ``storage.contracts`` tests an
 implementation. Every method that changes the record is one transaction. It succeeds completely or changes nothing, and
 its effect is durable when it returns. Every method may be repeated after any error.
 
