@@ -98,7 +98,7 @@ def test_the_traces_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_partitioner_of_the_page_keeps_one_label_from_each_client() -> None:
     names: dict[str, object] = {}
     exec(PARTITIONER, names)
-    by = names["one_label_missing"]({})  # type: ignore[operator]
+    by = names["one_label_missing"]()  # type: ignore[operator]
     counts = partition(load_digits(), 10, by).label_counts()
     assert ((counts > 0).sum(axis=1) == 9).all()
 
