@@ -38,9 +38,17 @@ CAPABILITIES = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), gr
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     """A coordinator with an open Round, the first of two, and a short stall timeout."""
     host = Hosted(tmp_path_factory.mktemp("clients"), limits=Limits(stall_s=STALL_S)).start()
-    host.start_run(f.plan(num_rounds=2), f.bundle_in(host.folder), f.PUBLISHER)
+    host.start_run(f.plan(num_rounds=2, num_spare=1), f.bundle_in(host.folder), f.PUBLISHER)
     yield host
     host.stop()
+
+
+@pytest.fixture
+def liar(host: Hosted, devices: list[Peer], tmp_path: Path) -> Peer:
+    """A new device with the fourth place. A refused Update ends its Assignment."""
+    peer = Peer(host=host, bundle=devices[0].bundle, index=len(devices), folder=tmp_path)
+    peer.begin()
+    return peer
 
 
 def spool_files(header: m.UpdateHeader) -> tuple[str, ...]:
@@ -73,16 +81,16 @@ def test_a_client_that_stops_in_mid_chunk_for_ever(
     assert f"upload: the device was idle for {STALL_S:g} s, or sent less than 4 KiB/s on average; resume" in caplog.text
 
 
-def test_a_client_that_sends_the_chunks_of_another_update(host: Hosted, devices: list[Peer]) -> None:
-    own_update, other_update = devices[0].update(), devices[1].update()
+def test_a_client_that_sends_the_chunks_of_another_update(host: Hosted, devices: list[Peer], liar: Peer) -> None:
+    own_update, other_update = liar.update(), devices[1].update()
     before = snapshot(host.state).rows
     with nothing_leaks(host), pytest.raises(InvalidUpdate, match=r"update: chunk 0: digest mismatch \(got "):
-        devices[0].send(own_update[0], pieces(other_update[1]))
+        liar.send(own_update[0], pieces(other_update[1]))
     assert snapshot(host.state).rows == before
 
 
-def test_a_client_that_sends_without_end(host: Hosted, devices: list[Peer]) -> None:
-    header, payload = devices[0].update()
+def test_a_client_that_sends_without_end(host: Hosted, liar: Peer) -> None:
+    header, payload = liar.update()
 
     def endless_requests() -> Iterator[bytes]:
         yield upload_bytes(header)
@@ -91,8 +99,8 @@ def test_a_client_that_sends_without_end(host: Hosted, devices: list[Peer]) -> N
             data = payload[offset : offset + PIECE_BYTES] if offset + PIECE_BYTES < len(payload) else bytes(PIECE_BYTES)
             yield upload_bytes(m.Piece(offset=offset, data=data))
 
-    with nothing_leaks(host), devices[0].connection() as connection:
-        call = sign(devices[0].key, "Upload", upload_bytes(header))
+    with nothing_leaks(host), liar.connection() as connection:
+        call = sign(liar.key, "Upload", upload_bytes(header))
         with pytest.raises(InvalidUpdate, match=f"expected some, up to {len(payload)}"):
             list(connection.stream_stream(f"{FLEET}Upload", endless_requests(), pb.UploadReply.FromString, call))
 
@@ -145,6 +153,7 @@ def test_a_client_that_reconnects_without_end_while_it_waits(host: Hosted, devic
     body = to_proto(
         m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=30.0), pb.CheckInRequest
     ).SerializeToString()
+    Peer(host, devices[0].bundle, 7, host.folder / "last").begin()
     peer = Peer(host, devices[0].bundle, 9, host.folder / "waiting")
     with peer.transport() as transport:
         transport.enroll(host.device_token)

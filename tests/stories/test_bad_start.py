@@ -228,7 +228,7 @@ def test_a_full_disk_in_the_blobs(site: Site) -> None:
     before = snapshot(site.state)
     # The Round is closed, but the disk has no space for the Chunks of its Version.
     successor = site.serve(max_file_bytes=1 << 19)
-    wait_for(lambda: "Fold failed and is given up: chunk " in successor.text(), "a fold that fails")
+    wait_for(lambda: "Fold failed: chunk " in successor.text(), "a fold that fails")
     assert FILE_LIMIT in successor.text()
     with site.operator() as operator:
         with pytest.raises(StorageFull, match=NO_SPACE):

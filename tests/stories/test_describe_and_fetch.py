@@ -74,6 +74,7 @@ def test_a_run_is_described_as_json_and_as_text(fanin: Fanin, host: Hosted) -> N
         "min_report_s": 1.0,
         "report_factor": 2.0,
         "selection": "uniform",
+        "selection_options": {},
     }
     assert row["plan"]["codec"] == {"name": "fixed32", "max_shift": 0}
     assert (row["num_devices"], row["num_at_work"], row["at_work"]) == (3, 1, [device.device_id])

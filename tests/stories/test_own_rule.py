@@ -265,5 +265,6 @@ def test_the_example_of_a_stage_refuses_a_share_out_of_range(run: Run, site: Pat
         site, RUN.replace("0.1}}", f"{share}}}}}"), tmp_path / "own", "weighted_mean", "fedavg", "random_share"
     )
     assert completed.returncode != 0
-    error = f"InvalidPlan: plan: stages: random_share: got share {share}, expected above 0, at most 1\n"
+    error = f"InvalidPlan: plan: stages: random_share: options.share: got {share}, expected a number above 0 and at "
+    error += "most 1; correct it\n"
     assert error in completed.stderr

@@ -163,9 +163,13 @@ def test_an_update_without_the_second_group_is_refused(tmp_path: Path) -> None:
         place, device = await open_run(tmp_path, STAGED_PLAN), StagedDevice("a")
         await settle()
         header, payload = await device.update(place, await device.assignment(place), change_of("a", 1))
-        half_payload, connection = payload[: len(payload) // 2], device.transport(place)
         with raises(InvalidUpdate, "update: got 2 shifts up to 0, expected 4 up to 0"):
-            await connection.upload(replace(header, shifts=(0, 0)), lambda first, size: payload[first : first + size])
+            await device.transport(place).upload(
+                replace(header, shifts=(0, 0)), lambda first, size: payload[first : first + size]
+            )
+        device = StagedDevice("b")
+        header, payload = await device.update(place, await device.assignment(place), change_of("b", 1))
+        half_payload, connection = payload[: len(payload) // 2], device.transport(place)
         short_header = replace(header, payload=artifact_of(half_payload))
         expected = f"update: got {4 * NUM} bytes, expected {8 * NUM} for {2 * NUM} values; the model has another shape"
         with raises(InvalidUpdate, expected):
@@ -177,11 +181,12 @@ def test_an_update_without_the_second_group_is_refused(tmp_path: Path) -> None:
 
 def test_as_many_values_may_be_saturated_as_all_groups_have(tmp_path: Path) -> None:
     async def main() -> None:
-        place, device = await open_run(tmp_path, STAGED_PLAN), StagedDevice("a")
+        place = await open_run(tmp_path, STAGED_PLAN)
         await settle()
-        header, payload = await device.update(place, await device.assignment(place), change_of("a", 1))
 
-        async def send(num_saturated: int) -> m.UploadReply:
+        async def send(name: str, num_saturated: int) -> m.UploadReply:
+            device = StagedDevice(name)
+            header, payload = await device.update(place, await device.assignment(place), change_of(name, 1))
             counts = dict(header.statistics.counts) | {m.SATURATED: num_saturated}
             changed_header = replace(header, statistics=m.Statistics(counts=counts))
             return await device.transport(place).upload(
@@ -189,8 +194,8 @@ def test_as_many_values_may_be_saturated_as_all_groups_have(tmp_path: Path) -> N
             )
 
         with raises(InvalidUpdate, f"update: got saturated = {2 * NUM + 1}, expected at most {2 * NUM}"):
-            await send(2 * NUM + 1)
-        assert (await send(2 * NUM)).update_state is m.UpdateState.ACCEPTED
+            await send("a", 2 * NUM + 1)
+        assert (await send("b", 2 * NUM)).update_state is m.UpdateState.ACCEPTED
         await place.runs.stop()
 
     run_virtual(main())
@@ -216,9 +221,10 @@ def test_stages_and_bundle_that_do_not_fit_start_no_run(tmp_path: Path) -> None:
         unknown_plan = plan(stages=(m.StageSpec(name="scafold"), FEEDBACK))
         with pytest.raises(InvalidPlan, match=r"stages: got 'scafold', expected one of .* did you mean scaffold"):
             await start(place.runs, bundle_in(tmp_path / "unknown"), unknown_plan)
-        with raises(
-            InvalidPlan, "plan: stages: scaffold: got the options [], expected ['num_devices']; add num_devices"
-        ):
+        missing = (
+            "plan: stages: scaffold: options.num_devices: missing, expected an integer from 1 to 1099511627776; add it"
+        )
+        with raises(InvalidPlan, f"plan: stages: scaffold: {missing}"):
             await start(place.runs, bundle_in(tmp_path / "options"), plan(stages=(replace(scaffold(1), options={}),)))
         small_plan = plan(stages=(scaffold(2), FEEDBACK), concurrency=3, buffer=3, quorum=3)
         expected = (

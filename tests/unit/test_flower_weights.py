@@ -148,7 +148,7 @@ def test_clients_without_examples_fill_no_place_of_the_others() -> None:
     result = simulated_mean(values, (0, 5, 15), **{"cohort.quorum": 2})
     assert (result.failures, result.arrays["0"].tolist()) == ((), [2.5, 3.5])
     assert [row.num_examples for row in result.clients] == [5, 15]
-    text = r"1 device gave up, the last with: 'update: got examples = 0, expected at least 1; check in again when"
+    text = r"1 device was refused, the last with: 'update: got examples = 0, expected at least 1; check in again when"
     with pytest.raises(RunStopped, match=text) as excinfo:
         simulated_mean(values[:2], (0, 5), **{"cohort.quorum": 2})
     assert len(excinfo.value.result.rounds) == 1 and excinfo.value.result.arrays["0"].tolist() == [0, 0]

@@ -14,7 +14,7 @@ from fanin.protos.messages import RoundClosed
 REFUSED = {
     Lie.DIGEST: "InvalidUpdate: update: chunk 0: digest mismatch",
     Lie.RANGE: "InvalidUpdate: update: got 2 shifts up to 63, expected 2 up to 0",
-    Lie.COUNT: "InvalidUpdate: update: got examples = -1, expected at least 0",
+    Lie.COUNT: "InvalidUpdate: update: got examples = -1, expected at least 1",
     Lie.ROUND: "InvalidUpdate: update: got run 'run' round ",
     Lie.FOREIGN: "NotFound: assignment run.",
 }

@@ -13,7 +13,7 @@ from support.values import plan
 from fanin.edge.tensors import Float64s, Int64s
 from fanin.protos.errors import InvalidPlan, foreign_text
 from fanin.protos.plans import AggregationPlan
-from fanin.protos.plans.named import created
+from fanin.protos.plans.named import Choice, created
 from fanin.server.aggregation.contract import check_optimizer, check_rule
 from fanin.server.aggregation.outer import FedAvg, State, optimizer_of
 from fanin.server.aggregation.rules import TrimmedMean, rule_of
@@ -32,7 +32,7 @@ def failing(_argument: object) -> object:
 )
 def test_a_factory_that_fails_is_named(factory: object, text: str) -> None:
     with raises(InvalidPlan, text):
-        created("aggregation.rule", "own", {"own": factory}, "fanin.rules", plan())  # type: ignore[dict-item]
+        created(Choice(key="aggregation.rule", name="own"), {"own": factory}, "fanin.rules", plan())  # type: ignore[dict-item]
 
 
 class SixthColumn(TrimmedMean):
@@ -66,7 +66,7 @@ def test_an_error_of_the_system_names_no_file_of_the_coordinator() -> None:
 
     text = "plan: aggregation.rule: 'own' raised FileNotFoundError: No such file or directory; correct that package"
     with raises(InvalidPlan, text):
-        created("aggregation.rule", "own", {"own": opening}, "fanin.rules", plan())
+        created(Choice(key="aggregation.rule", name="own"), {"own": opening}, "fanin.rules", plan())
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import Capabilities
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key
-from fanin.protos.plans.named import created
+from fanin.protos.plans.named import Choice, created
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.aggregation.outer import optimizer_of
 from fanin.server.aggregation.rules import rule_of
@@ -90,7 +90,7 @@ def test_a_factory_whose_parameters_have_no_type_is_named() -> None:
             "int, float, str, bool; correct that package"
         ),
     ):
-        created("aggregation.rule", "own", {"own": untyped}, "fanin.rules", plan(), options=("options", {}))
+        created(Choice(key="aggregation.rule", name="own"), {"own": untyped}, "fanin.rules", plan())
 
 
 def test_a_factory_receives_integers_as_its_floats_and_keeps_its_defaults() -> None:
@@ -99,9 +99,8 @@ def test_a_factory_receives_integers_as_its_floats_and_keeps_its_defaults() -> N
     ) -> object:
         return alpha, beta, gamma
 
-    made = created(
-        "rule", "own", {"own": own}, "fanin.rules", plan(), options=("options", {"alpha": 2, "gamma": False})
-    )
+    choice = Choice(key="rule", name="own", options_key="options", options={"alpha": 2, "gamma": False})
+    made = created(choice, {"own": own}, "fanin.rules", plan())
     assert made == (2.0, 3, False)
     assert type(made[0]) is float  # type: ignore[index]
 

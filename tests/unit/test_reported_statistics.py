@@ -67,11 +67,12 @@ def test_a_device_that_reports_the_float_evaluation_alone_neither_lowers_the_int
         await start(place.runs, bundle_in(tmp_path), replace(plan_of(2), stop=stop))
         await settle()
         work = await assignment(place, "a")
-        for part in (labels, labels | {m.EVAL_CORRECT_INT8: 45}, {m.EVAL_CORRECT_FLOAT: 45}):
+        parts = (labels, labels | {m.EVAL_CORRECT_INT8: 45}, {m.EVAL_CORRECT_FLOAT: 45})
+        for liar, part in zip("cde", parts, strict=True):
             with pytest.raises(
                 InvalidUpdate, match="expected all of them or none: without an int8 model, report eval_lo"
             ):
-                await upload(place, "a", in_float | part, work)
+                await upload(place, liar, in_float | part)
         await upload(place, "a", in_float, work)
         await upload(place, "b", in_float | labels | in_int8)
         (version,) = await watched(place)

@@ -34,8 +34,8 @@ def test_a_partition_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("arguments", "error"),
     [
         (
-            ["--by", "shards"],
-            "shards: got the options [], expected ['per_client'], for example per_client=1",
+            ["--by", "label_skew", "--option", "alpa=1"],
+            "label_skew.alpa: unknown option, expected alpha; did you mean alpha?",
         ),
         (["--alpha", "0"], "dirichlet: got alpha 0.0, expected a positive number"),
         (["--option", "alpha"], "--option alpha: expected NAME=NUMBER, for example --option per_client=2"),

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import text
 from support.errors import raises
 from support.staleness import (
+    CAPABILITIES,
     assignment,
     check_in,
     devices,
@@ -38,6 +39,16 @@ from fanin.server.folder import open_archive
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
 from fanin.v1 import control_pb2
+
+
+async def silent_assignment(place: Place, device: str) -> m.Assignment:
+    """Return the Assignment of a device that falls silent, so that it may get another one."""
+    capabilities = replace(CAPABILITIES, reports_progress=True)
+    check = m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=0.1)
+    answer = await place.coordinator.check_in(device, check)
+    assert isinstance(answer, m.Assigned), answer
+    await asyncio.sleep(60.0)
+    return answer.assignment
 
 
 @pytest.mark.parametrize("adopts", [False, True])
@@ -187,9 +198,8 @@ def test_hanging_up_a_thousand_times_while_waiting_for_a_round_leaves_no_task(tm
     async def main() -> None:
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), plan(buffer=2, quorum=2, max_staleness=3, max_rounds=9))
-        first = await assignment(place, "device")
+        first = await silent_assignment(place, "device")
         await assignment(place, "other")
-        await place.coordinator.report("device", m.Report(assignment_id=first.assignment_id, failure="it diverged"))
         for device in ("fast-1", "fast-2"):
             await send(place, device)
         await settle()
@@ -213,8 +223,7 @@ def test_a_coordinator_that_stops_releases_waiting_uploads(tmp_path: Path) -> No
     async def main() -> None:
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), plan(buffer=2, quorum=2, max_staleness=3, max_rounds=9))
-        first = await assignment(place, "device")
-        await place.coordinator.report("device", m.Report(assignment_id=first.assignment_id, failure="it diverged"))
+        first = await silent_assignment(place, "device")
         for device in ("fast-1", "fast-2"):
             await send(place, device)
         await settle()

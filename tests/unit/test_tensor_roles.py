@@ -184,7 +184,9 @@ def test_an_outer_step_out_of_the_range_of_a_parameter_fails_the_round(tmp_path:
         bundle = write_arrays({"gate": np.ones(2, np.float32)}, tmp_path / "bundle", PUBLISHER, "arrays")
         roles = {"gate": TensorRole(role=RoleKind.PARAMETER, lowest=0.5)}
         run_plan = replace(NESTEROV, flower=FlowerPlan(roles=roles))
-        run_plan = replace(run_plan, aggregation=replace(run_plan.aggregation, outer_options={"learning_rate": 2.0}))
+        run_plan = replace(
+            run_plan, aggregation=replace(run_plan.aggregation, outer_options={"learning_rate": 2.0, "momentum": 0.5})
+        )
         await start(place.runs, bundle, run_plan)
         await settle()
         capabilities = replace(CAPABILITIES, graph_formats=("arrays",))

@@ -1511,7 +1511,7 @@ class Statistics(_message.Message):
         examples               examples that count: the weight of the Update; 1 to 2^40
         trained_examples       examples that the device trained on; absent: as many as count
         train_loss_q16         sum of the training loss over these examples, mean of the epochs, in units of 2^-16
-        rounded, saturated     see Codec; each at most the number of values, saturated only those of blocks with s = max_shift
+        rounded, saturated     see Codec; each at most the number of values, saturated only those of blocks with the largest s
 
     About the Version that the Assignment starts from, on examples that the device does not train on:
 

@@ -30,7 +30,7 @@ from fanin.clients.data.partitions import dirichlet_partition
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.numbers import is_number
-from fanin.protos.plans.named import created
+from fanin.protos.plans.named import Choice, created
 
 GROUP: Final = "fanin.partitioners"
 """The entry point group of partitioners in other distributions: ``(options) -> Partitioner``."""
@@ -249,7 +249,7 @@ def partitioner_of(name: str, options: Mapping[str, float]) -> Partitioner:
         InvalidInput: The name is unknown, or an option is wrong.
     """
     try:
-        return created("by", name, FACTORIES, GROUP, options=(name, options))
+        return created(Choice(key="by", name=name, options_key=name, options=options), FACTORIES, GROUP)
     except InvalidPlan as exc:
         raise InvalidInput(f"partition: {str(exc).removeprefix('plan: ')}") from exc
 

@@ -14,7 +14,7 @@ from fanin.protos.messages.versions import MAX_AUXILIARY
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans import StageSpec
 from fanin.protos.plans.keys import shown
-from fanin.protos.plans.named import blamed, check_names, created, wrong_object
+from fanin.protos.plans.named import Choice, blamed, check_names, created, wrong_object
 
 GROUP: Final = "fanin.stages"
 """The entry point group of stages in other distributions. An entry is a function of options."""
@@ -45,7 +45,8 @@ def stages_of(specs: Sequence[StageSpec]) -> Mapping[str, Stage]:
 def _stage_of(spec: StageSpec) -> Stage:
     """Return one stage. Its factory may be the code of another package. Raises InvalidPlan."""
     where = f"stages: {spec.name}"
-    stage = created("stages", spec.name, STAGES, GROUP, options=(f"{where}: options", spec.options))
+    choice = Choice(key="stages", name=spec.name, options_key=f"{where}: options", options=spec.options)
+    stage = created(choice, STAGES, GROUP)
     with blamed(f"plan: stages: {spec.name!r}", "correct that package"):
         check_members(stage, f"plan: {where}")
     return stage

@@ -15,6 +15,7 @@ Modules in reading order:
     schedule   the settings of training that change from a Round on
     evaluation the section of evaluation on held-out data
     plan       the Plan, and the conditions between sections
+    options    the options of a part, as its signature declares them
     named      what a Plan names: ours, or by entry point those of other distributions
 """
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -49,33 +50,43 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
     raise InvalidPlan(f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}")
 
 
-def created(
-    key: str,
-    name: str,
-    factories: Mapping[str, Callable[..., T]],
-    group: str,
-    *arguments: object,
-    options: tuple[str, Mapping[str, Option]] | None = None,
-) -> T:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A part that a Plan names, with its options.
+
+    Attributes:
+        key: The key of the Plan, for errors.
+        name: The name of the part.
+        options_key: The key of the options, for errors.
+        options: The options, which the signature of the factory declares.
+    """
+
+    key: str
+    name: str
+    options_key: str = ""
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+
+def created(choice: Choice, factories: Mapping[str, Callable[..., T]], group: str, *arguments: object) -> T:
     """Call the factory that a Plan names, and return its result.
 
     Args:
-        key: The key of the Plan, for errors.
-        name: The name.
+        choice: The name and the options.
         factories: Our factories, by name.
         group: The entry point group of the others.
-        arguments: The arguments of the factory.
-        options: The key of the options, and the options, which the signature of the factory declares.
+        arguments: The arguments of the factory before the options.
 
     Raises:
         InvalidPlan: No factory has this name, it is no function, an option is wrong, or it raised an error.
     """
-    factory = named(key, name, factories, group)
+    factory = named(choice.key, choice.name, factories, group)
+    where = f"plan: {choice.key}: {choice.name!r}"
     if not callable(factory):
-        raise InvalidPlan(f"plan: {key}: {name!r} is no function; correct that package")
-    with blamed(f"plan: {key}: {name!r}", "correct that package"):
-        checked = {} if options is None else checked_options(f"plan: {options[0]}", factory, options[1], len(arguments))
-        return factory(*arguments, **checked)
+        raise InvalidPlan(f"{where} is no function; correct that package")
+    with blamed(where, "correct that package"):
+        return factory(
+            *arguments, **checked_options(f"plan: {choice.options_key}", factory, choice.options, len(arguments))
+        )
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Annotated, Final, Protocol, runtime_checkable
 from fanin.edge.tensors import Float64s
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key
-from fanin.protos.plans.named import blamed, check_names, created, wrong_object
+from fanin.protos.plans.named import Choice, blamed, check_names, created, wrong_object
 
 GROUP: Final = "fanin.outer_optimizers"
 """The entry point group of optimizers in other distributions. An entry is a function of the Plan and of options."""
@@ -130,9 +130,12 @@ def optimizer_of(plan: Plan) -> OuterOptimizer:
     Raises:
         InvalidPlan: No optimizer has this name, or the optimizer rejects the Plan.
     """
-    name, options = plan.aggregation.outer_optimizer, ("aggregation.outer_options", plan.aggregation.outer_options)
-    optimizer = created("aggregation.outer_optimizer", name, OPTIMIZERS, GROUP, plan, options=options)
-    check_members(optimizer, f"plan: aggregation.outer_optimizer: {name!r}")
+    ours, key = plan.aggregation, "aggregation.outer_optimizer"
+    choice = Choice(
+        key=key, name=ours.outer_optimizer, options_key="aggregation.outer_options", options=ours.outer_options
+    )
+    optimizer = created(choice, OPTIMIZERS, GROUP, plan)
+    check_members(optimizer, f"plan: {key}: {ours.outer_optimizer!r}")
     return optimizer
 
 

@@ -19,7 +19,7 @@ from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key, shown
-from fanin.protos.plans.named import blamed, created, wrong_object
+from fanin.protos.plans.named import Choice, blamed, created, wrong_object
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.fold import Contribution, PartialSum
 
@@ -198,9 +198,12 @@ def rule_of(plan: Plan) -> Rule | ColumnRule:
     Raises:
         InvalidPlan: No rule has this name, or the rule rejects the Plan.
     """
-    name, options = plan.aggregation.rule, ("aggregation.rule_options", plan.aggregation.rule_options)
-    rule = created("aggregation.rule", name, RULES, GROUP, plan, options=options)
-    check_members(rule, f"plan: aggregation.rule: {name!r}")
+    ours = plan.aggregation
+    choice = Choice(
+        key="aggregation.rule", name=ours.rule, options_key="aggregation.rule_options", options=ours.rule_options
+    )
+    rule = created(choice, RULES, GROUP, plan)
+    check_members(rule, f"plan: aggregation.rule: {ours.rule!r}")
     if isinstance(rule, ColumnRule):
         _check_column_plan(plan)
     return rule
