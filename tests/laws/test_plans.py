@@ -26,14 +26,9 @@ def toml_of(plan: Plan) -> str:
             value = getattr(part, name)
             if isinstance(value, tuple):
                 continue
-            if isinstance(value, dict):
-                entries = ", ".join(f'"{entry}" = {number!r}' for entry, number in value.items())
-                lines.append(f"{name} = {{ {entries} }}")
-                continue
-            lines.append(f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value!r}")
+            lines.append(f"{name} = {setting_toml(value)}")
     for stage in plan.stages:
-        options = ", ".join(f'"{name}" = {value!r}' for name, value in stage.options.items())
-        lines += ["[[stages]]", f'name = "{stage.name}"', f"options = {{ {options} }}"]
+        lines += ["[[stages]]", f'name = "{stage.name}"', f"options = {setting_toml(stage.options)}"]
     for change in plan.schedule:
         lines += ["[[schedule]]", *change_toml(change)]
     for each in plan.statistics:
