@@ -23,7 +23,7 @@ from typing import Final
 
 from fanin.datacenter.files.folders import locked_folders
 from fanin.datacenter.files.jobfiles import DIGEST_CHARS, LOGS_FOLDER, THREADS, machine_name
-from fanin.datacenter.ranks.elastic import OTHER_JOB, PARENT, RENDEZVOUS
+from fanin.datacenter.ranks.elastic import OTHER_JOB, PARENT
 from fanin.datacenter.watch import hangs
 from fanin.protos.errors import InvalidInput
 from fanin.protos.release import __version__
@@ -176,7 +176,7 @@ def failure_reason(folder: Path, returncode: int) -> str:
 
 def _command(program: Sequence[str], num_processes: int, logs: Path, elastic: Elastic) -> list[str]:
     # Port 0: torchrun's own store binds a free port, so no other process can bind it in between.
-    rendezvous = ["--rdzv-backend", RENDEZVOUS, "--rdzv-endpoint", elastic.endpoint or f"{LOOPBACK}:0"]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", elastic.endpoint or f"{LOOPBACK}:0"]
     rendezvous += ["--rdzv-id", _job_id(program, num_processes, elastic)]
     rendezvous += ["--rdzv-conf", f"last_call_timeout={LAST_CALL_S}"]
     nodes = ["--nnodes", f"{elastic.min_nodes}:{elastic.max_nodes}"]
