@@ -76,6 +76,7 @@ COMMANDS = [
     "pause",
     "plan",
     "promote",
+    "publish",
     "reclaim",
     "resume",
     "rollback",
