@@ -16,6 +16,7 @@ from house.tree import ROOT
 from safetensors.numpy import load_file, save_file
 from support import federations as f
 from support.commands import Fanin, fanin_in_process, one_line, usage_line
+from support.models import export_bundle
 from support.processes import Site
 
 from fanin import datacenter
@@ -31,10 +32,14 @@ from fanin.datacenter.config.settings import (
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import TrainResult
 from fanin.datacenter.jobs.job import train_rank
+from fanin.datacenter.jobs.publish import vector_for
+from fanin.datacenter.models.digits_app import app
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.control import RunRested, VersionPublished
+from fanin.protos.errors import InvalidInput
 
 PAGE = (ROOT / "docs/datacenter.md").read_text().partition("\n## Into a Run and out of it\n")[2]
 OTHER_APP = """
@@ -44,6 +49,19 @@ from fanin.edge.export import App, cross_entropy
 def app():
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     return App(name="other", module=module, calibration=torch.rand(16, 1, 8, 8), batch_size=8, num_classes=10)
+"""
+
+
+NORM_APP = """
+import torch
+from fanin.edge.export import App, cross_entropy
+
+def app():
+    layers = torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10)
+    module = torch.nn.Sequential(*layers)
+    module[3].requires_grad_(False)
+    module.register_buffer("scale", torch.ones(3))
+    return App(name="norm", module=module, calibration=torch.rand(16, 1, 8, 8), batch_size=8, num_classes=10)
 """
 
 
@@ -81,12 +99,19 @@ def trained(folder: Path) -> TrainResult:
 
 @pytest.fixture(scope="module")
 def site(folder: Path, trained: TrainResult) -> Iterator[Site]:
-    """A coordinator with a Run of the job's App, whose first Round waits for devices."""
+    """A coordinator with two Runs of the job's parameters, whose first Rounds wait for devices.
+
+    The Bundle of ``run`` is for devices that do not train, and that of ``digits`` is the App's.
+    """
     site = Site(folder)
     site.serve()
     assert trained.table is not None
     shapes = {spec.name: spec.shape for spec in trained.table.specs}
     site.start_run(f.plan(), synthetic_bundle(folder / "bundle", f.PUBLISHER, shapes), f.PUBLISHER)
+    digits = export_bundle(app())
+    with site.operator() as operator:
+        operator.publish_bundle(digits)
+        operator.start_run("digits", f.plan(), digits, f.PUBLISHER)
     yield site
     site.close()
 
@@ -130,6 +155,8 @@ def test_the_page_trains_on_from_a_version_and_publishes_the_result(
     fanin: Fanin, folder: Path, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Run the blocks of the page in their order: ``fanin fetch``, a program, ``fanin publish``."""
+    # It has finished if the devices of another test took part in it.
+    fanin("pause", "run", "--state", site.state)
     with site.operator() as operator:
         before = operator.run("run").version
     program = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)[0]
@@ -157,6 +184,50 @@ def test_the_page_trains_on_from_a_version_and_publishes_the_result(
         version = operator.version("run", before + 1).version
         np.testing.assert_array_equal(operator.parameters(version), result.parameters)
     assert fanin("stop", "run", "--state", site.state).status == 0
+
+
+def test_int8_must_keep_up_on_the_data_of_the_caller(fanin: Fanin, folder: Path, site: Site, tmp_path: Path) -> None:
+    values = read_trained(folder / "job").tensors
+    # The activations exceed the range for which the int8 graph was calibrated.
+    np.savez(tmp_path / "large.npz", **{name: 30 * each for name, each in values.items()})
+    options = ("--run", "digits", "--key", folder / "publisher.key", "--data", folder / "data.npz")
+    # It has finished if the devices of another test took part in it.
+    fanin("pause", "digits", "--state", site.state)
+    error = one_line(fanin("publish", tmp_path / "large.npz", *options, "--state", site.state), "publish")
+    assert error.startswith("the version that was trained: int8 is ")
+    np.savez(tmp_path / "other.npz", x=np.zeros((4, 3), np.float32), y=np.zeros(4, np.int32))
+    wrong = (*options[:-1], tmp_path / "other.npz")
+    error = one_line(fanin("publish", folder / "job", *wrong, "--state", site.state), "publish")
+    assert error == (
+        "examples: x: got float32 (4, 3), expected float32 (n, 1, 8, 8); pass examples of the run's model 'digits'"
+    )
+    outcome = fanin("publish", folder / "job", *options, "--max-int8-drop", "5", "--state", site.state)
+    assert re.match(r"version \d of run digits published from .*parameters.bin; the run is ", outcome.out), outcome
+
+
+def test_a_checkpoint_of_other_tensors_too_has_the_values_that_train(tmp_path: Path) -> None:
+    (tmp_path / "norm.py").write_text(NORM_APP)
+    config = config_in(tmp_path, f"{tmp_path / 'norm.py'}:app", MeshShape())
+    (tmp_path / "weights").mkdir()
+    result = train_rank(config)
+    assert result.table is not None
+    shapes = {spec.name: spec.shape for spec in result.table.specs}
+    assert {"1.weight", "2.running_mean"} < shapes.keys() and "3.weight" not in shapes
+    manifest = synthetic_bundle(tmp_path / "bundle", f.PUBLISHER, shapes).manifest
+    values = read_trained(tmp_path / "checkpoints")
+    assert {"3.weight", "scale"} <= values.aside
+    np.testing.assert_array_equal(vector_for(manifest, values), result.parameters)
+    # Weights have all parameters, and no running statistics.
+    with pytest.raises(InvalidInput, match=r"got 6 tensors: 2 unknown to the model, 2 missing, such as 2.running_mean"):
+        vector_for(manifest, read_trained(tmp_path / "weights"))
+
+
+def test_a_checkpoint_becomes_a_bundle(fanin: Fanin, folder: Path, trained: TrainResult, tmp_path: Path) -> None:
+    words = ("export", "fanin.datacenter.models.digits_app:app", "--out", tmp_path / "bundle", "--format", "onnx")
+    outcome = fanin(*words, "--key", folder / "publisher.key", "--parameters", folder / "checkpoints", "--quiet")
+    assert outcome.status == 0, outcome
+    bundle = open_folder(tmp_path / "bundle", trusted=(f.PUBLISHER.public,))
+    np.testing.assert_array_equal(bundle.initial_parameters(), trained.parameters)
 
 
 def damaged(folder: Path, copy: Path) -> Path:

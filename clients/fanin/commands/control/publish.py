@@ -84,6 +84,8 @@ def publish(
         bundle = parent.bundle
         vector = vector_for(bundle.manifest, values)
         if examples is not None:
+            if not bundle.manifest.slots:
+                raise InvalidInput(f"--data: run {run_id} has a bundle without int8 graphs; leave it out")
             runtime = open_format(bundle.manifest.signatures["infer"].graphs.keys())
             check_int8(measure_version(runtime, bundle, bundle.completed(vector), examples), max_int8_drop)
         info = publish_vector(operator, parent, vector, publisher, rounds)

@@ -12,7 +12,7 @@ A checkpoint also has buffers and parameters that did not train. They have no st
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -57,6 +57,10 @@ class TrainedValues:
     source: Path
     tensors: Mapping[str, Float32s]
     aside: frozenset[str] = frozenset()
+
+    def of_model(self, names: Collection[str]) -> dict[str, Float32s]:
+        """Return the values that a model with these names must have, without other buffers and frozen parameters."""
+        return {name: each for name, each in self.tensors.items() if name in names or name not in self.aside}
 
 
 def read_trained(path: Path) -> TrainedValues:

@@ -78,8 +78,8 @@ def train(
     """Train a model in the datacenter: data, tensor and pipeline parallel in any mix, with one process's numbers.
 
     The ranks are processes of their own, except for the one rank of a ``placement`` with observers. The training waits
-    while ``on_step`` and ``should_continue`` run. They run in another thread, one call at a time. An error of theirs
-    ends the training as if ``should_continue`` had returned False, and is then raised here.
+    while ``on_step`` and ``should_continue`` run, which is in another thread unless the rank is this process. An error
+    of theirs ends the training as if ``should_continue`` had returned False, and is then raised here.
 
     Args:
         config: The job, or the path of its TOML file.

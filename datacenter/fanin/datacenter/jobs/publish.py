@@ -11,7 +11,7 @@ import logging
 import numpy as np
 
 from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, model_examples
 from fanin.clients.operator import Operator, next_version
 from fanin.clients.versions import FetchedVersion, fetch_version
 from fanin.datacenter.checkpoints.trained import TrainedValues
@@ -53,10 +53,11 @@ def vector_for(manifest: Manifest, values: TrainedValues) -> Float32s:
     Raises:
         InvalidInput: The values are those of another model, or not finite.
     """
-    tensors, model = values.tensors, {spec.name: spec.shape for spec in manifest.model_table.specs}
+    model = {spec.name: spec.shape for spec in manifest.model_table.specs}
+    tensors = values.of_model(model)
     missing = {spec.name for spec in manifest.table.specs} - tensors.keys()
     wrong = {name for name in tensors.keys() & model.keys() if tensors[name].shape != model[name]}
-    unknown = tensors.keys() - model.keys() - values.aside
+    unknown = tensors.keys() - model.keys()
     if missing or wrong or unknown:
         name = min([*missing, *wrong, *unknown])
         received, expected = (
@@ -85,9 +86,16 @@ def measure_version(runtime: Runtime, bundle: Bundle, parameters: Float32s, exam
         bundle: The Run's Bundle.
         parameters: All parameters of the graphs (num_model_values,).
         examples: The examples to measure on.
+
+    Raises:
+        InvalidInput: The examples do not fit the model, or its loss on them is not finite.
     """
     manifest = bundle.manifest
-    return measure(runtime, bundle, parameters, batches_in_order(examples, manifest.batch_size, manifest.lengths))
+    try:
+        ready = model_examples(examples, bundle, runtime)
+        return measure(runtime, bundle, parameters, batches_in_order(ready, manifest.batch_size, manifest.lengths))
+    except ValueError as exc:
+        raise InvalidInput(f"examples: {exc}; pass examples of the run's model {manifest.name!r}") from exc
 
 
 def check_int8(quality: Quality, max_drop: float | None = None) -> None:
