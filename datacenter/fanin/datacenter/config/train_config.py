@@ -16,7 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fanin.datacenter.config.communication import CommunicationSettings, check_communication, check_skips, check_traffic
+from fanin.datacenter.config.communication import (
+    CommunicationSettings,
+    check_checkpointable,
+    check_communication,
+    check_skips,
+    check_traffic,
+)
 from fanin.datacenter.config.rates import RateSettings, check_rate
 from fanin.datacenter.config.records import record_of
 from fanin.datacenter.config.settings import (
@@ -68,6 +74,7 @@ class TrainConfig:
             _check_export(folder, weights)
         _check_precision(self.model, self.parallel)
         check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
+        check_checkpointable(self.communication, self.checkpoints.folder)
         check_traffic(self.communication, counted=self.watch.traffic)
         check_skips(self.communication, self.training.max_skips, self.parallel.precision)
         check_rate(self.rate, self.training, self.parallel, plain=self.communication.plain)

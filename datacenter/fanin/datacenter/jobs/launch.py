@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fanin.datacenter.checkpoints.progress import MARKER
-from fanin.datacenter.config.communication import check_checkpointable
 from fanin.datacenter.config.train_config import TrainConfig, check_config, check_fitted, read_train_config
 from fanin.datacenter.files.folders import check_folder, check_renamed, locked_folders
 from fanin.datacenter.files.jobfiles import (
@@ -36,7 +35,6 @@ from fanin.datacenter.jobs.torchrun import (
     ONE_MACHINE,
     STOP_S,
     Elastic,
-    check_processes,
     failure_reason,
     folders_to_lock,
     run_locked,
@@ -244,10 +242,8 @@ def outcome(folder: Path, elastic: Elastic, returncode: int, new: set[tuple[str,
 
 def _check(config: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> None:
     """Check a job and create its folders. Raises InvalidInput."""
-    check_processes(num_processes)
     _check_machines(config, num_processes, elastic)
     device_type(config.parallel.device, num_processes)
-    check_checkpointable(config.communication, config.checkpoints.folder)
     _check_resume(config)
     _check_writable(config, folder)
 

@@ -112,7 +112,8 @@ def run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic:
     Returns:
         torchrun's exit status.
     """
-    check_processes(num_processes)
+    if num_processes < 1:
+        raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
     with locked_folders(folders_to_lock(folder, None, elastic), STOP_S) as locks:
         return run_locked(program, num_processes, folder, elastic, locks)
 
@@ -122,12 +123,6 @@ def run_locked(program: Sequence[str], num_processes: int, folder: Path, elastic
     logs = begin_logs(folder, elastic)
     run = AGENT_RUNNER.get()
     return run(_command(program, num_processes, logs, elastic), logs, rank_environment(os.environ, elastic), locks)
-
-
-def check_processes(num_processes: int) -> None:
-    """Raise InvalidInput unless there is at least one process."""
-    if num_processes < 1:
-        raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
 
 
 def folders_to_lock(folder: Path, checkpoints: Path | None, elastic: Elastic) -> tuple[Path, ...]:
