@@ -13,14 +13,22 @@ import numpy as np
 import pytest
 
 from fanin import datacenter
+from fanin.clients import Change, Interrupted, Trainer
 from fanin.clients.data.digits import split_digits
+from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.models import OpenedModel
+from fanin.clients.testing import example_assignment, synthetic_bundle
 from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.jobs.torchrun import Elastic
+from fanin.datacenter.models.digits_app import app
 from fanin.datacenter.observers.events import Event, StepEnded
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
+from fanin.datacenter.training.parameters import parameter_table, parameter_vector
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import Assignment, Training
 
 pytestmark = pytest.mark.usefixtures("forked_agents")
 NUM_STEPS = 6
@@ -110,6 +118,53 @@ def test_an_error_of_the_caller_ends_the_job_with_a_checkpoint_and_is_raised(
     assert config.checkpoints.folder is not None
     names = {path.name for path in config.checkpoints.folder.glob("step-*")}
     assert names == {"step-00000002", "step-00000003", "step-00000006"}
+
+
+class SiloTrainer:
+    """A trainer of a device that runs each Assignment as a job."""
+
+    runtime = "torch"
+    graph_format = "arrays"
+
+    def __init__(self, config: TrainConfig, placement: datacenter.Placement) -> None:
+        self.config = config
+        self.placement = placement
+
+    def train(self, model: OpenedModel, assignment: Assignment, should_continue: ShouldContinue) -> Change:
+        """See Trainer."""
+        settings = replace(self.config.training, learning_rate=assignment.training.learning_rate)
+        config = replace(self.config, training=settings, stop=StopSettings(epochs=assignment.training.epochs))
+        start = model.values()
+        result = datacenter.train(config, initial=start, should_continue=should_continue, placement=self.placement)
+        assert result.parameters is not None
+        return Change(values=result.parameters - start, counts={"examples": 80})
+
+
+def test_a_silo_runs_an_assignment_as_a_job(job: tuple[TrainConfig, datacenter.Placement], tmp_path: Path) -> None:
+    config, placement = job
+    config = replace(config, checkpoints=CheckpointSettings())
+    table = parameter_table(app().module)
+    bundle = synthetic_bundle(
+        tmp_path / "bundle", SigningKey(bytes(32)), {each.name: each.shape for each in table.specs}
+    )
+    model = OpenedModel(bundle=bundle, parameters=parameter_vector(app().module))
+    assignment = example_assignment(bundle, Training(epochs=2, learning_rate=0.05, seed=0))
+    num_calls = 0
+
+    def interrupted() -> bool:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            raise Interrupted
+        return True
+
+    trainer: Trainer = SiloTrainer(config, placement)
+    with pytest.raises(Interrupted):
+        trainer.train(model, assignment, interrupted)
+    assert num_calls == 2
+    change = trainer.train(model, assignment, lambda: True)
+    assert np.abs(change.values).max() > 0.001
+    np.testing.assert_array_equal(change.values, trainer.train(model, assignment, lambda: True).values)
 
 
 def test_wrong_parameters_are_refused(job: tuple[TrainConfig, datacenter.Placement], tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fanin.datacenter.config.settings import (
 )
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
+from fanin.datacenter.jobs.calls import StepCalls
 from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.jobs.torchrun import Elastic
@@ -179,8 +180,11 @@ def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of
         evaluation=EvaluationSettings(),
         checkpoints=CheckpointSettings(folder=tmp_path / "checkpoints", every=LOST_EVERY),
     )
-    history = launch(config, 2, folder, Elastic(max_restarts=2)).metrics.trained
+    reported: list[int] = []
+    calls = StepCalls(on_step=lambda step: reported.append(step.step))
+    history = launch(config, 2, folder, Elastic(max_restarts=2), calls).metrics.trained
     steps = [json.loads(row)["step"] for row in (folder / "rows.jsonl").read_text().splitlines()]
+    assert reported == [0, 1, *steps], "the first rank of each attempt calls the caller"
     # The first attempt left no checkpoint, so the second one began from the start. The third one resumed from the
     # fourth step.
     assert steps == [*range(7), *range(4, 10)]
