@@ -1,14 +1,18 @@
 """Versions of a Run as an operator downloads them: each with its Bundle, both verified."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from fanin.clients.operator import Operator
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.versions import check_version
 from fanin.edge.tensors import Float32s, decode_parameters
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import InvalidVersion
 from fanin.protos.messages import UNSEEN, Version
+
+if TYPE_CHECKING:
+    # It imports grpc, for which the help of a command would pay.
+    from fanin.clients.operator import Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,7 @@ class FetchedVersion:
         return decode_parameters(self.data)[1]
 
 
-def fetch_version(operator: Operator, run_id: str, number: int | None, publisher: str) -> FetchedVersion:
+def fetch_version(operator: "Operator", run_id: str, number: int | None, publisher: str) -> FetchedVersion:
     """Download a Version with its Bundle and verify both.
 
     Args:
