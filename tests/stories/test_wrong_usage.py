@@ -27,6 +27,7 @@ WRONG = {
         ("run", "--out", "x.onnx"),
         "--out: got x.onnx, expected FILE.npz or a folder; for a model file use ",
     ),
+    "publish": (("x", "--run", "run", "--max-int8-drop", "1"), "--max-int8-drop: expected --data FILE.npz with it"),
     "pause": (("run", *SERVER), ADDRESS),
     "resume": (("run", *SERVER), ADDRESS),
     "stop": (("run", *SERVER), ADDRESS),
