@@ -49,7 +49,7 @@ WRONG = {
     ),
     "simulate": (("a.py:app", "--seeds", "x"), "--seeds x: expected integers of 0 or more, as in 0,1,2"),
     "partition": (("--data", "mnist"), "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the pa"),
-    "bench": (("fold", "--megabytes", "0"), "--megabytes: got 0, expected 4 bytes or more, up to "),
+    "bench": (("rounds", "--megabytes", "0"), "--megabytes: got 0, expected 4 bytes or more, up to "),
 }
 OF_FILES = {
     "export": ("none.py:app", "--check"),
@@ -98,7 +98,7 @@ def test_a_wrong_value_of_an_option_is_status_2(fanin: Fanin, command: str) -> N
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", SUBCOMMANDS)
 def test_an_unknown_option_is_status_2(fanin: Fanin, command: str) -> None:
-    outcome = fanin(command, *(("fold",) if command == "bench" else ()), "--unknown", "x")
+    outcome = fanin(command, *(("rounds",) if command == "bench" else ()), "--unknown", "x")
     assert (outcome.status, outcome.out) == (2, "")
 
 
