@@ -77,6 +77,7 @@ COMMANDS = [
     "pause",
     "plan",
     "promote",
+    "publish",
     "reclaim",
     "resume",
     "rollback",

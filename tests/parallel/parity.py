@@ -46,7 +46,7 @@ from fanin.datacenter.config.settings import (
 )
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import DataSplit, ExampleSamples
-from fanin.datacenter.jobs.job import full_values, train
+from fanin.datacenter.jobs.job import full_values, train_rank
 from fanin.datacenter.models.cnn import DigitsCnn
 from fanin.datacenter.models.digits_app import smoothed_cross_entropy
 from fanin.datacenter.models.fashion_app import FashionCnn
@@ -214,7 +214,7 @@ def offload_results(folder: Path) -> Mapping[str, np.ndarray]:
             parallel=ParallelSettings(offload=offload),
             checkpoints=CheckpointSettings(folder=folder / f"offload-{name}", every=3),
         )
-        losses.append([*train(job, 0, 1).metrics.trained.losses, 0.0, 0.0][:8])
+        losses.append([*train_rank(job).metrics.trained.losses, 0.0, 0.0][:8])
     return {"losses": np.array(losses), "left": np.array(dist.is_initialized())}
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.models.pretrained import module_of
 from fanin.datacenter.models.pretrained_folder import CONFIG
 from fanin.datacenter.parallel.batch import Batch
@@ -138,7 +138,7 @@ def test_a_folder_is_trained_and_opened_again(tmp_path: Path, family: str) -> No
     out.mkdir()
     mask_tables = {"data": {"mask_token": VOCABULARY - 1}} if family == "bert" else {}
     config = job(folder, checkpoints={"weights": str(out / "model.safetensors")}, **mask_tables)
-    losses = train(config, 0, 1).metrics.trained.losses
+    losses = train_rank(config).metrics.trained.losses
     assert np.isfinite(losses).all()
     library = sys.modules["transformers"]
     head = library.AutoModelForMaskedLM if family == "bert" else library.AutoModelForCausalLM
@@ -156,28 +156,28 @@ def test_a_folder_is_trained_and_opened_again(tmp_path: Path, family: str) -> No
 
 def test_a_masked_model_with_weights_needs_its_mask(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "bert")
-    assert len(train(job(folder), 0, 1).metrics.trained.losses) == 2
+    assert len(train_rank(job(folder)).metrics.trained.losses) == 2
     save(module_of(row_of("bert"), "float32", 3, "here"), folder)
     with pytest.raises(
         InvalidInput, match=r"got no mask_token for \[model.pretrained\] with weights, expected the id that"
     ):
-        train(job(folder), 0, 1)
+        check_config(job(folder), 1)
     with pytest.raises(InvalidInput, match=f"got {VOCABULARY + 1} tokens, expected at most the model's {VOCABULARY}"):
-        train(job(folder, data={"mask_token": VOCABULARY}), 0, 1)
+        train_rank(job(folder, data={"mask_token": VOCABULARY}))
 
 
 def test_a_decoder_of_berts_kind_is_causal_and_refuses_a_mask(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "bert", is_decoder=True)
-    assert len(train(job(folder), 0, 1).metrics.trained.losses) == 2
+    assert len(train_rank(job(folder)).metrics.trained.losses) == 2
     with pytest.raises(InvalidInput, match="got mask_token 5, expected none"):
-        train(job(folder, data={"mask_token": 5}), 0, 1)
+        check_config(job(folder, data={"mask_token": 5}), 1)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", pytest.param("opt", marks=pytest.mark.nightly)])
 def test_windows_longer_than_a_table_of_positions_are_refused(tmp_path: Path, family: str) -> None:
     folder = folder_of(tmp_path, family)
     with pytest.raises(InvalidInput, match=f"got length 9, expected at most the model's {LENGTH} positions"):
-        train(job(folder, data={"length": LENGTH + 1}), 0, 1)
+        check_config(job(folder, data={"length": LENGTH + 1}), 1)
 
 
 def test_a_kind_without_a_language_model_head_is_refused() -> None:

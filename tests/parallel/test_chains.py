@@ -15,7 +15,7 @@ from fanin.datacenter.config.settings import (
     StopSettings,
 )
 from fanin.datacenter.config.train_config import TrainConfig
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
@@ -56,7 +56,7 @@ def config_of(folder: Path, app: str, mesh: str, layout: LayoutSettings = LAYOUT
 @pytest.mark.nightly
 @pytest.mark.parametrize("mesh", ["tp=2", "pp=2", "pp=2,tp=2", "dp_shard=2,tp=2"])
 def test_a_module_that_its_layout_describes_trains_as_in_one_process(mesh: str, tmp_path: Path) -> None:
-    reference = train(config_of(tmp_path, "rows", "none"), 0, 1)
+    reference = train_rank(config_of(tmp_path, "rows", "none"))
     result = launch(config_of(tmp_path, "rows", mesh), MeshShape.parse(mesh).num_ranks, tmp_path / "job")
     np.testing.assert_allclose(result.metrics.trained.losses, reference.metrics.trained.losses, rtol=1e-5)
 
@@ -73,7 +73,7 @@ def test_recurrent_layers_train_in_a_pipeline_as_in_one_process(
     app: str, changes: dict[str, str], tmp_path: Path
 ) -> None:
     layout = replace(LAYOUT, plan={})
-    reference = train(config_of(tmp_path, app, "none", layout), 0, 1)
+    reference = train_rank(config_of(tmp_path, app, "none", layout))
     config = config_of(tmp_path, app, "pp=2", layout)
     config = replace(config, parallel=replace(config.parallel, **changes))  # type: ignore[arg-type]  # one table
     result = launch(config, 2, tmp_path / "job")
@@ -161,7 +161,7 @@ def test_the_error_of_a_plan_without_gathers_names_sequence_parallel(tmp_path: P
 @pytest.mark.nightly
 def test_a_job_that_resumes_on_another_mesh_is_compared(tmp_path: Path) -> None:
     checkpoints = CheckpointSettings(folder=tmp_path / "checkpoints")
-    train(replace(config_of(tmp_path, "scaled", "none"), checkpoints=checkpoints), 0, 1)
+    train_rank(replace(config_of(tmp_path, "scaled", "none"), checkpoints=checkpoints))
     config = replace(config_of(tmp_path, "scaled", "pp=2"), checkpoints=checkpoints, stop=StopSettings(steps=4))
     with pytest.raises(InvalidInput, match=r"for the same \d+ samples got the loss .* name every module of the forw"):
         launch(config, 2, tmp_path / "job")

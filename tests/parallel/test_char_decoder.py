@@ -14,7 +14,7 @@ from fanin.clients.data.files import DATA_VARIABLE
 from fanin.datacenter.config.settings import SHAKESPEARE
 from fanin.datacenter.config.train_config import read_train_config
 from fanin.datacenter.data.loading import read_characters, split_text
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 
 EXAMPLE = Path(__file__).parents[2] / "examples/char_decoder/train.toml"
 
@@ -55,7 +55,7 @@ def check_eight_processes(
     )
     assert (completed.status, completed.err) == (0, "")
     tables = {"parallel": {"mesh": "none"}, "stop": {"steps": num_steps}}
-    one = train(read_train_config(config, tables), 0, 1).metrics.trained
+    one = train_rank(read_train_config(config, tables)).metrics.trained
     report = json.loads(out.read_text())
     assert len(report["loss"]) == num_steps
     assert report["loss"] == pytest.approx(one.losses, rel=0, abs=tolerance)

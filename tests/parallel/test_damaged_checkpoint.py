@@ -13,7 +13,7 @@ from support.synced import durable_files, synced
 from fanin.datacenter.checkpoints.checkpoint import Checkpoints
 from fanin.datacenter.checkpoints.progress import Progress, latest, read_digests, write_marker, write_progress
 from fanin.datacenter.config.train_config import parse_config
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.protos.errors import Corrupted, StorageFull
 
 
@@ -219,25 +219,25 @@ def job_text(folder: Path) -> str:
 
 def test_a_result_lists_the_skipped_checkpoints(tmp_path: Path) -> None:
     text = job_text(tmp_path)
-    reference = train(parse_config(text, "here"), 0, 1).metrics
+    reference = train_rank(parse_config(text, "here")).metrics
     assert reference.skipped_checkpoints == ()
     _flip_in_a_tensor(tmp_path / "kept" / "step-00000004")
-    resumed_metrics = train(parse_config(text, "here"), 0, 1).metrics
+    resumed_metrics = train_rank(parse_config(text, "here")).metrics
     assert resumed_metrics.trained.losses == reference.trained.losses
     (fault,) = resumed_metrics.skipped_checkpoints
     assert "step-00000004/__0_0.distcp: digest mismatch: received " in fault
     assert latest(tmp_path / "kept").step == 4
-    assert train(parse_config(text, "here"), 0, 1).metrics.skipped_checkpoints == ()
+    assert train_rank(parse_config(text, "here")).metrics.skipped_checkpoints == ()
 
 
 def test_a_job_resumes_without_its_damaged_trace(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     text = job_text(tmp_path)
-    train(parse_config(text, "here"), 0, 1)
+    train_rank(parse_config(text, "here"))
     trace = tmp_path / "kept" / "steps.jsonl"
     trace.write_bytes(b"\xff" + trace.read_bytes()[1:])
     longer = text.replace("steps = 4", "steps = 6")
     for _ in range(2):
-        metrics = train(parse_config(longer, "here"), 0, 1).metrics
+        metrics = train_rank(parse_config(longer, "here")).metrics
         losses = metrics.trained.losses
         assert losses[:4] == (None,) * 4
         assert all(isinstance(loss, float) for loss in losses[4:])

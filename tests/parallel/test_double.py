@@ -11,8 +11,9 @@ from fanin.datacenter.config.settings import CheckpointSettings
 from fanin.datacenter.config.train_config import TrainConfig, parse_config
 from fanin.datacenter.files.jobfiles import SEED_FILE, TrainResult
 from fanin.datacenter.jobs.initial import initial_values
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.launch import launch
+from fanin.datacenter.observers.loading import RankPlace
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.model import build_job_model
 from fanin.protos.errors import InvalidInput
@@ -101,7 +102,7 @@ def assert_same(first: Path, second: Path) -> None:
     ],
 )
 def test_two_ranks_have_the_numbers_of_one_process(name: str, mesh: str, tmp_path: Path) -> None:
-    reference = train(config_of(tmp_path / "one", name), 0, 1, tmp_path / "one")
+    reference = train_rank(config_of(tmp_path / "one", name), RankPlace(folder=tmp_path / "one"))
     result = launch(config_of(tmp_path / "two", name, mesh), 2, tmp_path / "two")
     np.testing.assert_allclose(losses(result), losses(reference), rtol=0, atol=TOLERANCE)
     assert_same(tmp_path / "one" / "weights.safetensors", tmp_path / "two" / "weights.safetensors")
@@ -112,10 +113,10 @@ def test_two_ranks_have_the_numbers_of_one_process(name: str, mesh: str, tmp_pat
 @pytest.mark.parametrize("name", MODELS)
 def test_a_resumed_job_has_the_bits_of_an_undisturbed_one(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path / "whole", name)
-    reference = train(config, 0, 1)
+    reference = train_rank(config)
     resumed_config = config_of(tmp_path / "cut", name)
-    train(replace(resumed_config, stop=replace(resumed_config.stop, steps=2)), 0, 1)
-    result = train(resumed_config, 0, 1)
+    train_rank(replace(resumed_config, stop=replace(resumed_config.stop, steps=2)))
+    result = train_rank(resumed_config)
     assert losses(result) == losses(reference)
     weights, others = (load_file(tmp_path / each / "weights.safetensors") for each in ("whole", "cut"))
     assert all(value.dtype == np.float64 and (others[key] == value).all() for key, value in weights.items())
@@ -128,8 +129,8 @@ def test_a_checkpoint_of_another_precision_is_converted(tmp_path: Path) -> None:
     full_config = replace(
         config, parallel=replace(config.parallel, precision="full"), stop=replace(config.stop, steps=2)
     )
-    first_losses = losses(train(full_config, 0, 1))
-    all_losses = losses(train(config, 0, 1))
+    first_losses = losses(train_rank(full_config))
+    all_losses = losses(train_rank(config))
     assert all_losses[:2] == first_losses
     assert len(all_losses) == 4
     weights = load_file(tmp_path / "weights.safetensors")
@@ -157,8 +158,8 @@ def test_initial_weights_in_float32_are_converted(tmp_path: Path) -> None:
     initial_config = replace(config, model=replace(config.model, initial=tmp_path / "initial.safetensors"))
     no_checkpoints = CheckpointSettings()
     # The seed draws float32 values, so the file holds all of their bits.
-    assert losses(train(replace(initial_config, checkpoints=no_checkpoints), 0, 1)) == losses(
-        train(replace(config, checkpoints=no_checkpoints), 0, 1)
+    assert losses(train_rank(replace(initial_config, checkpoints=no_checkpoints))) == losses(
+        train_rank(replace(config, checkpoints=no_checkpoints))
     )
 
 

@@ -18,7 +18,7 @@ from fanin.datacenter.config.settings import (
 )
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import TrainingHistory
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.parallel.draws.sites import DrawShape, ModelDraws, Site
 from fanin.datacenter.parallel.pipelines.stages import check_draws
@@ -76,7 +76,7 @@ def on_mesh(config: TrainConfig, mesh: str, folder: Path, **changes: object) -> 
 
 
 def alone(config: TrainConfig) -> TrainingHistory:
-    return train(config, 0, 1).metrics.trained
+    return train_rank(config).metrics.trained
 
 
 def assert_equal(history: TrainingHistory, expected: TrainingHistory) -> None:

@@ -16,9 +16,9 @@ from parallel.programs import Programs
 
 from fanin.datacenter.config.communication import CommunicationSettings
 from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
-from fanin.datacenter.config.train_config import TrainConfig, fit_config, read_train_config
+from fanin.datacenter.config.train_config import TrainConfig, check_fitted, read_train_config
 from fanin.datacenter.files.jobfiles import SEED_FILE
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.torchrun import Elastic, begin_logs, failure_reason
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.elastic import PARENT, PARENT_POLL_S, end_with_parent
@@ -38,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 def reference_losses(place: Place) -> list[float]:
     """Return the losses of one undisturbed process."""
     config = read_train_config(place.folder / "train.toml", {"parallel": {"mesh": "none"}})
-    return list(train(replace(config, checkpoints=CheckpointSettings()), 0, 1).metrics.trained.losses)
+    return list(train_rank(replace(config, checkpoints=CheckpointSettings())).metrics.trained.losses)
 
 
 def test_a_job_of_two_machines_continues_on_one(place: Place, programs: Programs) -> None:
@@ -178,11 +178,11 @@ def test_a_job_is_fitted_with_its_batch_or_refused(world: int, dp_replicate: int
     mesh = MeshShape(dp_replicate=dp_replicate, dp_shard=dp_shard)
     config = job(parallel=ParallelSettings(mesh=mesh))
     if 24 % world == 0:
-        result = fit_config(config, world)
-        assert result == replace(config, parallel=ParallelSettings(mesh=mesh.fit(world)))
+        check_fitted(config, world)
+        assert config.fitted(world) == replace(config, parallel=ParallelSettings(mesh=mesh.fit(world)))
         return
     with pytest.raises(InvalidInput, match=f"got batch 24, expected a multiple of {world} parts") as excinfo:
-        fit_config(config, world)
+        check_fitted(config, world)
     assert ("take a batch that can be divided" in str(excinfo.value)) == (mesh.num_ranks != world)
 
 
@@ -197,11 +197,12 @@ def test_a_rank_ends_whose_agent_ended_before_its_first_check(monkeypatch: pytes
 def test_settings_of_shards_or_copies_are_refused_where_none_remain() -> None:
     offload_job = job(parallel=ParallelSettings(mesh=MeshShape(dp_shard=2, tp=2), offload=True))
     with pytest.raises(InvalidInput, match=r"got offload and mesh tp=2 \(.* on the CPU; this is mesh dp_shard"):
-        fit_config(offload_job, 2)
+        check_fitted(offload_job, 2)
     sharded_job = job(parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), offload=True))
-    assert fit_config(sharded_job, 1).parallel.sharded
+    check_fitted(sharded_job, 1)
+    assert sharded_job.fitted(1).parallel.sharded
     hook_job = job(
         parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)), communication=CommunicationSettings(hook="bf16")
     )
     with pytest.raises(InvalidInput, match=r"got hook 'bf16' .* for mesh none"):
-        fit_config(hook_job, 1)
+        check_fitted(hook_job, 1)

@@ -43,8 +43,9 @@ from fanin.datacenter.files.jobfiles import (
     write_file,
     write_result,
 )
-from fanin.datacenter.jobs.job import main, train
+from fanin.datacenter.jobs.job import main, train_rank
 from fanin.datacenter.models.decoder import DecoderConfig
+from fanin.datacenter.observers.loading import RankPlace
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.parameter_files import read_parameters
@@ -173,7 +174,7 @@ def test_unusable_settings_are_refused_before_the_first_collective(
 ) -> None:
     parallel = ParallelSettings(mesh=MeshShape(dp_replicate=2))
     with pytest.raises(InvalidInput, match=expected):
-        train(replace(usable_config(tmp_path), **{"parallel": parallel} | changes), 0, 2)
+        train_rank(replace(usable_config(tmp_path), **{"parallel": parallel} | changes), RankPlace(num_ranks=2))
 
 
 def test_initial_parameters_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -181,13 +182,13 @@ def test_initial_parameters_of_another_model_are_refused(tmp_path: Path) -> None
     config = usable_config(tmp_path)
     config = replace(config, model=replace(config.model, initial=path))
     with pytest.raises(InvalidInput, match=r"initial.bin: cannot be read \(No such file"):
-        train(config, 0, 1)
+        train_rank(config)
     path.write_bytes(b"not parameters")
     with pytest.raises(InvalidInput, match=r"initial.bin: parameters: got magic b'not para'"):
         read_parameters(path)
     path.write_bytes(encode_parameters(TensorTable.of({"w": (1,)}), np.ones(1, np.float32)))
     with pytest.raises(InvalidInput, match="expected the parameters of this model"):
-        train(config, 0, 1)
+        train_rank(config)
 
 
 def test_data_that_a_decoder_cannot_read_is_refused(tmp_path: Path) -> None:
@@ -195,22 +196,22 @@ def test_data_that_a_decoder_cannot_read_is_refused(tmp_path: Path) -> None:
         usable_config(tmp_path), model=ModelSettings(family=family_model("decoder", DecoderConfig(vocabulary=3)))
     )
     with pytest.raises(InvalidInput, match=r"data.npz: got x float32 .*, expected int32 tokens and their target"):
-        train(config, 0, 1)
+        train_rank(config)
     text = tmp_path / "text.txt"
     text.write_text("abcd" * 9)
     with pytest.raises(InvalidInput, match=r"text.txt: got 4 tokens, expected at most the model's 3"):
-        train(replace(config, data=DataSettings(text=str(text), length=4)), 0, 1)
+        train_rank(replace(config, data=DataSettings(text=str(text), length=4)))
     text.write_bytes(b"\xff\xfe")
     with pytest.raises(InvalidInput, match=r"text.txt: not UTF-8 text"):
-        train(replace(config, data=DataSettings(text=str(text), length=4)), 0, 1)
+        train_rank(replace(config, data=DataSettings(text=str(text), length=4)))
     x = np.arange(12, dtype=np.int32).reshape(2, 6)
     for inputs, targets in ((x, x % 3), (x % 3, x)):
         np.savez(tmp_path / "tokens.npz", x=inputs, y=targets)
         with pytest.raises(InvalidInput, match=r"tokens.npz: got 12 tokens, expected at most the model's 3"):
-            train(replace(config, data=DataSettings(examples=tmp_path / "tokens.npz")), 0, 1)
+            train_rank(replace(config, data=DataSettings(examples=tmp_path / "tokens.npz")))
     np.savez(tmp_path / "one.npz", x=x[:1] % 3, y=x[:1] % 3)
     with pytest.raises(InvalidInput, match=r"one.npz: got 1 example, expected at least 2: one is held out"):
-        train(replace(config, data=DataSettings(examples=tmp_path / "one.npz")), 0, 1)
+        train_rank(replace(config, data=DataSettings(examples=tmp_path / "one.npz")))
 
 
 @pytest.mark.parametrize(
@@ -240,7 +241,7 @@ def test_data_that_a_decoder_cannot_read_is_refused(tmp_path: Path) -> None:
 )
 def test_names_of_no_module_are_refused(tmp_path: Path, layout: LayoutSettings, expected: str) -> None:
     with pytest.raises(InvalidInput, match=expected):
-        train(replace(usable_config(tmp_path), model=ModelSettings(app=LAYERS, layout=layout)), 0, 1)
+        train_rank(replace(usable_config(tmp_path), model=ModelSettings(app=LAYERS, layout=layout)))
 
 
 def test_a_text_is_cut_once_and_its_end_is_held_out() -> None:
@@ -273,7 +274,7 @@ def test_raw_data_trains_as_the_models_inputs_do(tmp_path: Path) -> None:
             training=TrainingSettings(batch_size=4, learning_rate=0.1, optimizer="sgd"),
             stop=StopSettings(epochs=1),
         )
-        vectors.append(train(config, 0, 1).parameters)
+        vectors.append(train_rank(config).parameters)
     np.testing.assert_array_equal(*vectors)
 
 
@@ -281,7 +282,7 @@ def test_adascale_logs_the_gain_of_each_step(tmp_path: Path) -> None:
     config = usable_config(tmp_path)
     rate = RateSettings(scale="adascale", base_batch=4)
     config = replace(config, rate=rate, training=replace(config.training, accumulate=4), stop=StopSettings(steps=12))
-    history = train(config, 0, 1, tmp_path).metrics.trained
+    history = train_rank(config, RankPlace(folder=tmp_path)).metrics.trained
     rows = [json.loads(line) for line in (tmp_path / ROWS_FILE).read_text().splitlines()]
     gains = [row["gain"] for row in rows]
     assert len(gains) == len(history.losses) < 12
@@ -302,8 +303,8 @@ def test_a_decoder_learns_a_text_over_tokens_or_samples(tmp_path: Path) -> None:
         stop=StopSettings(steps=25),
         evaluation=EvaluationSettings(every=25),
     )
-    tokens = train(config, 0, 1)
-    samples = train(replace(config, model=replace(config.model, mean_over="samples")), 0, 1)
+    tokens = train_rank(config)
+    samples = train_rank(replace(config, model=replace(config.model, mean_over="samples")))
     assert tokens.parameters is None, "what a decoder learnt is in its checkpoints"
     for result in (tokens, samples):
         history = result.metrics.trained

@@ -26,7 +26,8 @@ from fanin.datacenter.config.settings import (
 )
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import CONFIG_FILE, METRICS_FILE, PARAMETERS_FILE, write_config
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.calls import StepCalls
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.jobs.torchrun import Elastic
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
@@ -41,7 +42,7 @@ import signal, sys
 # A shell that starts the tests in the background has them ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.files.jobfiles import read_config
 from fanin.datacenter.jobs.launch import launch
 launch(read_config(Path(sys.argv[1])), 2, Path(sys.argv[2]))
@@ -112,7 +113,7 @@ def single_process(config: TrainConfig) -> TrainConfig:
 def test_two_ranks_have_the_result_of_one_process(config: TrainConfig, folder: Path) -> None:
     folder.mkdir()
     (folder / METRICS_FILE).write_text("left from an earlier job")
-    actual, reference = launch(config, 2, folder), train(single_process(config), 0, 1)
+    actual, reference = launch(config, 2, folder), train_rank(single_process(config))
     assert (actual.metrics.num_ranks, reference.metrics.num_ranks) == (2, 1)
     assert str(actual.metrics.mesh) == "dp_replicate=2"
     assert (actual.table, len(actual.metrics.trained.evaluated), actual.metrics.trained.flat) == (
@@ -123,7 +124,7 @@ def test_two_ranks_have_the_result_of_one_process(config: TrainConfig, folder: P
     assert np.abs(actual.parameters - reference.parameters).max() < 1e-5
     assert actual.metrics.trained.losses == pytest.approx(reference.metrics.trained.losses, abs=1e-5)
     model = dataclasses.replace(config.model, initial=folder / PARAMETERS_FILE)
-    resumed_result = train(dataclasses.replace(single_process(config), model=model), 0, 1)
+    resumed_result = train_rank(dataclasses.replace(single_process(config), model=model))
     before, after = (result.metrics.trained.evaluated for result in (reference, resumed_result))
     assert after[0].train_loss < before[-1].train_loss, "it goes on from there"
 
@@ -136,7 +137,7 @@ def test_an_app_with_names_is_cut_and_split(config: TrainConfig, folder: Path, m
     parallel = ParallelSettings(mesh=MeshShape.parse(mesh), microbatches=2)
     actual, reference = (
         launch(dataclasses.replace(config, parallel=parallel), 4, folder),
-        train(single_process(config), 0, 1),
+        train_rank(single_process(config)),
     )
     assert actual.table == reference.table
     assert np.abs(actual.parameters - reference.parameters).max() < 1e-5
@@ -179,8 +180,11 @@ def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of
         evaluation=EvaluationSettings(),
         checkpoints=CheckpointSettings(folder=tmp_path / "checkpoints", every=LOST_EVERY),
     )
-    history = launch(config, 2, folder, Elastic(max_restarts=2)).metrics.trained
+    reported: list[int] = []
+    calls = StepCalls(on_step=lambda step: reported.append(step.step))
+    history = launch(config, 2, folder, Elastic(max_restarts=2), calls).metrics.trained
     steps = [json.loads(row)["step"] for row in (folder / "rows.jsonl").read_text().splitlines()]
+    assert reported == [0, 1, *steps], "the first rank of each attempt calls the caller"
     # The first attempt left no checkpoint, so the second one began from the start. The third one resumed from the
     # fourth step.
     assert steps == [*range(7), *range(4, 10)]
@@ -189,7 +193,7 @@ def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of
     initial_config = dataclasses.replace(
         single_process(config), model=ModelSettings(app=f"{APPS}:lost", initial=seeds[0])
     )
-    reference = train(dataclasses.replace(initial_config, checkpoints=CheckpointSettings()), 0, 1).metrics.trained
+    reference = train_rank(dataclasses.replace(initial_config, checkpoints=CheckpointSettings())).metrics.trained
     assert history.losses == pytest.approx(reference.losses, abs=1e-5)
     assert not list(folder.glob("*.safetensors")), "the job has ended"
 

@@ -13,7 +13,7 @@ from fanin.datacenter.config.settings import CheckpointSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
 from fanin.datacenter.data.masked import MaskedSamples
 from fanin.datacenter.data.samples import batch_share
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.parallel.settings import ParallelSettings
 from fanin.datacenter.ranks.mesh import MeshShape
@@ -117,12 +117,12 @@ def config(folder: Path, **tables: dict[str, object]) -> TrainConfig:
 
 def test_a_resumed_job_has_the_same_targets(tmp_path: Path) -> None:
     full_config = config(tmp_path)
-    losses = train(full_config, 0, 1).metrics.trained.losses
+    losses = train_rank(full_config).metrics.trained.losses
     # Three and a half epochs. The second part begins in the middle of an epoch.
     assert len(losses) == 12
     checkpoints = CheckpointSettings(folder=tmp_path / "kept")
-    train(replace(full_config, stop=StopSettings(steps=5), checkpoints=checkpoints), 0, 1)
-    assert train(replace(full_config, checkpoints=checkpoints), 0, 1).metrics.trained.losses == losses
+    train_rank(replace(full_config, stop=StopSettings(steps=5), checkpoints=checkpoints))
+    assert train_rank(replace(full_config, checkpoints=checkpoints)).metrics.trained.losses == losses
 
 
 def test_the_mask_is_a_token_of_the_vocabulary(tmp_path: Path) -> None:

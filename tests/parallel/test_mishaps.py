@@ -45,9 +45,10 @@ from fanin.datacenter.files.jobfiles import (
     write_result,
 )
 from fanin.datacenter.jobs.agent import Agent, belongs_to_job
-from fanin.datacenter.jobs.job import main, train
+from fanin.datacenter.jobs.job import main, train_rank
 from fanin.datacenter.jobs.launch import launch, outcome
 from fanin.datacenter.jobs.torchrun import ONE_MACHINE, Elastic, begin_logs, failure_reason
+from fanin.datacenter.observers.loading import RankPlace
 from fanin.datacenter.parallel.engine import build_engine
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.datacenter.ranks.elastic import OTHER_JOB, StopSignal
@@ -93,7 +94,7 @@ def test_a_stopping_job_handles_signals_until_all_files_are_written(config: Trai
     before, stop = signal.getsignal(signal.SIGTERM), StopSignal()
     with ExitStack() as stack:
         stack.push(stop)
-        result = train(config, 0, 1, tmp_path, stop)
+        result = train_rank(config, RankPlace(folder=tmp_path), stop=stop)
         # The checkpoint is written by now, but the result is not.
         assert latest(tmp_path / "kept").step == 3
         assert signal.getsignal(signal.SIGTERM) is not before
@@ -289,7 +290,7 @@ def test_a_job_resumes_only_from_its_own_kind_of_checkpoint(config: TrainConfig,
             InvalidInput,
             match="got one after 1 steps without looks, best, loss_sum, count, num_samples, data_digest, rate_steps",
         ):
-            train(replace(config, checkpoints=settings), 0, 1)
+            train_rank(replace(config, checkpoints=settings))
 
 
 def test_a_watchdog_removes_its_hooks_and_its_thread(config: TrainConfig, tmp_path: Path) -> None:
@@ -330,7 +331,7 @@ def test_a_checkpoint_that_takes_long_is_no_hang(config: TrainConfig, tmp_path: 
 
 def run_evaluation(config: TrainConfig, folder: Path) -> None:
     """Run a job whose evaluation takes longer than the hang timeout."""
-    train(config, 0, 1, folder)
+    train_rank(config, RankPlace(folder=folder))
     os._exit(0)
 
 

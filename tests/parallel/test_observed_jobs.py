@@ -29,8 +29,8 @@ from fanin.datacenter.config.settings import (
 )
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import ROWS_FILE, outcome_files, read_result, write_config
-from fanin.datacenter.jobs.job import main, train
-from fanin.datacenter.jobs.launch import launch, outcome
+from fanin.datacenter.jobs.job import main, train_rank
+from fanin.datacenter.jobs.launch import Placement, launch, outcome
 from fanin.datacenter.jobs.torchrun import ONE_MACHINE
 from fanin.datacenter.observers.contract import check_observer
 from fanin.datacenter.observers.events import (
@@ -171,21 +171,25 @@ def test_objects_observe_a_job_of_one_rank(config: TrainConfig, tmp_path: Path) 
         checkpoints=CheckpointSettings(folder=tmp_path / "kept", every=2),
     )
     first, second = Recorder(lambda step: Interrupt(reason="no time") if step == 3 else None), Recorder()
-    first_metrics = datacenter.train(config, folder=tmp_path / "job", observers=[first]).metrics
+    first_metrics = datacenter.train(config, placement=Placement(folder=tmp_path / "job", observers=[first])).metrics
     assert (first_metrics.stopped, len(first_metrics.trained.losses)) == (True, 3)
     assert first.events[-1] == TrainingEnded(num_steps=3, reason="observer 0 (Recorder): no time", interrupted=True)
-    second_metrics = datacenter.train(config, folder=tmp_path / "job", observers=[first, second]).metrics
+    second_metrics = datacenter.train(
+        config, placement=Placement(folder=tmp_path / "job", observers=[first, second])
+    ).metrics
     assert second.events[0] == TrainingStarted(num_steps=3)
     assert second.events[-1] == TrainingEnded(num_steps=6, reason="steps", interrupted=False)
     steps = [event for event in second.events if isinstance(event, StepEnded)]
     assert [(each.step, each.loss) for each in steps] == list(enumerate(second_metrics.trained.losses))[3:]
     assert [each.num_steps for each in second.events if isinstance(each, CheckpointWritten)] == [4, 6]
     assert len((tmp_path / "job" / ROWS_FILE).read_text().splitlines()) == 3, "as with ranks of their own"
-    reference = datacenter.train(replace(config, checkpoints=CheckpointSettings()), observers=[Recorder()])
+    reference = datacenter.train(
+        replace(config, checkpoints=CheckpointSettings()), placement=Placement(observers=[Recorder()])
+    )
     assert reference.metrics.trained.losses == second_metrics.trained.losses
     two_ranks = replace(config, parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)))
     with pytest.raises(InvalidInput, match=r"observers: got 1 objects for 2 ranks .*name their factories in \[watch\]"):
-        datacenter.train(two_ranks, observers=[Recorder()])
+        datacenter.train(two_ranks, placement=Placement(observers=[Recorder()]))
 
 
 def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
@@ -226,7 +230,7 @@ def test_an_observer_that_cannot_start_is_named(
 ) -> None:
     name = name.format(path=broken_module)
     with pytest.raises(InvalidInput, match=message):
-        train(replace(config, watch=WatchSettings(observers=(name,))), 0, 1)
+        train_rank(replace(config, watch=WatchSettings(observers=(name,))))
     with pytest.raises(InvalidInput, match=r"watch: got observer 'nothing', expected package.module:factory"):
         WatchSettings(observers=("nothing",))
 
@@ -252,7 +256,7 @@ def test_an_observer_that_fails_when_all_steps_are_done_costs_no_result(
     weights, recorder = tmp_path / "out.safetensors", Recorder()
     config = replace(config, stop=StopSettings(steps=3), checkpoints=CheckpointSettings(weights=weights))
     with pytest.raises(InvalidInput) as excinfo:
-        datacenter.train(config, folder=tmp_path / "job", observers=[Full(event), recorder])
+        datacenter.train(config, placement=Placement(folder=tmp_path / "job", observers=[Full(event), recorder]))
     assert str(excinfo.value) == (
         f"observer 0 (Full): raised OSError on {type(event).__name__}: disk full; the job has ended after step 3, and "
         "its files are written; correct this observer"
@@ -267,7 +271,7 @@ def test_a_due_checkpoint_is_completed_when_an_observer_fails(config: TrainConfi
     checkpoints, full_disk, recorder = tmp_path / "kept", Full(StepSettled(num_steps=2)), Recorder()
     config = replace(config, stop=StopSettings(steps=5), checkpoints=CheckpointSettings(folder=checkpoints, every=1))
     with pytest.raises(InvalidInput, match="raised OSError on StepSettled: disk full; the job ends after step 2"):
-        datacenter.train(config, folder=tmp_path / "job", observers=[full_disk, recorder])
+        datacenter.train(config, placement=Placement(folder=tmp_path / "job", observers=[full_disk, recorder]))
     progress = latest(checkpoints)
     assert progress is not None
     assert progress.step == 2
@@ -298,7 +302,7 @@ def test_an_error_of_a_training_is_the_last_event(config: TrainConfig, tmp_path:
     recorder = Recorder()
     diverging_config = replace(config, training=replace(config.training, learning_rate=1e38))
     with pytest.raises(InvalidInput, match="got loss nan"):
-        datacenter.train(diverging_config, observers=[recorder])
+        datacenter.train(diverging_config, placement=Placement(observers=[recorder]))
     last = recorder.events[-1]
     assert isinstance(last, TrainingFailed)
     assert last.error.startswith("Diverged: training: step ")
@@ -308,7 +312,7 @@ def test_an_error_of_a_training_is_the_last_event(config: TrainConfig, tmp_path:
 def run_blocked(config: TrainConfig, folder: Path) -> None:
     """Run a job whose observer never returns."""
     sys.stderr = (folder / "stderr.log").open("w")
-    train(config, 0, 1, folder)
+    train_rank(config, RankPlace(folder=folder))
     os._exit(0)
 
 

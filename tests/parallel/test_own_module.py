@@ -20,7 +20,7 @@ from fanin.datacenter.config.settings import (
 )
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.files.jobfiles import PARAMETERS_FILE, SEED_FILE, write_result
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.parallel.objective import ScoredObjective
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
@@ -74,7 +74,7 @@ def test_module_with_tied_weights_and_split_sequences_has_the_numbers_of_one_pro
     for name in ("none", mesh):
         config = config_of(tmp_path, "tied_double", name)
         num_ranks = config.parallel.mesh.num_ranks
-        results.append(train(config, 0, 1) if num_ranks == 1 else launch(config, num_ranks, folder))
+        results.append(train_rank(config) if num_ranks == 1 else launch(config, num_ranks, folder))
         weights.append(load_file(tmp_path / "weights.safetensors"))
     assert not (folder / SEED_FILE).exists(), "a job that is complete leaves none"
     np.testing.assert_allclose(*(result.metrics.trained.losses for result in results), rtol=0, atol=1e-10)
@@ -88,7 +88,7 @@ def test_module_with_tied_weights_and_split_sequences_has_the_numbers_of_one_pro
 def test_trained_weights_become_a_bundle(tmp_path: Path) -> None:
     config = config_of(tmp_path, "tied")
     (tmp_path / "job").mkdir()
-    write_result(tmp_path / "job", train(config, 0, 1))
+    write_result(tmp_path / "job", train_rank(config))
     weights = load_file(tmp_path / "weights.safetensors")
     for index, source in enumerate((tmp_path / "weights.safetensors", tmp_path / "job" / PARAMETERS_FILE)):
         out = tmp_path / f"bundle-{index}"

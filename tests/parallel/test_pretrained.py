@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fanin.datacenter.config.train_config import TrainConfig, check_config, parse_config
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.models import pretrained, pretrained_folder
 from fanin.datacenter.parallel.settings import ParallelSettings
@@ -124,7 +124,7 @@ def test_a_folder_is_trained_and_written_as_a_folder(
     workspace.write(**settings)
     assert len(list(workspace.model.glob("*.safetensors"))) >= num_files
     weights = workspace.out / "model.safetensors"
-    result = train(workspace.config(checkpoints={"weights": str(weights)}), 0, 1)
+    result = train_rank(workspace.config(checkpoints={"weights": str(weights)}))
     train_tokens, held_tokens = np.split(workspace.tokens, [NUM_WINDOWS * LENGTH])
     # Each batch has all windows, so the first loss is that of the initial model.
     with torch.no_grad():
@@ -155,9 +155,9 @@ def test_extra_tensors_of_older_versions_are_ignored(workspace: Workspace) -> No
     workspace.write(tie_word_embeddings=True)
     path = workspace.model / "model.safetensors"
     extra = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2), "lm_head.weight": torch.zeros(2)}
-    expected = train(workspace.config(), 0, 1).metrics.trained.losses
+    expected = train_rank(workspace.config()).metrics.trained.losses
     save_file(load_file(path) | extra, path, {"format": "pt"})
-    assert train(workspace.config(), 0, 1).metrics.trained.losses == expected
+    assert train_rank(workspace.config()).metrics.trained.losses == expected
 
 
 def test_no_code_of_the_folder_runs(workspace: Workspace, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_no_code_of_the_folder_runs(workspace: Workspace, tmp_path: Path) -> Non
     (workspace.model / "mine.py").write_text(
         f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Mine: pass\n"
     )
-    assert len(train(workspace.config(), 0, 1).metrics.trained.losses) == 3
+    assert len(train_rank(workspace.config()).metrics.trained.losses) == 3
     workspace.row(model_type="mine", auto_map={"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.Mine"})
     with pytest.raises(InvalidInput, match="got model_type 'mine', expected one that transformers itself knows"):
         check_config(workspace.config(), 1)
@@ -322,7 +322,7 @@ def test_weights_in_several_files_are_checked_against_their_index(
     workspace.write(max_shard_size="6KB")
     damage(workspace.model)
     with pytest.raises(InvalidInput) as excinfo:
-        train(workspace.config(), 0, 1)
+        train_rank(workspace.config())
     assert str(excinfo.value).startswith(f"{workspace.model / pretrained_folder.INDEX}: ")
     assert message in str(excinfo.value)
 
@@ -331,10 +331,10 @@ def test_another_models_weights_and_too_many_tokens_are_refused(workspace: Works
     workspace.write()
     workspace.row(intermediate_size=32)
     with pytest.raises(InvalidInput, match=r"down_proj.weight: got F32 \[16, 24\], expected F32 \[16, 32\]"):
-        train(workspace.config(), 0, 1)
+        train_rank(workspace.config())
     workspace.row(vocab_size=9)
     with pytest.raises(InvalidInput, match=r"tokens.npy: got 36 tokens, expected at most the model's 9"):
-        train(workspace.config(), 0, 1)
+        train_rank(workspace.config())
 
 
 def test_conflicting_settings_are_refused(workspace: Workspace) -> None:

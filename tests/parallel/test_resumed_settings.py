@@ -8,7 +8,7 @@ import pytest
 
 from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.protos.errors import InvalidInput
 
@@ -46,6 +46,6 @@ def test_a_key_that_changes_the_state_of_the_optimizer_is_named(
         stop=StopSettings(steps=2),
         checkpoints=CheckpointSettings(folder=tmp_path / "kept"),
     )
-    train(config, 0, 1)
+    train_rank(config)
     with pytest.raises(InvalidInput, match=message):
-        train(replace(config, training=training, stop=StopSettings(steps=4)), 0, 1)
+        train_rank(replace(config, training=training, stop=StopSettings(steps=4)))

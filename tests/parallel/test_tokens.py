@@ -19,7 +19,7 @@ import torch.distributed as dist
 from fanin.datacenter.config.train_config import TrainConfig, parse_config
 from fanin.datacenter.data.loading import read_tokens
 from fanin.datacenter.data.samples import DataSplit
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.training.model import build_job_model
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.protos.errors import InvalidInput
@@ -60,9 +60,9 @@ def test_an_array_is_memory_mapped_and_an_archive_has_one(tmp_path: Path) -> Non
     assert isinstance(read_tokens(array), np.memmap)
     text.write_text("".join("abcdefg"[token] for token in TOKENS))
     array_config = config(array)
-    losses = [train(each, 0, 1).metrics.trained.losses for each in (array_config, config(archive))]
+    losses = [train_rank(each).metrics.trained.losses for each in (array_config, config(archive))]
     text_config = replace(array_config, data=replace(array_config.data, tokens=None, text=str(text)))
-    assert losses == [train(text_config, 0, 1).metrics.trained.losses] * 2
+    assert losses == [train_rank(text_config).metrics.trained.losses] * 2
 
 
 def _write_two_arrays(path: Path) -> None:

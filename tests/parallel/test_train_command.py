@@ -14,7 +14,7 @@ from support.nightly import in_ci
 
 from fanin.datacenter.checkpoints.progress import latest
 from fanin.datacenter.config.train_config import read_train_config
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.ranks.mesh import MeshShape
 
 CONFIG = """
@@ -66,12 +66,12 @@ def config(tmp_path: Path) -> Path:
     in_ci(("pp=2", "pp=2,dp_shard=2,tp=2", "dp_replicate=2,dp_shard=2,tp=2"), ("pp=2",)),
 )
 def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
-    reference = train(read_train_config(config), 0, 1).metrics.trained
+    reference = train_rank(read_train_config(config)).metrics.trained
     # The job resumes from an earlier half on another mesh. Its weights file is in a folder that the job creates.
     checkpoints, out, state = tmp_path / "kept", tmp_path / "out.json", tmp_path / "state"
     weights = state / "model.safetensors"
     tables = {"stop": {"steps": 5}, "checkpoints": {"folder": str(checkpoints)}}
-    train(read_train_config(config, tables), 0, 1)
+    train_rank(read_train_config(config, tables))
     options = ("--mesh", mesh, "--checkpoints", checkpoints, "--state", state, "--json", out, "--out", weights)
     completed = fanin("train", config, *options)
     assert (completed.status, completed.err) == (0, "")
@@ -88,7 +88,7 @@ def test_a_mesh_has_the_losses_of_one_process(fanin: Fanin, config: Path, tmp_pa
     assert report["tokens_per_second"] > 0
     assert 1e7 < report["peak_memory_bytes"] < 1e10
     job = read_train_config(config, {"model": {"initial": str(weights)}, "stop": {"steps": 1}})
-    assert train(job, 0, 1).metrics.trained.losses[0] < reference.losses[-1] + 0.5, "it begins with what was written"
+    assert train_rank(job).metrics.trained.losses[0] < reference.losses[-1] + 0.5, "it begins with what was written"
     assert completed.out.count("\n") == len(report["evaluations"]) + 1
     assert re.search(rf"\n12 steps on mesh {mesh} in \d+\.\d s on the CPU \(t\w+ .*\), \d+ tokens", completed.out)
     (log,) = state.glob("logs/*/attempt_0/0/stdout.log")
@@ -103,7 +103,7 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
 ) -> None:
     # AdamW amplifies the rounding errors of float32.
     config.write_text(config.read_text().replace("[stop]", 'optimizer = "sgd"\n[stop]'))
-    reference, out = train(read_train_config(config), 0, 1).metrics.trained, tmp_path / "out.json"
+    reference, out = train_rank(read_train_config(config)).metrics.trained, tmp_path / "out.json"
     config.write_text(f"{config.read_text()}compile = true\n")
     completed = fanin("train", config, "--mesh", mesh, "--json", out)
     assert (completed.status, completed.err) == (0, "")

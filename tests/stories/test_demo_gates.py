@@ -15,7 +15,7 @@ from fanin.clients.data.digits import split_digits
 from fanin.commands.demo.options import DEFAULT_MESH
 from fanin.commands.demo.steps import job_config
 from fanin.commands.demo.tasks import TASKS
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.launch import launch
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.parameters import parameter_table, parameter_vector
@@ -50,8 +50,11 @@ def test_the_datacenter_on_its_four_processes_is_one_process(tmp_path: Path) -> 
     module = task.app(0).module
     (tmp_path / "initial.bin").write_bytes(encode_parameters(parameter_table(module), parameter_vector(module)))
     pretrain = replace(task.pretrain, max_epochs=10)
-    parallel = launch(job_config(task, pretrain, tmp_path, shape, 0), shape.num_ranks, tmp_path / "job")
-    single = train(job_config(task, pretrain, tmp_path, MeshShape(), 0), 0, 1)
+    single_config = job_config(task, pretrain, tmp_path, MeshShape(), 0)
+    single_config = replace(single_config, model=replace(single_config.model, initial=tmp_path / "initial.bin"))
+    parallel_config = replace(single_config, parallel=job_config(task, pretrain, tmp_path, shape, 0).parallel)
+    parallel = launch(parallel_config, shape.num_ranks, tmp_path / "job")
+    single = train_rank(single_config)
     assert (str(shape), parallel.metrics.num_ranks, parallel.table) == ("pp=2,tp=2", 4, single.table)
     assert len(single.metrics.trained.losses) == 50
     assert parallel.metrics.trained.losses == pytest.approx(single.metrics.trained.losses, abs=1e-5)

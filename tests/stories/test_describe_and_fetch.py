@@ -17,7 +17,7 @@ from support.hosted import Hosted
 
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
-from fanin.commands.control.fetch import fetch_version
+from fanin.clients.versions import fetch_version
 from fanin.commands.control.places import swap
 from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.keys import SigningKey

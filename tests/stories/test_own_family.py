@@ -12,7 +12,7 @@ from support.commands import Fanin, fanin_in_process, one_line
 from support.outside import install, python_blocks
 
 from fanin.datacenter.config.train_config import read_train_config
-from fanin.datacenter.jobs.job import train
+from fanin.datacenter.jobs.job import train_rank
 
 PAGE = (ROOT / "docs" / "howto" / "families.md").read_text()
 CONFIG = """
@@ -73,7 +73,7 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path,
 @pytest.mark.nightly
 @pytest.mark.parametrize("mesh", ["pp=2", "pp=2,dp_replicate=2,dp_shard=2"])
 def test_the_family_trains_on_a_mesh_as_in_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
-    losses, out = train(read_train_config(config), 0, 1).metrics.trained.losses, tmp_path / "out.json"
+    losses, out = train_rank(read_train_config(config)).metrics.trained.losses, tmp_path / "out.json"
     outcome = fanin("train", config, "--mesh", mesh, "--json", out)
     assert (outcome.status, outcome.err) == (0, "")
     assert len(losses) == 6

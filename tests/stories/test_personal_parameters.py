@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -33,7 +32,7 @@ from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.testing import Countdown
 from fanin.clients.testing.trainers import example_assignment
 from fanin.clients.transport import Connection, GrpcTransport
-from fanin.datacenter.jobs.publish import train_and_publish
+from fanin.datacenter.jobs.publish import parent_version, publish_vector
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, Recipe, Sgd
 from fanin.edge.runtimes.available import open_runtime
@@ -132,8 +131,9 @@ def test_personal_parameters_persist_serve_and_never_leave_the_device(
     with host.operator() as operator:
         assert operator.run("run").state is RunState.FINISHED
         # The datacenter trains all parameters, and publishes the shared ones. One more Round follows.
-        publish = train_and_publish(operator, "run", bundle, PUBLISHER, partial(train_in_datacenter, bundle))
-        publish(1)
+        parent = parent_version(operator, "run", PUBLISHER)
+        trained = train_in_datacenter(bundle, bundle.completed(parent.parameters))
+        publish_vector(operator, parent, bundle.manifest.split(trained)[0], PUBLISHER, 1)
     take_part(host)
     assert [event.number for event in host.published_versions()] == [1, 2, 3, 4]
     with host.operator() as operator:

@@ -27,6 +27,7 @@ WRONG = {
         ("run", "--out", "x.onnx"),
         "--out: got x.onnx, expected FILE.npz or a folder; for a model file use ",
     ),
+    "publish": (("x", "--run", "run", "--max-int8-drop", "1"), "--max-int8-drop: expected --data FILE.npz with it"),
     "pause": (("run", *SERVER), ADDRESS),
     "resume": (("run", *SERVER), ADDRESS),
     "stop": (("run", *SERVER), ADDRESS),
@@ -48,7 +49,7 @@ WRONG = {
     ),
     "simulate": (("a.py:app", "--seeds", "x"), "--seeds x: expected integers of 0 or more, as in 0,1,2"),
     "partition": (("--data", "mnist"), "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the pa"),
-    "bench": (("fold", "--megabytes", "0"), "--megabytes: got 0, expected 4 bytes or more, up to "),
+    "bench": (("rounds", "--megabytes", "0"), "--megabytes: got 0, expected 4 bytes or more, up to "),
 }
 OF_FILES = {
     "export": ("none.py:app", "--check"),
@@ -97,7 +98,7 @@ def test_a_wrong_value_of_an_option_is_status_2(fanin: Fanin, command: str) -> N
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", SUBCOMMANDS)
 def test_an_unknown_option_is_status_2(fanin: Fanin, command: str) -> None:
-    outcome = fanin(command, *(("fold",) if command == "bench" else ()), "--unknown", "x")
+    outcome = fanin(command, *(("rounds",) if command == "bench" else ()), "--unknown", "x")
     assert (outcome.status, outcome.out) == (2, "")
 
 

@@ -9,12 +9,11 @@ import pytest
 from support.commands import Fanin, fanin_in_process, one_line
 from support.several import LENGTH, NUM_CLASSES, NUM_WORDS, several_app, several_examples
 
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, model_examples
 from fanin.clients.data.npz import open_npz, read_npz, write_npz
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.testing import example_assignment
-from fanin.commands.evaluator import _model_examples
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import NamedInputs
@@ -122,9 +121,9 @@ def test_predict_names_an_array_that_is_no_dict(bundle: Bundle) -> None:
 
 def test_the_evaluator_accepts_a_data_set_by_names(bundle: Bundle) -> None:
     runtime = open_runtime("onnx")
-    assert _model_examples(EXAMPLES, bundle, runtime) is EXAMPLES
+    assert model_examples(EXAMPLES, bundle, runtime) is EXAMPLES
     with pytest.raises(ValueError, match=r"add \['numbers'\]"):
-        _model_examples(Examples(inputs=inputs_without("numbers"), y=EXAMPLES.y), bundle, runtime)
+        model_examples(Examples(inputs=inputs_without("numbers"), y=EXAMPLES.y), bundle, runtime)
 
 
 @pytest.fixture

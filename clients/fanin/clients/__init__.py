@@ -10,6 +10,7 @@ Reading order:
 - ``flower/``: Flower apps on a device
 - ``data/``: examples, example stores and data sets
 - ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator
+- ``versions``: Versions that an operator downloads
 - ``route``: direct or through a proxy; ``probe``: why a connection failed
 - ``planfile``: a Plan as a TOML file
 - ``testing/``: public fakes on a virtual clock

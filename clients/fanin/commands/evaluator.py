@@ -21,13 +21,10 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples, Y, check_examples
+from fanin.clients.data.examples import Examples, model_examples
 from fanin.clients.data.npz import read_npz
-from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.metrics.metric import metrics_of
 from fanin.edge.runtimes.available import open_format
-from fanin.edge.runtimes.base import Runtime
-from fanin.edge.runtimes.models import model_inputs, open_preprocess
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
@@ -112,7 +109,7 @@ class JobEvaluator:
         # onnxruntime if it is installed and the Bundle has graphs for it.
         runtime = open_format(bundle.manifest.signatures["infer"].graphs)
         data = self._open(job.data)
-        examples = _model_examples(data.examples, bundle, runtime)
+        examples = model_examples(data.examples, bundle, runtime)
         if job.version is None:
             parameters = bundle.initial_parameters()
             examples = examples.take(np.arange(min(len(examples), bundle.manifest.batch_size)))
@@ -152,18 +149,6 @@ def _state(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return stat.st_ino, stat.st_size, stat.st_mtime_ns
-
-
-def _model_examples(examples: Examples, bundle: Bundle, runtime: Runtime) -> Examples:
-    """Return examples as inputs of the model. Raises InvalidInput or ValueError if they do not fit it."""
-    manifest = bundle.manifest
-    inputs = model_inputs(bundle, examples.inputs, open_preprocess(runtime, bundle))
-    ready = examples if inputs is examples.inputs else Examples(inputs=inputs, y=examples.y)
-    # The shapes are those of the model, as just checked; they follow from the length of the rows, if it has several.
-    shapes = {name: array.shape[1:] for name, array in inputs.items()}
-    (dtype,) = (port.dtype for port in manifest.signatures["evaluate"].inputs if port.name == Y)
-    check_examples(ready, shapes, manifest.num_classes, dtype)
-    return ready
 
 
 if __name__ == "__main__":

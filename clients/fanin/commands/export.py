@@ -23,6 +23,7 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import wrong_usage
 from fanin.edge.files import new_folder
 from fanin.edge.parameter_files import read_parameters
+from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidInput
 from fanin.simulation.data.loading import NAMES, LoadedData, check_name, load_data
 
@@ -63,8 +64,8 @@ def export(
         Path | None,
         typer.Option(
             "--parameters",
-            help="Trained parameters of the App: parameters.bin or a .safetensors file of fanin train, or the file of "
-            "fanin fetch; default: those of the App.",
+            help="Trained parameters of the App: checkpoints, parameters.bin or a .safetensors file of fanin train, or "
+            "what fanin fetch wrote; default: those of the App.",
         ),
     ] = None,
     pretrain: Annotated[
@@ -161,9 +162,10 @@ def _pretrained(app: "App", data: LoadedData, training: "Pretraining", step: Cal
 
 def _load_trained(app: "App", path: Path) -> None:
     """Load parameters into the App's module. Raises InvalidInput if they are not this App's."""
+    from fanin.datacenter.checkpoints.trained import read_trained
     from fanin.datacenter.checkpoints.weights import load_weights
     from fanin.datacenter.config.settings import SAFETENSORS
-    from fanin.datacenter.training.parameters import load_parameters
+    from fanin.datacenter.training.parameters import load_parameters, parameter_table
     from fanin.edge.export.module.prepare import running_statistics
 
     if app.recipe.trains != "full":
@@ -171,6 +173,11 @@ def _load_trained(app: "App", path: Path) -> None:
             f"--parameters: got an App that trains {app.recipe.trains!r}, expected 'full': other weights of its "
             "Bundle are frozen; publish the parameters as a Version of a Run"
         )
+    if path.is_dir():
+        tensors = read_trained(path).of_model([spec.name for spec in parameter_table(app.module).specs])
+        table = TensorTable.of({name: each.shape for name, each in tensors.items()})
+        load_parameters(app.module, table, table.flatten(tensors))
+        return
     if path.suffix != SAFETENSORS:
         load_parameters(app.module, *read_parameters(path))
         return

@@ -71,6 +71,11 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
             summary="show the metrics of a run's versions on held-out data", module="control.evaluations"
         ),
         "fetch": Subcommand(summary="download and verify a version of a run", module="control.fetch"),
+        "publish": Subcommand(
+            summary="publish trained parameters as the next version of a run",
+            module="control.publish",
+            extras=("server", "datacenter"),
+        ),
         "pause": Subcommand(summary="pause a run", module=LIFECYCLE, function="pause"),
         "resume": Subcommand(summary="resume a run", module=LIFECYCLE, function="resume"),
         "stop": Subcommand(summary="end a run", module=LIFECYCLE, function="stop"),

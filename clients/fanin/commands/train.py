@@ -122,7 +122,7 @@ def train(
             },
         },
     )
-    metrics = _train(job, nproc, state, elastic)
+    metrics = _metrics_of(job, nproc, state, elastic)
     if json:
         write_json(json, metrics_row(metrics, job))
     if prints_text(json):
@@ -156,8 +156,8 @@ def terminator(now: Callable[[], float] = monotonic) -> Callable[[int, FrameType
     return terminated
 
 
-def _train(job: "TrainConfig", num_processes: int | None, state: Path | None, elastic: "Elastic") -> "Metrics":
-    """Train, and return the metrics; after SIGTERM those of the steps until then. The ranks save a checkpoint first."""
+def _metrics_of(job: "TrainConfig", num_processes: int | None, state: Path | None, elastic: "Elastic") -> "Metrics":
+    """Run a job and return its metrics; after SIGTERM those of the steps until then. The ranks save first."""
     from fanin.datacenter.files.jobfiles import is_complete, outcome_files, read_error, read_result
 
     with tempfile.TemporaryDirectory(prefix="fanin-train-") as scratch:
@@ -165,10 +165,11 @@ def _train(job: "TrainConfig", num_processes: int | None, state: Path | None, el
         folder = Path(scratch) if state is None and not elastic.multi_machine else state
         # Files that exist already belong to an earlier job.
         before = set() if folder is None else outcome_files(folder)
+        place = datacenter.Placement(num_processes=num_processes, folder=folder, elastic=elastic)
         handler = signal.signal(signal.SIGTERM, terminator())
         try:
             with _shown(folder, job, num_processes, elastic):
-                return datacenter.train(job, num_processes=num_processes, folder=folder, elastic=elastic).metrics
+                return datacenter.train(job, placement=place).metrics
         except Terminated:
             new = set() if folder is None else outcome_files(folder) - before
             if folder is not None and is_complete(new):

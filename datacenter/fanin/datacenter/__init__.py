@@ -3,7 +3,7 @@
     from fanin.datacenter import PlanOptions, plan, train
 
     print(plan(PlanOptions(model="1.5b", world=64)).choices[0].reason)
-    print(train("train.toml", num_processes=8).metrics.trained.losses)
+    print(train("train.toml", on_step=print).metrics.trained.losses)
 
 Importing this package does not import torch; the first use of a name does. Rooms, in reading order:
 
@@ -28,14 +28,15 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from fanin.datacenter.config.train_config import TrainConfig
-    from fanin.datacenter.jobs.launch import train
+    from fanin.datacenter.jobs.launch import Placement, train
     from fanin.datacenter.jobs.torchrun import Elastic
     from fanin.datacenter.planner.options import PlanOptions, plan
 
-__all__ = ["Elastic", "PlanOptions", "TrainConfig", "plan", "train"]
+__all__ = ["Elastic", "Placement", "PlanOptions", "TrainConfig", "plan", "train"]
 
 _MODULES: Final = {
     "Elastic": "jobs.torchrun",
+    "Placement": "jobs.launch",
     "PlanOptions": "planner.options",
     "TrainConfig": "config.train_config",
     "plan": "planner.options",

@@ -7,9 +7,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.runtimes.base import Inputs, NamedInputs
+from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.base import Inputs, NamedInputs, Runtime
 from fanin.edge.runtimes.graphs import NO_TOKEN, RESERVED
-from fanin.edge.runtimes.models import label_remedy
+from fanin.edge.runtimes.models import label_remedy, model_inputs, open_preprocess
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput, SubjectError
 
@@ -120,6 +121,18 @@ def check_inputs(examples: Examples, shapes: Mapping[str, tuple[int, ...]], what
             raise InvalidInput(
                 f"{what}: got {name} of uint8, expected floats, scaled as the model wants them, or int32 tokens"
             )
+
+
+def model_examples(examples: Examples, bundle: Bundle, runtime: Runtime) -> Examples:
+    """Return examples as inputs of the model. Raises InvalidInput or ValueError if they do not fit it."""
+    manifest = bundle.manifest
+    inputs = model_inputs(bundle, examples.inputs, open_preprocess(runtime, bundle))
+    ready = examples if inputs is examples.inputs else Examples(inputs=inputs, y=examples.y)
+    # The shapes are those of the model, as just checked; they follow from the length of the rows, if it has several.
+    shapes = {name: array.shape[1:] for name, array in inputs.items()}
+    (dtype,) = (port.dtype for port in manifest.signatures["evaluate"].inputs if port.name == Y)
+    check_examples(ready, shapes, manifest.num_classes, dtype)
+    return ready
 
 
 def conversion(name: str, array: npt.NDArray[np.generic]) -> str:

@@ -7,6 +7,7 @@ Reading order:
 - ``lifecycle``: pause, resume, stop, roll back and promote
 - ``evaluations``: the metrics of Versions on held-out data
 - ``fetch``: download a Version; ``standalone``: write it as a model that runs without fanin
+- ``publish``: trained parameters become the next Version
 - ``places``: the files and folders of a fetch, each replaced as a unit
 - ``verify``: recompute the Versions of a Run from the coordinator's folder
 """

@@ -22,7 +22,6 @@ import json as jsonlib
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -30,6 +29,7 @@ import numpy as np
 import typer
 
 from fanin.clients.textfiles import read_public_key
+from fanin.clients.versions import FetchedVersion, fetch_version
 from fanin.commands.console.show import note_on_local
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
@@ -47,14 +47,10 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import check_place, wrong_usage
 from fanin.commands.control.places import FACTS, PARAMETERS, check_replaced, put, restore
 from fanin.commands.control.standalone import check_targets, precision_of, standalone_models
-from fanin.edge.bundles.arrays import ArrayLayout, read_layout
-from fanin.edge.bundles.bundle import FETCHED_FOLDER, MANIFEST_FILE, Bundle, SignedManifest, save_bundle
+from fanin.edge.bundles.bundle import FETCHED_FOLDER, MANIFEST_FILE, Bundle, save_bundle
 from fanin.edge.bundles.formats import format_of
-from fanin.edge.bundles.versions import check_version
 from fanin.edge.tensors import Array, decode_parameters
-from fanin.protos.chunks import assemble
-from fanin.protos.errors import InvalidInput, InvalidVersion, NotFound
-from fanin.protos.messages import UNSEEN, Version
+from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.roles import RoleKind
 
 if TYPE_CHECKING:
@@ -62,16 +58,6 @@ if TYPE_CHECKING:
 
 FILES_OF_OTHERS: Final = frozenset((".bin", ".npy", ".onnx", ".pt", ".pth", ".safetensors", ".tflite", ".zip"))
 """Suffixes that name a file of another form, where a folder would surprise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedVersion:
-    """A verified Version with its canonical bytes and its Bundle, and the layout of a Bundle without graphs."""
-
-    version: Version
-    data: bytes
-    bundle: Bundle
-    layout: ArrayLayout | None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -195,37 +181,6 @@ def best_version(operator: "Operator", run_id: str) -> int:
             "[evaluation], or no evaluation has ended yet (fanin evaluations)"
         )
     return evaluation.version
-
-
-def fetch_version(operator: "Operator", run_id: str, number: int | None, publisher: str) -> FetchedVersion:
-    """Download a Version with its Bundle and verify both.
-
-    Args:
-        operator: The connection.
-        run_id: The Run.
-        number: The Version's number; None for the newest.
-        publisher: The public key (hex) that must have signed the Bundle; empty to accept any signer.
-
-    Raises:
-        InvalidBundle: The Bundle does not verify.
-        InvalidVersion: The Version does not verify, or has another number.
-        NotFound: The coordinator has no such Run or Version.
-    """
-    published = operator.version(run_id, number)
-    ref = published.bundle
-    data = assemble("manifest", ref.manifest, operator.chunk)
-    signed = SignedManifest(data=data, public_key=ref.public_key, signature=ref.signature)
-    bundle = Bundle.open(signed, trusted=(publisher or signed.public_key,), read=operator.chunk)
-    version = published.version
-    check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=UNSEEN)
-    what = f"version {version.number} of run {run_id}"
-    if number is not None and version.number != number:
-        raise InvalidVersion(f"{what}: got number {version.number}, expected number {number}")
-    parameters = operator.parameter_bytes(version)
-    if decode_parameters(parameters)[0] != bundle.manifest.table:
-        raise InvalidVersion(f"{what}: names or shapes differ from its bundle's")
-    layout = None if bundle.manifest.signatures else read_layout(bundle)
-    return FetchedVersion(version=version, data=parameters, bundle=bundle, layout=layout)
 
 
 def version_row(fetched: FetchedVersion) -> dict[str, object]:

@@ -8,7 +8,6 @@ Reading order:
 - ``steps``: the steps of the demo, in order
 - ``tasks``: the data sets with their settings
 - ``processes``: the coordinator and the devices, each in its own process
-- ``measure``: the accuracy of a Version on the test set
 - ``report``: the table and the JSON
 """
 

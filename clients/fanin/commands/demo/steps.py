@@ -9,20 +9,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+from fanin import datacenter
 from fanin.clients.data.examples import Examples, Split, joined
 from fanin.clients.data.npz import write_npz
 from fanin.clients.operator import Operator
 from fanin.commands.console.processes import follow_run
 from fanin.commands.console.show import event_text
 from fanin.commands.console.usage import wrong_usage
-from fanin.commands.demo.measure import measure_test
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, probe
 from fanin.commands.demo.report import Findings
 from fanin.commands.demo.tasks import TASKS, Task, TrainingPhase
 from fanin.datacenter.config.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig, check_config
-from fanin.datacenter.jobs.launch import launch
-from fanin.datacenter.jobs.publish import train_and_publish, with_drop_check
+from fanin.datacenter.jobs.publish import check_int8, measure_version, parent_version, publish_vector
 from fanin.datacenter.parallel.settings import ParallelSettings, TrainingSettings
 from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.datacenter.training.parameters import load_parameters, parameter_table, parameter_vector
@@ -31,7 +30,7 @@ from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.export import export
 from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.tensors import Float32s, encode_parameters
+from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import CodecSpec, RunEvent, RunRested, RunState, Training
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, AggregationPlan, CohortPlan, Plan, StopPlan
@@ -178,19 +177,12 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
             operator.publish_bundle(bundle)
             operator.start_run(RUN_ID, _plan(setting), bundle, publisher)
             events = _follow(processes, operator, 0)
-            federated = operator.parameters(operator.version(RUN_ID).version)
-            publish = train_and_publish(
-                operator,
-                RUN_ID,
-                bundle,
-                publisher,
-                with_drop_check(
-                    lambda flat: _Job(folder / "continue", setting, task.second_turn).train(split.public, flat),
-                    lambda flat: measure_test(runtime, bundle, flat, split.public),
-                ),
-            )
+            parent = parent_version(operator, RUN_ID, publisher)
+            federated = parent.parameters
+            trained = _Job(folder / "continue", setting, task.second_turn).train(split.public, federated)
+            check_int8(measure_version(runtime, bundle, trained, split.public))
             _say("datacenter: trained on from the last version")
-            publish(1)
+            publish_vector(operator, parent, trained, publisher, 1)
             events += _follow(processes, operator, len(events) + 1)
             final = operator.parameters(operator.version(RUN_ID).version)
         names = processes.device_names(setting.num_devices)
@@ -200,7 +192,7 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
     centralised = _Job(folder / "centralised", alone, task.centralised).train(_together(split), untrained)
     models = {"pretrained": pretrained, "federated": federated, "final": final, "centralised": centralised}
     return Findings(
-        measured={name: measure_test(runtime, bundle, flat, split.test) for name, flat in models.items()},
+        measured={name: measure_version(runtime, bundle, flat, split.test) for name, flat in models.items()},
         events=events,
         device_names=names,
         environments=setting.environments,
@@ -261,18 +253,16 @@ class _Job:
         """Train on these examples from these parameters until the validation loss is flat."""
         self.folder.mkdir()
         write_npz(self.folder / "data.npz", examples)
-        table = parameter_table(self.setting.task.app(self.setting.seed).module)
-        (self.folder / "initial.bin").write_bytes(encode_parameters(table, start))
         config = job_config(self.setting.task, self.turn, self.folder, self.setting.mesh, self.setting.seed)
-        trained = launch(config, self.setting.mesh.num_ranks, self.folder).parameters
+        trained = datacenter.train(config, initial=start, placement=datacenter.Placement(folder=self.folder)).parameters
         assert trained is not None, "an App's job brings its parameters"
         return trained
 
 
 def job_config(task: Task, turn: TrainingPhase, folder: Path, mesh: MeshShape, seed: int) -> TrainConfig:
-    """Return the config of a job with ``data.npz`` and ``initial.bin`` in its folder."""
+    """Return the config of a job with ``data.npz`` in its folder."""
     return TrainConfig(
-        model=ModelSettings(app=task.where, layout=task.layout, initial=folder / "initial.bin"),
+        model=ModelSettings(app=task.where, layout=task.layout),
         data=DataSettings(examples=folder / "data.npz", held_fraction=VALIDATION),
         # As on the devices.
         training=TrainingSettings(

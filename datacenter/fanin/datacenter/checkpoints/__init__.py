@@ -11,5 +11,6 @@ Modules, in reading order:
 - ``agreement``: one outcome for all ranks.
 - ``named_state``: an engine's tensors by name.
 - ``weights``: safetensors files.
+- ``trained``: the values that a job has left, from any of its files.
 - ``seeds``: the file with the initial parameters of a job.
 """

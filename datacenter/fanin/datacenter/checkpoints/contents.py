@@ -5,7 +5,7 @@
 
 import pickle
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -72,14 +72,26 @@ def check_finite(path: Path, engine: Engine) -> Diverged | None:
 
 def read_index(path: Path) -> TensorShapes:
     """Return the names and shapes in a checkpoint. Raises Corrupted. Compare the index's digest before you call it."""
-    try:
-        metadata = FileSystemReader(path).read_metadata()
-    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError, IndexError, ValueError) as exc:
-        raise Corrupted(f"{path}: its index cannot be read ({type(exc).__name__}: {exc})") from exc
     return {
         name: entry.size if isinstance(entry, TensorStorageMetadata) else None
-        for name, entry in metadata.state_dict_metadata.items()
+        for name, entry in _read_entries(path).items()
     }
+
+
+def read_floats(path: Path) -> dict[str, torch.Size]:
+    """Return the names and shapes of the floating-point tensors in a checkpoint, as ``read_index`` does."""
+    return {
+        name: entry.size
+        for name, entry in _read_entries(path).items()
+        if isinstance(entry, TensorStorageMetadata) and entry.properties.dtype.is_floating_point
+    }
+
+
+def _read_entries(path: Path) -> Mapping[str, object]:
+    try:
+        return FileSystemReader(path).read_metadata().state_dict_metadata
+    except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError, IndexError, ValueError) as exc:
+        raise Corrupted(f"{path}: its index cannot be read ({type(exc).__name__}: {exc})") from exc
 
 
 def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes, frozen: Collection[str]) -> None:

@@ -124,6 +124,22 @@ def load_weights(module: nn.Module, path: Path) -> None:
                 raise refusal
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file, or of the files that an index lists, by name.
+
+    Raises:
+        InvalidInput: A file is missing or damaged, or a tensor has no floating-point values.
+    """
+    tensors, kinds = dict[str, Tensor](), _read_kinds(path)
+    index = _index(path) if path.suffix == INDEX_SUFFIX else {}
+    for name, kind in kinds.items():
+        if kind[1] not in DTYPES.values():
+            raise InvalidInput(f"{path}: got {name} of {kind[1]}, expected floating-point tensors; name another file")
+        with safe_open(path.with_name(index.get(name, path.name)), framework="pt") as file:
+            tensors[name] = file.get_tensor(name)
+    return tensors
+
+
 def _load_slice(source: Source, value: Tensor) -> InvalidInput | None:
     """Read only this rank's slice of a tensor. Return an error if it has values that are not finite."""
     path, name = source
@@ -136,6 +152,17 @@ def _load_slice(source: Source, value: Tensor) -> InvalidInput | None:
     if all(math.isfinite(float(extreme)) for extreme in mine.aminmax()):
         return None
     return InvalidInput(f"{path}: got values that are not finite in {name}, expected finite ones; take another file")
+
+
+def _read_kinds(path: Path) -> dict[str, Kind]:
+    """Return the shape and dtype of each tensor. Raises InvalidInput if a file is missing or damaged."""
+    try:
+        if not path.exists():
+            raise InvalidInput(f"{path}: no such file, expected a {SUFFIX} file")
+        return _kinds(path)
+    except (OSError, SafetensorError, ValueError) as exc:
+        # ValueError: an index can contain a file name that is not valid.
+        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})") from exc
 
 
 def _kinds(path: Path) -> dict[str, Kind]:
@@ -175,13 +202,7 @@ def _index(path: Path) -> dict[str, str]:
 
 def _sources(table: Mapping[str, ParameterEntry], path: Path, aside: Sequence[str], *, cast: bool) -> dict[str, Source]:
     """Return where each parameter of a model is stored. Raises InvalidInput if the file cannot be imported."""
-    try:
-        if not path.exists():
-            raise InvalidInput(f"{path}: no such file, expected a {SUFFIX} file")
-        stored = _kinds(path)
-    except (OSError, SafetensorError, ValueError) as exc:
-        # ValueError: an index can contain a file name that is not valid.
-        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})") from exc
+    stored = _read_kinds(path)
     index = _index(path) if path.suffix == INDEX_SUFFIX else {}
     stored = {name: kind for name, kind in stored.items() if name in table or not _matches_any(name, aside)}
     places = {name: (path.with_name(index.get(name, path.name)), name) for name in stored}

@@ -16,6 +16,8 @@ from fanin.datacenter.parallel.layout import Layout, ModelSizes, Style
 from fanin.protos.errors import InvalidInput
 
 SAFETENSORS: Final = ".safetensors"
+FLAT: Final = ".npy"
+"""Suffix of a file with one flat array of all parameters in the order of names."""
 TOKEN_FILES: Final = (".npy", ".npz")
 SHAKESPEARE: Final = "tinyshakespeare"
 """The one text that is located by name (FANIN_DATA, a cache, its mirror). Any other value is a path."""
@@ -130,7 +132,8 @@ class ModelSettings:
         family: A model of a family, the table ``[model.NAME]``.
         layout: Structure of an App's module.
         mean_over: Unit of the mean loss; an App's loss is always a mean over samples.
-        initial: A file with initial values: canonical parameters of a Version, or all weights as ``.safetensors``.
+        initial: A file with initial values: canonical parameters of a Version, all weights as ``.safetensors``, or one
+            flat array as ``.npy``.
     """
 
     app: str = ""

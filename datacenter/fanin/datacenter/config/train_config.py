@@ -16,7 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fanin.datacenter.config.communication import CommunicationSettings, check_communication, check_skips, check_traffic
+from fanin.datacenter.config.communication import (
+    CommunicationSettings,
+    check_checkpointable,
+    check_communication,
+    check_skips,
+    check_traffic,
+)
 from fanin.datacenter.config.rates import RateSettings, check_rate
 from fanin.datacenter.config.records import record_of
 from fanin.datacenter.config.settings import (
@@ -68,6 +74,7 @@ class TrainConfig:
             _check_export(folder, weights)
         _check_precision(self.model, self.parallel)
         check_communication(self.communication, self.parallel, (self.evaluation.every, self.checkpoints.every))
+        check_checkpointable(self.communication, self.checkpoints.folder)
         check_traffic(self.communication, counted=self.watch.traffic)
         check_skips(self.communication, self.training.max_skips, self.parallel.precision)
         check_rate(self.rate, self.training, self.parallel, plain=self.communication.plain)
@@ -77,6 +84,11 @@ class TrainConfig:
         """Samples in an evaluation's batch over all ranks."""
         num_accumulated = self.training.accumulate if self.parallel.folded else 1
         return self.evaluation.batch_size or self.training.batch_size // num_accumulated
+
+    def fitted(self, num_processes: int) -> "TrainConfig":
+        """Return the same job with its mesh fitted to another number of processes. Its global batch stays the same."""
+        mesh = self.parallel.mesh.fit(num_processes)
+        return replace(self, parallel=replace(self.parallel, mesh=mesh))
 
 
 def parse_config(text: str, where: str, overrides: ConfigTables = NO_OVERRIDES) -> TrainConfig:
@@ -181,24 +193,19 @@ def check_tokens(config: TrainConfig) -> None:
         )
 
 
-def fit_config(config: TrainConfig, num_processes: int) -> TrainConfig:
-    """Return the same job for another number of processes: its mesh is fitted, its global batch stays the same.
-
-    Raises:
-        InvalidInput: No mesh for this number of processes can run the job.
-    """
-    mesh = config.parallel.mesh.fit(num_processes)
+def check_fitted(config: TrainConfig, num_processes: int) -> None:
+    """Check that another number of processes can run a job with a fitted mesh. Raises InvalidInput."""
+    mesh = config.parallel.mesh
+    is_same = mesh.fit(num_processes) == mesh
     try:
-        fitted = replace(config, parallel=replace(config.parallel, mesh=mesh))
-        check_config(fitted, num_processes)
+        check_config(config.fitted(num_processes), num_processes)
     except InvalidInput as exc:
-        if mesh == config.parallel.mesh:
+        if is_same:
             raise
         raise InvalidInput(
-            f"{exc}; this is mesh {config.parallel.mesh} fitted to {num_processes} processes: take a batch that can be "
-            "divided among every number of machines, or other numbers of them"
+            f"{exc}; this is mesh {mesh} fitted to {num_processes} processes: take a batch that can be divided among "
+            "every number of machines, or other numbers of them"
         ) from exc
-    return fitted
 
 
 def _folder(model: ModelSettings) -> Path | None:

@@ -4,6 +4,8 @@ A job has one folder::
 
     config.json         the TrainConfig; with several machines its name includes its digest
     initial.safetensors the initial parameters of a job of several ranks; removed at the end of the job
+    initial-*           the initial parameters of the caller, named by their digest; removed by a caller of one machine
+    caller              where the first rank calls the caller after each step; removed at the end of the job
     parameters.bin      the final parameters of an App, canonical bytes
     metrics.json        the result; written last, so the job is complete if this file exists
     error.json          the error of a job that failed: one of our own errors, by name
@@ -45,6 +47,7 @@ PARAMETERS_FILE: Final = "parameters.bin"
 METRICS_FILE: Final = "metrics.json"
 ERROR_FILE: Final = "error.json"
 ROWS_FILE: Final = "rows.jsonl"
+CALLER_FILE: Final = "caller"
 LAYER_TIMES_FILE: Final = "layer-times.json"
 MACHINES: Final = "--machines"
 """Option of the ranks' program that announces several machines."""

@@ -16,9 +16,11 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -26,16 +28,21 @@ from fanin.datacenter.checkpoints.progress import MARKER
 from fanin.datacenter.checkpoints.seeds import is_seed_file, write_seed_file
 from fanin.datacenter.checkpoints.weights import import_weights
 from fanin.datacenter.config.records import row_of
-from fanin.datacenter.config.settings import SAFETENSORS
+from fanin.datacenter.config.settings import FLAT, SAFETENSORS
 from fanin.datacenter.config.train_config import TrainConfig
-from fanin.datacenter.files.jobfiles import SEED_FILE
+from fanin.datacenter.files.folders import check_folder
+from fanin.datacenter.files.jobfiles import DIGEST_CHARS, SEED_FILE, write_file
 from fanin.datacenter.parallel.engine import Engine
 from fanin.datacenter.parallel.transforms.meta import drop_values
 from fanin.datacenter.ranks.first import on_first_rank
 from fanin.datacenter.training.model import JobModel
+from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos.errors import InvalidInput
 
 SEED_FORMAT: Final = 1
+CANONICAL: Final = ".bin"
+InitialParameters = Mapping[str, Float32s] | Float32s
+"""Parameters of a caller: arrays by name, or one flat array in the order of names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +63,46 @@ class InitialValues:
         """Load this rank's slices. A collective. Raises InvalidInput if the file does not fit the model."""
         if self.path is not None:
             import_weights(engine, self.path, self.aside, cast=self.cast)
+
+
+def write_initial(config: TrainConfig, values: InitialParameters, folder: Path) -> TrainConfig:
+    """Write a caller's parameters into the job's folder, and return the job that starts from this file.
+
+    Its name has its digest, so several machines write the same file.
+
+    Raises:
+        InvalidInput: The values are no float32 arrays, the job has other initial parameters, or the folder cannot be
+            written.
+    """
+    if config.model.initial is not None:
+        raise InvalidInput(
+            f"initial: got parameters, and [model] initial {config.model.initial}, expected one of them; leave one out"
+        )
+    data, suffix = _file_of(values)
+    check_folder(folder, f"datacenter job: got folder {folder}", create=True)
+    path = folder / f"initial-{hashlib.sha256(data).hexdigest()[:DIGEST_CHARS]}{suffix}"
+    write_file(path, data)
+    return replace(config, model=replace(config.model, initial=path))
+
+
+def _file_of(values: InitialParameters) -> tuple[bytes, str]:
+    """Return the content and the suffix of a file with a caller's parameters. Raises InvalidInput."""
+    arrays = {name: np.asarray(each) for name, each in values.items()} if isinstance(values, Mapping) else {}
+    flat = np.empty(0, np.float32) if isinstance(values, Mapping) else np.asarray(values)
+    for name, array in {**arrays, "the array": flat}.items():
+        if array.dtype != np.float32:
+            raise InvalidInput(f"initial: got {name} of {array.dtype}, expected float32 arrays; convert it")
+    if not isinstance(values, Mapping):
+        if flat.ndim != 1:
+            raise InvalidInput(f"initial: got an array {list(flat.shape)}, expected a flat one, or arrays by name")
+        buffer = BytesIO()
+        np.save(buffer, flat, allow_pickle=False)
+        return buffer.getvalue(), FLAT
+    try:
+        table = TensorTable.of({name: array.shape for name, array in arrays.items()})
+    except (TypeError, ValueError) as exc:
+        raise InvalidInput(f"initial: {exc}") from exc
+    return encode_parameters(table, table.flatten(arrays)), CANONICAL
 
 
 def initial_values(config: TrainConfig, job: JobModel, num_ranks: int, folder: Path | None) -> InitialValues:

@@ -30,10 +30,10 @@ from torch import nn
 
 from fanin.datacenter.checkpoints.resumable import JobCheckpoints
 from fanin.datacenter.checkpoints.weights import export_weights
-from fanin.datacenter.config.communication import check_checkpointable
-from fanin.datacenter.config.train_config import TrainConfig, check_config, fit_config
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.samples import batch_share
 from fanin.datacenter.files.jobfiles import (
+    CALLER_FILE,
     MACHINES,
     SEED_FILE,
     THREADS,
@@ -46,12 +46,13 @@ from fanin.datacenter.files.jobfiles import (
     write_result,
 )
 from fanin.datacenter.jobs.balance import balance_pipeline
+from fanin.datacenter.jobs.calls import CallAfterStep, caller_of
 from fanin.datacenter.jobs.comparison import Comparison
 from fanin.datacenter.jobs.initial import initial_values
 from fanin.datacenter.jobs.monitor import RankMonitor, predicted_traffic
 from fanin.datacenter.models.pretrained_folder import CONFIG
-from fanin.datacenter.observers.loading import RankPlace, guest_of, load_observers
-from fanin.datacenter.observers.observer import Failure, Guest, Observers
+from fanin.datacenter.observers.loading import RankPlace, load_observers
+from fanin.datacenter.observers.observer import Failure, Guest, Observers, TrainingObserver
 from fanin.datacenter.parallel.draws.recording import NUM_EXAMPLES, find_draws
 from fanin.datacenter.parallel.draws.sites import ModelDraws
 from fanin.datacenter.parallel.engine import Engine, build_engine
@@ -77,6 +78,7 @@ from fanin.protos.errors import Diverged, FaninError, InvalidInput, UnsupportedM
 from fanin.protos.texts import counted
 
 LOGGER: Final = logging.getLogger(__name__)
+ALONE: Final = RankPlace()
 KIB: Final = 1024
 WEIGHTS_KIND: Final = {"format": "pt"}
 """Metadata that transformers expects in a file's header."""
@@ -90,7 +92,7 @@ SIGNAL_POLL_S: Final = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train by the config. Return the exit status: 0 if torchrun must not restart the rank."""
+    """Run a rank by the config in a file. Return the exit status: 0 if torchrun must not restart the rank."""
     multi_machine = MACHINES in arguments[:1]
     paths = [Path(argument) for argument in arguments[multi_machine:]]
     if len(paths) != 1:
@@ -101,10 +103,10 @@ def main(arguments: Sequence[str]) -> int:
         stop = StopSignal()
         # Active until the rank ends: a repeated signal must not interrupt a rank that still saves.
         stack.push(stop)
-        return _main(paths[0], stop, multi_machine=multi_machine)
+        return _run_rank(paths[0], stop, multi_machine=multi_machine)
 
 
-def _main(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
+def _run_rank(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
     folder = path.parent
     try:
         config = read_config(path)
@@ -118,8 +120,9 @@ def _main(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
     with ExitStack() as group:
         try:
             rank, world_size = group.enter_context(_ranks(config))
-            fitted = fit_config(config, world_size) if multi_machine else config
-            result = train(fitted, rank, world_size, folder, stop)
+            fitted = config.fitted(world_size) if multi_machine else config
+            place = RankPlace(rank=rank, num_ranks=world_size, folder=folder)
+            result = train_rank(fitted, place, stop=stop)
         except (Exception, SystemExit) as exc:  # Code of the App may raise anything, and may even call sys.exit.
             # All of it before the group closes: the ranks that wait for this one fail then, and their errors are later.
             error = exc if isinstance(exc, FaninError) else _error_of_app(config, exc)
@@ -184,53 +187,42 @@ def _stopped_status(stop: StopSignal) -> int:
     return STOPPED
 
 
-def train(
-    config: TrainConfig, rank: int, world_size: int, folder: Path | None = None, stop: StopSignal | None = None
+def train_rank(
+    config: TrainConfig,
+    place: RankPlace = ALONE,
+    *,
+    stop: StopSignal | None = None,
+    observers: Sequence[TrainingObserver] = (),
 ) -> TrainResult:
-    """Train on this rank.
+    """Train on this rank, by a config that the launcher has checked.
 
     Args:
         config: The job.
-        rank: This rank's number.
-        world_size: Number of ranks.
-        folder: The job's folder, for measurements and hang reports; None to train without a monitor.
-        stop: Stop signal, which begins if the job has a folder for checkpoints. The caller exits it.
+        place: This rank. Without a folder there are no measurements and no hang reports.
+        stop: Stop signal, which begins if the job has a folder for checkpoints; None to keep the caller's handler of
+            SIGTERM. The caller exits it.
+        observers: Observers of this rank, beside those of the config.
 
     Raises:
-        InvalidInput: The config, the App or the data is invalid, or an observer has failed before the last step. The
-            App may raise its own errors.
+        InvalidInput: The App or the data is invalid, or an observer has failed before the last step. The App may raise
+            its own errors.
     """
-    with ExitStack() as stack:
-        if stop is None:
-            stop = StopSignal()
-            stack.push(stop)
-        return _train_as(config, RankPlace(rank=rank, num_ranks=world_size, folder=folder), (), stop)
-
-
-def train_alone(config: TrainConfig, folder: Path, observers: Sequence[object]) -> TrainResult:
-    """Train in this process alone, observed by objects of the caller.
-
-    SIGTERM keeps the handler of the caller.
-
-    Args:
-        config: The job, of one rank.
-        folder: The job's folder.
-        observers: The observers.
-
-    Raises:
-        InvalidInput: As ``train``, or an object is no observer.
-    """
-    guests = [guest_of(f"{index} ({type(each).__name__})", each) for index, each in enumerate(observers)]
-    return _train_as(config, RankPlace(rank=0, num_ranks=1, folder=folder), guests, None)
-
-
-def _train_as(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop: StopSignal | None) -> TrainResult:
-    check_config(config, place.num_ranks)
-    check_checkpointable(config.communication, config.checkpoints.folder)
     # One process needs a process group only if FSDP2 keeps its parameters on the CPU.
     needed = place.num_ranks == 1 and config.parallel.sharded
     with group_of_one(needed=needed, device=config.parallel.device):
-        return _train(config, place, [*_load_observers(config, place), *guests], stop)
+        return _run_loop(config, place, stop, [*_rank_observers(config, place), *observers])
+
+
+def _rank_observers(config: TrainConfig, place: RankPlace) -> list[TrainingObserver]:
+    """Return the observers of the config, and on the first rank that of the caller."""
+    guests: list[TrainingObserver] = list(_load_observers(config, place))
+    if _has_caller(place) and place.folder is not None and place.rank == 0:
+        guests.append(CallAfterStep(caller_of(place.folder)))
+    return guests
+
+
+def _has_caller(place: RankPlace) -> bool:
+    return place.folder is not None and (place.folder / CALLER_FILE).exists()
 
 
 def _load_observers(config: TrainConfig, place: RankPlace) -> list[Guest]:
@@ -248,7 +240,10 @@ def _load_observers(config: TrainConfig, place: RankPlace) -> list[Guest]:
     return guests
 
 
-def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop: StopSignal | None) -> TrainResult:
+def _run_loop(
+    config: TrainConfig, place: RankPlace, stop: StopSignal | None, guests: Sequence[TrainingObserver]
+) -> TrainResult:
+    """Build the engine, run the training loop, and return its result."""
     rank, folder = place.rank, place.folder
     job = build_job_model(config, rank=rank, num_ranks=place.num_ranks)
     table = None if job.app is None else parameter_table(job.model.module)
@@ -260,7 +255,7 @@ def _train(config: TrainConfig, place: RankPlace, guests: Sequence[Guest], stop:
         signals = [stop] if stop is not None and checkpoints.enabled else []
         observers = Observers(
             [*(monitor.observers if monitor else ()), checkpoints, *guests, *signals],
-            shared=bool(signals or config.watch.observers),
+            shared=bool(signals or config.watch.observers or _has_caller(place)),
         )
         start = checkpoints.start(observers)
         loop = TrainingLoop(engine, job.scored, config, job.data, start)

@@ -6,15 +6,16 @@ status 1 even after an orderly stop.
 """
 
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from fanin.datacenter.checkpoints.progress import MARKER
-from fanin.datacenter.config.communication import check_checkpointable
-from fanin.datacenter.config.train_config import TrainConfig, check_config, fit_config, read_train_config
+from fanin.datacenter.config.train_config import TrainConfig, check_config, check_fitted, read_train_config
 from fanin.datacenter.files.folders import check_folder, check_renamed, locked_folders
 from fanin.datacenter.files.jobfiles import (
+    CALLER_FILE,
     MACHINES,
     ROWS_FILE,
     SEED_FILE,
@@ -27,41 +28,66 @@ from fanin.datacenter.files.jobfiles import (
     write_config,
     write_result,
 )
-from fanin.datacenter.jobs.job import train_alone
+from fanin.datacenter.jobs.calls import Ask, CallAfterStep, StepCalls, answered
+from fanin.datacenter.jobs.initial import InitialParameters, write_initial
+from fanin.datacenter.jobs.job import train_rank
 from fanin.datacenter.jobs.torchrun import (
     ONE_MACHINE,
     STOP_S,
     Elastic,
-    check_processes,
     failure_reason,
     folders_to_lock,
     run_locked,
 )
+from fanin.datacenter.observers.events import StepEnded
+from fanin.datacenter.observers.loading import RankPlace, guest_of
 from fanin.datacenter.observers.observer import TrainingObserver
 from fanin.datacenter.ranks.devices import device_type
 from fanin.datacenter.ranks.elastic import OTHER_JOB
 from fanin.protos.errors import Conflict, FaninError, InvalidInput
 
 
-def train(
-    config: TrainConfig | Path | str,
-    *,
-    num_processes: int | None = None,
-    folder: Path | None = None,
-    elastic: Elastic = ONE_MACHINE,
-    observers: Sequence[TrainingObserver] = (),
-) -> TrainResult:
-    """Train a model in the datacenter: data, tensor and pipeline parallel in any mix, with one process's numbers.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the ranks of a job run.
 
-    The ranks are processes of their own. With ``observers`` the one rank is this process.
-
-    Args:
-        config: The job, or the path of its TOML file.
+    Attributes:
         num_processes: Ranks on each machine; by default the ranks of the mesh, divided by the number of machines.
         folder: Folder for the job's files and logs, which several machines share; by default a temporary one.
         elastic: The restarts and the machines.
-        observers: Objects that receive the events of a job of one rank. A job of several ranks names its observers in
-            ``[watch] observers``.
+        observers: Objects that receive the events of a job of one rank, which then is this process. A job of several
+            ranks names its observers in ``[watch] observers``.
+    """
+
+    num_processes: int | None = None
+    folder: Path | None = None
+    elastic: Elastic = ONE_MACHINE
+    observers: Sequence[TrainingObserver] = ()
+
+
+def train(
+    config: TrainConfig | Path | str,
+    *,
+    initial: InitialParameters | None = None,
+    should_continue: Callable[[], bool] | None = None,
+    on_step: Callable[[StepEnded], None] | None = None,
+    placement: Placement = Placement(),
+) -> TrainResult:
+    """Train a model in the datacenter: data, tensor and pipeline parallel in any mix, with one process's numbers.
+
+    The ranks are processes of their own, except for the one rank of a ``placement`` with observers. The training waits
+    while ``on_step`` and ``should_continue`` run, which is in another thread unless the rank is this process. An error
+    of theirs ends the training as if ``should_continue`` had returned False, and is then raised here.
+
+    Args:
+        config: The job, or the path of its TOML file.
+        initial: The parameters to start from instead of ``[model] initial``, as float32 arrays by name or as one flat
+            array in the order of names, such as those of a Version. Checkpoints of the job have priority.
+        should_continue: Called after each step. If it returns False, the training ends with a checkpoint alone, and
+            ``metrics.stopped`` is True. The same call resumes it.
+        on_step: Called after each step with its number, loss, and tokens or samples (``units``). After a restart the
+            steps since the last checkpoint are repeated.
+        placement: Where the ranks run.
 
     Returns:
         The metrics of the job, and the parameters if the model is an App.
@@ -72,43 +98,74 @@ def train(
         Diverged: The loss or the gradients are not finite.
     """
     job = config if isinstance(config, TrainConfig) else read_train_config(Path(config))
-    if elastic.multi_machine and folder is None:
+    calls = StepCalls(should_continue, on_step)
+    elastic, observers = placement.elastic, placement.observers
+    local = ranks_per_machine(job, elastic) if placement.num_processes is None else placement.num_processes
+    _check_placement(job, local, placement, has_calls=bool(calls))
+    with ExitStack() as stack:
+        folder = placement.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-train-")))
+        if initial is not None:
+            job = write_initial(job, initial, folder)
+            if not elastic.multi_machine and job.model.initial is not None:
+                stack.callback(job.model.initial.unlink)
+        try:
+            if observers:
+                return _train_here(job, folder, observers, calls)
+            return launch(job, local, folder, elastic, calls if calls else None)
+        finally:
+            if calls.error is not None:
+                raise calls.error
+
+
+def _check_placement(config: TrainConfig, num_processes: int, placement: Placement, *, has_calls: bool) -> None:
+    """Raise InvalidInput unless a job can run in this place with these calls."""
+    elastic, num_observers = placement.elastic, len(placement.observers)
+    if elastic.multi_machine and placement.folder is None:
         raise InvalidInput(
             f"machines: got {elastic.min_nodes} to {elastic.max_nodes} and no folder (--state), expected a "
             "folder that all machines share"
         )
-    local = ranks_per_machine(job, elastic) if num_processes is None else num_processes
     # Without a folder, ``launch`` raises the error about the shared folder on several machines.
-    needs_period = job.checkpoints.folder is not None or not elastic.multi_machine
-    if elastic.max_restarts and not job.checkpoints.every and needs_period:
+    needs_period = config.checkpoints.folder is not None or not elastic.multi_machine
+    if elastic.max_restarts and not config.checkpoints.every and needs_period:
         raise InvalidInput(
             f"restarts (--restarts): got {elastic.max_restarts} and no checkpoints on the way, expected a folder "
             "and a period (--checkpoints FOLDER, --checkpoint-every STEPS, or those keys of the config): a job that "
             "lost a rank would start from its first step"
         )
-    if observers and (local > 1 or elastic != ONE_MACHINE):
+    if num_observers and (num_processes > 1 or elastic != ONE_MACHINE):
         raise InvalidInput(
-            f"observers: got {len(observers)} objects for {local} ranks on {elastic.max_nodes} machines with "
+            f"observers: got {num_observers} objects for {num_processes} ranks on {elastic.max_nodes} machines with "
             f"{elastic.max_restarts} restarts, expected one rank without restarts: objects cannot be sent to other "
             "processes; name their factories in [watch] observers"
         )
-    with ExitStack() as stack:
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fanin-train-")))
-        return _train_here(job, folder, observers) if observers else launch(job, local, folder, elastic)
+    if has_calls and elastic.multi_machine:
+        raise InvalidInput(
+            f"should_continue, on_step: got functions for {elastic.max_nodes} machines, expected one machine: each "
+            "machine has a caller of its own; name the factory of an observer in [watch] observers"
+        )
 
 
-def _train_here(config: TrainConfig, folder: Path, observers: Sequence[TrainingObserver]) -> TrainResult:
-    """Run a job of one rank in this process."""
+def _train_here(
+    config: TrainConfig, folder: Path, observers: Sequence[TrainingObserver], calls: StepCalls
+) -> TrainResult:
+    """Run a job of one rank in this process. SIGTERM keeps the handler of the caller."""
     _check(config, 1, folder, ONE_MACHINE)
+    guests = [guest_of(f"{index} ({type(each).__name__})", each) for index, each in enumerate(observers)]
     with locked_folders(folders_to_lock(folder, config.checkpoints.folder, ONE_MACHINE), STOP_S):
-        clear(folder)
-        (folder / ROWS_FILE).unlink(missing_ok=True)
-        result = train_alone(config, folder, observers)
+        _clear(folder)
+        result = train_rank(config, RankPlace(folder=folder), observers=[*guests, CallAfterStep(calls)])
         write_result(folder, result)
     if result.failure:
         raise InvalidInput(result.failure)
     return result
+
+
+def _clear(folder: Path) -> None:
+    """Remove the files of an earlier job of this machine."""
+    clear(folder)
+    for name in (ROWS_FILE, SEED_FILE, CALLER_FILE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def ranks_per_machine(config: TrainConfig, elastic: Elastic = ONE_MACHINE) -> int:
@@ -122,7 +179,9 @@ def ranks_per_machine(config: TrainConfig, elastic: Elastic = ONE_MACHINE) -> in
     return mesh.num_ranks // num_nodes
 
 
-def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elastic = ONE_MACHINE) -> TrainResult:
+def launch(
+    config: TrainConfig, num_processes: int, folder: Path, elastic: Elastic = ONE_MACHINE, ask: Ask | None = None
+) -> TrainResult:
     """Run a job and return its result.
 
     If the number of machines may change, the mesh is fitted to the present machines.
@@ -132,6 +191,7 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
         num_processes: Ranks on each machine.
         folder: Folder for the job's files.
         elastic: The restarts and the machines.
+        ask: Function that the first rank calls after each step; None for none.
 
     Raises:
         InvalidInput: The job cannot run. Nothing was started.
@@ -142,14 +202,13 @@ def launch(config: TrainConfig, num_processes: int, folder: Path, elastic: Elast
     _check(config, num_processes, folder, elastic)
     with locked_folders(folders_to_lock(folder, config.checkpoints.folder, elastic), STOP_S) as locks:
         if not elastic.multi_machine:
-            clear(folder)
-            for name in (ROWS_FILE, SEED_FILE):
-                (folder / name).unlink(missing_ok=True)
+            _clear(folder)
         # Files that exist already belong to an earlier job.
         before = outcome_files(folder)
         path = str(write_config(config, folder, shared=elastic.multi_machine))
         program = ["fanin.datacenter.jobs.job", *([MACHINES] if elastic.multi_machine else []), path]
-        returncode = run_locked(program, num_processes, folder, elastic, locks)
+        with nullcontext() if ask is None else answered(ask, folder):
+            returncode = run_locked(program, num_processes, folder, elastic, locks)
         return outcome(folder, elastic, returncode, outcome_files(folder) - before)
 
 
@@ -183,10 +242,8 @@ def outcome(folder: Path, elastic: Elastic, returncode: int, new: set[tuple[str,
 
 def _check(config: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> None:
     """Check a job and create its folders. Raises InvalidInput."""
-    check_processes(num_processes)
     _check_machines(config, num_processes, elastic)
     device_type(config.parallel.device, num_processes)
-    check_checkpointable(config.communication, config.checkpoints.folder)
     _check_resume(config)
     _check_writable(config, folder)
 
@@ -204,7 +261,7 @@ def _check_machines(config: TrainConfig, num_processes: int, elastic: Elastic) -
         )
     for num_nodes in range(elastic.min_nodes, elastic.max_nodes + 1):
         try:
-            fit_config(config, num_nodes * num_processes)
+            check_fitted(config, num_nodes * num_processes)
         except InvalidInput as exc:
             raise InvalidInput(f"on {num_nodes} machines of {num_processes} processes: {exc}") from exc
 

@@ -23,7 +23,7 @@ from typing import Final
 
 from fanin.datacenter.files.folders import locked_folders
 from fanin.datacenter.files.jobfiles import DIGEST_CHARS, LOGS_FOLDER, THREADS, machine_name
-from fanin.datacenter.ranks.elastic import OTHER_JOB, PARENT, RENDEZVOUS
+from fanin.datacenter.ranks.elastic import OTHER_JOB, PARENT
 from fanin.datacenter.watch import hangs
 from fanin.protos.errors import InvalidInput
 from fanin.protos.release import __version__
@@ -112,7 +112,8 @@ def run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic:
     Returns:
         torchrun's exit status.
     """
-    check_processes(num_processes)
+    if num_processes < 1:
+        raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
     with locked_folders(folders_to_lock(folder, None, elastic), STOP_S) as locks:
         return run_locked(program, num_processes, folder, elastic, locks)
 
@@ -122,12 +123,6 @@ def run_locked(program: Sequence[str], num_processes: int, folder: Path, elastic
     logs = begin_logs(folder, elastic)
     run = AGENT_RUNNER.get()
     return run(_command(program, num_processes, logs, elastic), logs, rank_environment(os.environ, elastic), locks)
-
-
-def check_processes(num_processes: int) -> None:
-    """Raise InvalidInput unless there is at least one process."""
-    if num_processes < 1:
-        raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1")
 
 
 def folders_to_lock(folder: Path, checkpoints: Path | None, elastic: Elastic) -> tuple[Path, ...]:
@@ -176,7 +171,7 @@ def failure_reason(folder: Path, returncode: int) -> str:
 
 def _command(program: Sequence[str], num_processes: int, logs: Path, elastic: Elastic) -> list[str]:
     # Port 0: torchrun's own store binds a free port, so no other process can bind it in between.
-    rendezvous = ["--rdzv-backend", RENDEZVOUS, "--rdzv-endpoint", elastic.endpoint or f"{LOOPBACK}:0"]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", elastic.endpoint or f"{LOOPBACK}:0"]
     rendezvous += ["--rdzv-id", _job_id(program, num_processes, elastic)]
     rendezvous += ["--rdzv-conf", f"last_call_timeout={LAST_CALL_S}"]
     nodes = ["--nnodes", f"{elastic.min_nodes}:{elastic.max_nodes}"]

@@ -15,7 +15,7 @@ from fanin.protos.errors import FaninError, InvalidInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """The rank on which an observer runs.
+    """A rank of a job, by default the one of a job without a folder.
 
     Attributes:
         rank: Number of the rank, from 0.
@@ -23,9 +23,9 @@ class RankPlace:
         folder: The job's folder for measurements, shared by all ranks; None if the job has none.
     """
 
-    rank: int
-    num_ranks: int
-    folder: Path | None
+    rank: int = 0
+    num_ranks: int = 1
+    folder: Path | None = None
 
 
 def load_observers(names: Sequence[str], place: RankPlace) -> list[Guest]:

@@ -39,8 +39,6 @@ RESTARTS: Final = "TORCHELASTIC_RESTART_COUNT"
 PARENT: Final = "FANIN_PARENT"
 """Environment variable with the process id of the agent's parent. The parent may be gone before the agent, which first
 has to import torch, can ask for it."""
-RENDEZVOUS: Final = "fanin"
-"""Name of our rendezvous backend in torchrun (fanin.datacenter.jobs.agent)."""
 OTHER_JOB: Final = 87
 """Exit status of an agent whose endpoint is used by another job."""
 LOST: Final = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "caused pair closure")

@@ -120,7 +120,7 @@ class TrainingLoop:
         publish = self._observers.publish
         publish(TrainingStarted(num_steps=self.state.step))
         try:
-            reason = self._train()
+            reason = self._take_steps()
             publish(TrainingEnded(num_steps=self.state.step, reason=reason, interrupted=self.interrupted))
         except BaseException as exc:
             together = self._failed_together or isinstance(exc, Diverged)
@@ -135,7 +135,7 @@ class TrainingLoop:
             )
         return self.history
 
-    def _train(self) -> str:
+    def _take_steps(self) -> str:
         """Take all steps, and return the reason why there are no more."""
         reason = self._limit()
         while not reason:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -21,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from fanin.datacenter.config.settings import SAFETENSORS, ModelSettings
-from fanin.datacenter.config.train_config import TrainConfig, check_tokens
+from fanin.datacenter.config.settings import FLAT, SAFETENSORS, ModelSettings
+from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.data.loading import load_data
 from fanin.datacenter.data.samples import DataSplit
 from fanin.datacenter.families.family import FamilyModel, ModelFiles, TokenModel
@@ -30,9 +31,10 @@ from fanin.datacenter.parallel.build import TrainableModel, apply_precision
 from fanin.datacenter.parallel.layout import check_layout
 from fanin.datacenter.parallel.objective import Objective, ScoredObjective, largest, padded_objective, token_objective
 from fanin.datacenter.parallel.transforms.meta import RepeatedDraws, drop_values, parameters_on_meta
-from fanin.datacenter.training.parameters import load_parameters, trained_module
+from fanin.datacenter.training.parameters import load_parameters, parameter_table, trained_module
 from fanin.edge.parameter_files import read_parameters
 from fanin.edge.runtimes.graphs import X
+from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError, InvalidInput
 
 if TYPE_CHECKING:
@@ -95,7 +97,6 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
     module = trained_module(app) if app is not None else _family_module(config, with_values=not spread)
     apply_precision(module, config.parallel.precision)
     tokens = TokenModel(vocabulary=app.num_classes) if app is not None else _family(settings).tokens
-    check_tokens(config)
     data = load_data(config, app, tokens)
     over_samples = settings.mean_over == "samples"
     objective = token_objective(over_samples=over_samples) if app is None else _objective(app)
@@ -252,6 +253,27 @@ def _with_values(config: TrainConfig, module: torch.nn.Module | None) -> torch.n
 
 
 def _load_canonical(settings: ModelSettings, module: torch.nn.Module) -> None:
-    """Load the canonical parameters that a config names. Raises InvalidInput."""
-    if settings.initial is not None and settings.initial.suffix != SAFETENSORS:
-        load_parameters(module, *read_parameters(settings.initial))
+    """Load the canonical parameters, or the flat array, that a config names. Raises InvalidInput."""
+    path = settings.initial
+    if path is None or path.suffix == SAFETENSORS:
+        return
+    if path.suffix == FLAT:
+        table = parameter_table(module)
+        load_parameters(module, table, _read_flat(path, table.num_values))
+    else:
+        load_parameters(module, *read_parameters(path))
+
+
+def _read_flat(path: Path, num_values: int) -> Float32s:
+    """Return the array (num_values,) in a file. Raises InvalidInput."""
+    try:
+        flat = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as exc:
+        raise InvalidInput(f"{path}: not a readable .npy file ({exc})") from exc
+    if not isinstance(flat, np.ndarray) or (flat.dtype, flat.shape) != (np.float32, (num_values,)):
+        got = f"{flat.dtype} {list(flat.shape)}" if isinstance(flat, np.ndarray) else "an archive"
+        raise InvalidInput(
+            f"initial: got {got}, expected float32 [{num_values}], the parameters of this model in the order of names; "
+            "pass those of a Version of this model, or arrays by name"
+        )
+    return flat

@@ -1,0 +1,62 @@
+"""Versions of a Run as an operator downloads them: each with its Bundle, both verified."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fanin.edge.bundles.arrays import ArrayLayout, read_layout
+from fanin.edge.bundles.bundle import Bundle, SignedManifest
+from fanin.edge.bundles.versions import check_version
+from fanin.edge.tensors import Float32s, decode_parameters
+from fanin.protos.chunks import assemble
+from fanin.protos.errors import InvalidVersion
+from fanin.protos.messages import UNSEEN, Version
+
+if TYPE_CHECKING:
+    # It imports grpc, for which the help of a command would pay.
+    from fanin.clients.operator import Operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchedVersion:
+    """A verified Version with its canonical bytes and its Bundle, and the layout of a Bundle without graphs."""
+
+    version: Version
+    data: bytes
+    bundle: Bundle
+    layout: ArrayLayout | None
+
+    @property
+    def parameters(self) -> Float32s:
+        """The parameters that travel (num_values,)."""
+        return decode_parameters(self.data)[1]
+
+
+def fetch_version(operator: "Operator", run_id: str, number: int | None, publisher: str) -> FetchedVersion:
+    """Download a Version with its Bundle and verify both.
+
+    Args:
+        operator: The connection.
+        run_id: The Run.
+        number: The Version's number; None for the newest.
+        publisher: The public key (hex) that must have signed the Bundle; empty to accept any signer.
+
+    Raises:
+        InvalidBundle: The Bundle does not verify.
+        InvalidVersion: The Version does not verify, or has another number.
+        NotFound: The coordinator has no such Run or Version.
+    """
+    published = operator.version(run_id, number)
+    ref = published.bundle
+    data = assemble("manifest", ref.manifest, operator.chunk)
+    signed = SignedManifest(data=data, public_key=ref.public_key, signature=ref.signature)
+    bundle = Bundle.open(signed, trusted=(publisher or signed.public_key,), read=operator.chunk)
+    version = published.version
+    check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=UNSEEN)
+    what = f"version {version.number} of run {run_id}"
+    if number is not None and version.number != number:
+        raise InvalidVersion(f"{what}: got number {version.number}, expected number {number}")
+    parameters = operator.parameter_bytes(version)
+    if decode_parameters(parameters)[0] != bundle.manifest.table:
+        raise InvalidVersion(f"{what}: names or shapes differ from its bundle's")
+    layout = None if bundle.manifest.signatures else read_layout(bundle)
+    return FetchedVersion(version=version, data=parameters, bundle=bundle, layout=layout)
