@@ -30,7 +30,7 @@ from fanin.server.aggregation.statistics import (
     with_examples,
 )
 from fanin.server.aggregation.weights import weights_of
-from fanin.server.fleet.validation import Expected, check_header
+from fanin.server.runs.validation import Expected, check_header
 
 WORK = assignment()
 HEADER, _ = update(WORK)

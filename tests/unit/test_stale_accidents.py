@@ -182,16 +182,25 @@ def test_dead_devices_do_not_make_every_later_round_wait_for_its_deadline(
     run_virtual(main())
 
 
+async def restarted(place: Place, folder: Path) -> Place:
+    """Restart the coordinator. It then no longer knows which devices are at work, so they receive new Assignments."""
+    await place.runs.stop()
+    place = open_place(folder)
+    await place.runs.start()
+    await settle()
+    return place
+
+
 def test_hanging_up_a_thousand_times_while_waiting_for_a_round_leaves_no_task(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), plan(buffer=2, quorum=2, max_staleness=3, max_rounds=9))
         first = await assignment(place, "device")
         await assignment(place, "other")
-        await place.coordinator.report("device", m.Report(assignment_id=first.assignment_id, failure="it diverged"))
         for device in ("fast-1", "fast-2"):
             await send(place, device)
         await settle()
+        place = await restarted(place, tmp_path)
         # The device's Update for Round 2 is accepted. Its Update for Round 1 must wait until Round 2 ends.
         assert (await send(place, "device")).update_state is m.UpdateState.ACCEPTED
         before = len(asyncio.all_tasks())
@@ -213,10 +222,10 @@ def test_a_coordinator_that_stops_releases_waiting_uploads(tmp_path: Path) -> No
         place = open_place(tmp_path)
         await start(place.runs, bundle_in(tmp_path), plan(buffer=2, quorum=2, max_staleness=3, max_rounds=9))
         first = await assignment(place, "device")
-        await place.coordinator.report("device", m.Report(assignment_id=first.assignment_id, failure="it diverged"))
         for device in ("fast-1", "fast-2"):
             await send(place, device)
         await settle()
+        place = await restarted(place, tmp_path)
         await send(place, "device")
         upload = asyncio.create_task(send(place, "device", first))
         await settle()

@@ -17,7 +17,6 @@ from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.control import DeviceSpread, Evaluation, SaturatedDevices, VersionPublished
-from fanin.protos.convert import header_to_proto
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
@@ -44,7 +43,7 @@ from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
-from fanin.server.storage.records import OuterState, RoundRecord
+from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
 
 LOSSES: Final = (m.TRAIN_LOSS, m.EVAL_LOSS)
@@ -81,16 +80,15 @@ class RoundWork:
         self._updates = SpooledUpdates(plan=setup.plan, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
 
-    def add_committed(self, device: str, header: m.UpdateHeader, resumed_bytes: int = 0) -> None:
+    def add_committed(self, update: CommittedUpdate, resumed_bytes: int = 0) -> None:
         """Remember a committed Update, and its header until ``accumulate`` adds it.
 
         Args:
-            device: The device that made the Update.
-            header: The Update's header.
+            update: The Update.
             resumed_bytes: Bytes of the payload that a connection before the last one had delivered.
         """
-        self._remember(device, header)
-        self._headers[device] = header
+        self._remember(update)
+        self._headers[update.device_id] = update.header
         self._resumed_bytes += resumed_bytes
 
     async def accumulate(self, device: str) -> None:
@@ -113,9 +111,11 @@ class RoundWork:
         )
         # Commits whose reports were lost are in the record only.
         unknown = tuple(device for device in closed.accepted if device not in self._facts)
-        async for headers in self._headers_of(unknown):
-            for device, header in headers.items():
-                self._remember(device, header)
+        for first in range(0, len(unknown), PAGE_UPDATES):
+            page = unknown[first : first + PAGE_UPDATES]
+            updates = await stores.rounds.updates_of(record.run_id, record.round, page)
+            for update in sorted(updates, key=lambda update: page.index(update.device_id)):
+                self._remember(update)
         return closed
 
     async def fold(self, accepted: tuple[str, ...]) -> None:
@@ -190,13 +190,13 @@ class RoundWork:
             device_spreads=folded.device_spreads,
         )
 
-    def _remember(self, device: str, header: m.UpdateHeader) -> None:
-        plan, counts = self._setup.plan, header.statistics.counts
+    def _remember(self, update: CommittedUpdate) -> None:
+        plan, header, counts = self._setup.plan, update.header, update.header.statistics.counts
         names = {*LOSSES, *(each.name for each in plan.statistics)}
         bounds = {each.name: each.bound for each in self._setup.statistics if each.name in names}
-        self._facts[device] = UpdateFacts(
+        self._facts[update.device_id] = UpdateFacts(
             telemetry=header.telemetry,
-            wire_bytes=_wire_bytes(header),
+            wire_bytes=header.payload.size_bytes + len(update.header_proto),
             is_stale=self._lag(header).staleness > 0,
             examples=(examples := examples_of(header, plan)),
             trained=counts.get(m.TRAINED, examples),
@@ -329,7 +329,3 @@ class _Folded:
 
 def _damaged_update(device: str) -> Damaged:
     return Damaged(f"the update of device {device} is damaged on the coordinator's disk")
-
-
-def _wire_bytes(header: m.UpdateHeader) -> int:
-    return header.payload.size_bytes + header_to_proto(header).ByteSize()

@@ -20,6 +20,11 @@ class OpenedRound:
     base: Version
 
 
+def counts_from(origin: RoundRecord, base_version: int, max_staleness: int, lineage: int) -> bool:
+    """Return whether a stale Update for a Round counts in a later Round on ``base_version``."""
+    return max_staleness > 0 and origin.base_version >= max(base_version - max_staleness, lineage)
+
+
 class RecentRounds:
     """The Rounds of one Run for which devices may still work, by number."""
 
@@ -69,9 +74,7 @@ class RecentRounds:
     def counts_from(self, round_number: int, base_version: int) -> bool:
         """Return whether a stale Update of a Round counts in a later Round on ``base_version``."""
         opened = self._rounds.get(round_number)
-        if opened is None or not self.max_staleness:
-            return False
-        return opened.record.base_version >= self.oldest_base(base_version)
+        return opened is not None and counts_from(opened.record, base_version, self.max_staleness, self._lineage)
 
     def counts_in(self, round_number: int, current: RoundRecord) -> bool:
         """Return whether an Update for a Round counts in the current Round."""

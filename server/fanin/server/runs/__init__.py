@@ -8,9 +8,10 @@ Modules, in reading order:
     admission.py     the checks of what operators publish
     commands.py      commands to one Run: pause, resume, stop, adopt, publish
     driving/         the drivers of Runs, which carry out effects and open Rounds
-    parking.py       the check-ins that wait for work
+    intake.py        the check-ins of the devices of one Run
+    updates.py       the Updates of the devices of one Run: decided, committed, refused and given up
+    validation.py    the checks of an Update's header against its Assignment
     ranges.py        the ranges of the tensors of one device
-    intake.py        the devices' side of one Run
     publications.py  Versions for devices without an Assignment
     suitability.py   whether a device can take part
     describe.py      the description of a Run for operators

@@ -21,9 +21,9 @@ from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.shortage import failures_of, shortage_of
 from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.driving.warnings import UpdateWarnings
-from fanin.server.runs.intake import Intake
-from fanin.server.runs.parking import Parked
+from fanin.server.runs.intake import Intake, Parked
 from fanin.server.runs.publications import Publications
+from fanin.server.runs.updates import Updates
 from fanin.server.runs.view import LiveRun
 from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, RunRecord
 from fanin.server.storage.stores import DriverStores, Files
@@ -46,7 +46,8 @@ class RunDriver:
 
     Attributes:
         course: The state of the Run.
-        intake: Answers the devices of the Run.
+        intake: Answers the check-ins of devices.
+        updates: The Updates of devices.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RunDriver:
         self.course = course
         self._publications = publications
         self.intake = Intake(course, stores, parked)
+        self.updates = Updates(course, stores, files)
         self._stores = stores
         self._files = files
         self._history = History(course.run.start.plan.stop)
