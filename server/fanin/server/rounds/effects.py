@@ -19,6 +19,7 @@ from fanin.protos.chunks import Artifact
 from fanin.protos.control import DeviceSpread, Evaluation, SaturatedDevices, VersionPublished
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
+from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.parameters import (
     auxiliary_pieces,
@@ -27,7 +28,7 @@ from fanin.server.aggregation.parameters import (
     parameter_pieces,
     state_slices,
 )
-from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
+from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.statistics import (
     credible_counts,
     device_spreads_of,
@@ -76,7 +77,7 @@ class RoundWork:
         self._statistics: dict[str, Mapping[str, int]] = {}
         self._resumed_bytes = 0
         self._scale = RunningScale(setup.plan)
-        self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._submission)
+        self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._contribution)
         self._updates = SpooledUpdates(plan=setup.plan, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
 
@@ -229,17 +230,18 @@ class RoundWork:
             self._statistics[device] = header.statistics.counts
             del self._headers[device]
 
-    def _submission(self, device: str, scale: int) -> Submission:
+    def _contribution(self, device: str, scale: int) -> Contribution:
         header = self._headers[device]
-        submission = self._updates.submission(header, device, self._lag(header, scale))
+        contribution = self._updates.contribution(header, device, self._lag(header, scale))
 
         def read(first: int, last: int) -> Integers:
+            assert contribution.read is not None, "a payload in the spool can be read again"
             try:
-                return submission.read(first, last)
+                return contribution.read(first, last)
             except Corrupted as exc:
                 raise _damaged_update(device) from exc
 
-        return replace(submission, read=read)
+        return replace(contribution, read=read)
 
     def _lag(self, header: m.UpdateHeader, scale: int = 0) -> Lag:
         origin = self._recent.get(header.round)
