@@ -30,7 +30,9 @@ from fanin.server.aggregation.verify import verify_run
 from fanin.server.rounds import events as e
 from fanin.server.runs.catalog import Runs
 
-EFFECTS: Final = [effect.__name__ for effect in get_args(e.Effect) if effect not in (e.Assign, e.Fail, e.RecordGone)]
+RARE: Final = (e.Assign, e.Fail, e.RecordGone, e.Warn)
+"""Assignments are not carried out, and in these Runs nothing fails for good, no device is silent or online twice."""
+EFFECTS: Final = [effect.__name__ for effect in get_args(e.Effect) if effect not in RARE]
 """All effects that the driver's worker executes on a sound disk.
 
 Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. Fail

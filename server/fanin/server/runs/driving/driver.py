@@ -311,7 +311,7 @@ class RunDriver:
             await self._resume(record)
             return
         await self._recall_participation()
-        course.recent.start_lineage(await stores.runs.lineage_start(self.run_id))
+        course.recent.lineage = await stores.runs.lineage_start(self.run_id)
         opened = await open_next_round(self.setup, stores, self._files)
         if opened is not None:
             self._begin(opened)
