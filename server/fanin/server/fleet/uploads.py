@@ -175,7 +175,7 @@ class Uploads:
                     decision = await self._conclude(transfer, upload)
                 else:
                     await run_to_end(self._discard(header.assignment_id))
-                    decision = transfer.decision
+                    decision = Discarded()
                 yield _reply(decision, driver, upload.received_bytes)
             except InvalidUpdate:
                 await run_to_end(self._discard(header.assignment_id))
