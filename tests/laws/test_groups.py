@@ -26,7 +26,7 @@ from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
 from fanin.server.aggregation.outer import FedAvg
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, num_trimmed
-from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
+from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.weights import weights_of
 
 LAYOUT = VectorLayout(
@@ -45,10 +45,10 @@ Drawn = Sequence[tuple[int, Sequence[int], Sequence[int]]]
 """Examples, shifts and values of each Update."""
 
 
-def submission(num_examples: int, shifts: Sequence[int], values: Sequence[int]) -> Submission:
+def contribution(num_examples: int, shifts: Sequence[int], values: Sequence[int]) -> Contribution:
     encoded = np.array(values, np.int32)
     weights = LAYOUT.per_block({Weighting.EXAMPLES: num_examples, Weighting.ONE: 1})
-    update = Contribution(
+    return Contribution(
         weights=weights,
         fresh_weights=weights,
         shifts=tuple(shifts),
@@ -56,14 +56,14 @@ def submission(num_examples: int, shifts: Sequence[int], values: Sequence[int]) 
         max_shift=4,
         counts={"n": 1},
         pieces=[encoded],
+        read=lambda first, last: encoded[first:last],
     )
-    return Submission(update=update, read=lambda first, last: encoded[first:last])
 
 
 def fold(rule: Rule | ColumnRule, drawn: Drawn, grid: Sequence[int], rng: random.Random) -> Aggregate:
-    submissions = {str(index): submission(*one) for index, one in enumerate(drawn)}
-    return SetFold(rule, LAYOUT.total_table, grid, lambda device, _scale: submissions[device], 100).complete(
-        rng.sample(list(submissions), len(submissions))
+    contributions = {str(index): contribution(*one) for index, one in enumerate(drawn)}
+    return SetFold(rule, LAYOUT.total_table, grid, lambda device, _scale: contributions[device], 100).complete(
+        rng.sample(list(contributions), len(contributions))
     )
 
 

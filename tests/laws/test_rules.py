@@ -17,7 +17,7 @@ from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.server.aggregation.contract import check_rule
 from fanin.server.aggregation.fold import Contribution, PartialSum
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, num_trimmed, rule_of
-from fanin.server.aggregation.sets import COLUMN_BYTES, Aggregate, SetFold, Submission
+from fanin.server.aggregation.sets import COLUMN_BYTES, Aggregate, SetFold
 
 TABLE = TensorTable.of({"first": (3, 4), "second": (5,)})
 GRID = (-10, -7)
@@ -27,11 +27,11 @@ UPDATES = st.lists(st.tuples(VALUES, st.tuples(st.integers(0, 6), st.integers(0,
 Drawn = Sequence[tuple[Sequence[int], tuple[int, int]]]
 
 
-def submissions(drawn: Drawn) -> dict[str, Submission]:
+def contributions(drawn: Drawn) -> dict[str, Contribution]:
     outcome = {}
     for index, (values, shifts) in enumerate(drawn):
         encoded = np.array(values, np.int32)
-        update = Contribution(
+        outcome[f"device-{index}"] = Contribution(
             weights=(256, 256),
             fresh_weights=(256, 256),
             shifts=shifts,
@@ -39,15 +39,15 @@ def submissions(drawn: Drawn) -> dict[str, Submission]:
             max_shift=6,
             counts={"n": index},
             pieces=[encoded],
+            read=lambda a, b, encoded=encoded: encoded[a:b],
         )
-        outcome[f"device-{index}"] = Submission(update=update, read=lambda a, b, encoded=encoded: encoded[a:b])
     return outcome
 
 
 def folded(
     rule: Rule | ColumnRule, drawn: Drawn, order: Sequence[str] = (), column_bytes: int = COLUMN_BYTES
 ) -> Aggregate:
-    sources = submissions(drawn)
+    sources = contributions(drawn)
     return SetFold(rule, TABLE, GRID, lambda device, _scale: sources[device], column_bytes).complete(
         order or tuple(sources)
     )
@@ -258,13 +258,12 @@ def test_an_error_of_the_stored_update_is_not_attributed_to_the_sum(rule: Rule, 
         yield values[3:]
 
     drawn = [([9] * NUM_VALUES, (0, 0)), (list(range(NUM_VALUES)), (0, 0))]
-    stored = submissions(drawn)
+    stored = contributions(drawn)
 
-    def source(device: str, _scale: int) -> Submission:
+    def source(device: str, _scale: int) -> Contribution:
         if device == "device-0":
             return stored[device]
-        update = stored[device].update
-        return replace(stored[device], update=replace(update, pieces=pieces(np.array(drawn[1][0], np.int32))))
+        return replace(stored[device], pieces=pieces(np.array(drawn[1][0], np.int32)))
 
     updates = SetFold(rule, TABLE, GRID, source)
     updates.add("device-0")

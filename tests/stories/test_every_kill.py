@@ -34,8 +34,8 @@ EFFECTS: Final = [
 ]
 """All effects that the driver's worker executes on a sound disk.
 
-Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. Fail
-and RecordGone have tests of their own: no device of this Run is silent.
+Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. Fail,
+RecordGone and Warn have tests of their own: no device of this Run is silent or online twice.
 """
 COMMANDS: Final = {action.__name__ for action in get_args(get_type_hints(Command)["what"])}
 NUM_MOMENTS: Final = 50

@@ -18,10 +18,10 @@ from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.server.rounds.events import Assign, Effect, Fail, RecordGone
+from fanin.server.rounds.events import Assign, Effect, Fail, RecordGone, Warn
 
 PUBLISHER = SigningKey(bytes(range(32)))
-EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in (Assign, Fail, RecordGone)]
+EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in (Assign, Fail, RecordGone, Warn)]
 NUM_DEVICES = 3
 NUM_ROUNDS = 2
 SHAPES = {"a": (600, 1000), "b": (3,)}

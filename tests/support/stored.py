@@ -4,7 +4,7 @@ from sqlalchemy import Engine
 
 from fanin.protos import messages as m
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord
+from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, recorded_header
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.writer import Candidate, SqliteLeases, SqliteWriter, Verdict, commit_all
@@ -17,7 +17,7 @@ OPEN = RoundRecord(run_id=RUN, round=1, base_version=0, grid=(-30, -28), mark=Ro
 
 def committed_update(device: str, examples: int = 10) -> CommittedUpdate:
     header, _ = update(assignment(device=device), examples=examples)
-    return CommittedUpdate(device_id=device, round=header.round, header=header)
+    return CommittedUpdate(device_id=device, round=header.round, header=header, header_proto=recorded_header(header))
 
 
 class Driven(SqliteRounds, SqliteWriter):

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
-from support.values import assignment, update
+from support.stored import committed_update
+from support.values import RUN
 
 from fanin.clients.testing import run_virtual
 from fanin.protos.errors import StorageFull, Superseded
 from fanin.server.storage.records import CommittedUpdate, Lease
-from fanin.server.storage.sqlite.commits import GroupCommit
-from fanin.server.storage.sqlite.writer import Candidate, Verdict
+from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, Verdict
 
 T = TypeVar("T")
 
@@ -40,9 +40,7 @@ async def slow_lane(work: Callable[[], T]) -> T:
 
 
 def candidate_of(device: str) -> Candidate:
-    header, _ = update(assignment(device=device))
-    committed_update = CommittedUpdate(device_id=device, round=1, header=header)
-    return Candidate(update=committed_update, buffer=9, lease=Lease(run_id=header.run_id, epoch=1, holder="here"))
+    return Candidate(update=committed_update(device), buffer=9, lease=Lease(run_id=RUN, epoch=1, holder="here"))
 
 
 def test_calls_during_a_sync_share_the_next_one() -> None:

@@ -21,7 +21,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidUpdate
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean
-from fanin.server.aggregation.sets import SetFold, Submission
+from fanin.server.aggregation.sets import SetFold
 from fanin.server.aggregation.statistics import (
     credible_counts,
     evaluation_of,
@@ -30,7 +30,7 @@ from fanin.server.aggregation.statistics import (
     with_examples,
 )
 from fanin.server.aggregation.weights import weights_of
-from fanin.server.fleet.validation import Expected, check_header
+from fanin.server.runs.validation import Expected, check_header
 
 WORK = assignment()
 HEADER, _ = update(WORK)
@@ -218,19 +218,25 @@ SHIFT = 4
 def aggregates(rule: Rule | ColumnRule, liar_examples: int, lie: dict[str, int]) -> dict[str, float]:
     """Aggregate nine honest devices, which send 9 to 17, and a liar. Return each group's first value in grid steps."""
 
-    def submission(device: str, _scale: int) -> Submission:
+    def contribution(device: str, _scale: int) -> Contribution:
         number, is_liar = int(device), device == "9"
         examples = liar_examples if is_liar else MAX_EXAMPLES
         values = [lie.get(group.name, 13) if is_liar else 9 + number for group in LAYOUT.groups for _ in range(4)]
         encoded = np.array(values, np.int32)
         weights = LAYOUT.per_block({Weighting.EXAMPLES: examples, Weighting.ONE: 1})
         shifts = tuple(SHIFT * (is_liar and group.name in lie) for group in LAYOUT.groups)
-        update = Contribution(
-            weights=weights, fresh_weights=weights, shifts=shifts, bits=32, max_shift=SHIFT, counts={}, pieces=[encoded]
+        return Contribution(
+            weights=weights,
+            fresh_weights=weights,
+            shifts=shifts,
+            bits=32,
+            max_shift=SHIFT,
+            counts={},
+            pieces=[encoded],
+            read=lambda first, last: encoded[first:last],
         )
-        return Submission(update=update, read=lambda first, last: encoded[first:last])
 
-    aggregate = SetFold(rule, LAYOUT.total_table, [0, 0], submission).complete([str(number) for number in range(10)])
+    aggregate = SetFold(rule, LAYOUT.total_table, [0, 0], contribution).complete([str(number) for number in range(10)])
     return {group.name: float(aggregate.part(*LAYOUT.span(group.name))[0]) for group in LAYOUT.groups}
 
 

@@ -14,9 +14,8 @@ from support.errors import raises
 from fanin.protos.messages import RoundPhase
 from fanin.server.rounds import events as e
 from fanin.server.rounds import machine as r
-from fanin.server.rounds.diagram import diagram
 from fanin.server.rounds.endings import ENDING, failure_exits, stay
-from fanin.server.rounds.machine import Round, Rules
+from fanin.server.rounds.machine import Round, Rules, diagram
 from fanin.server.rounds.plain import PLAIN
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "rounds.md"
@@ -394,7 +393,7 @@ def test_a_table_with_a_gap_is_no_protocol(groups: tuple[r.Rows, ...], error: st
 def test_the_page_in_docs_shows_this_table() -> None:
     text = PAGE.read_text()
     assert f"```mermaid\n{diagram(PLAIN)}```" in text, (
-        f"put what fanin.server.rounds.diagram.diagram(PLAIN) returns into {PAGE}"
+        f"put what fanin.server.rounds.machine.diagram(PLAIN) returns into {PAGE}"
     )
     for phase in RoundPhase:
         assert f"**{phase.value}**" in text, f"{PAGE} says nothing of {phase.value}"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from support.errors import raises
+from support.stored import committed_update
 from support.values import assignment, plan, update
 from torch import nn
 
@@ -24,7 +25,6 @@ from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import VersionPublished
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
-from fanin.server.storage.records import CommittedUpdate
 from fanin.simulation import Iid, Partition, SimulationSettings, partition, simulate
 from fanin.simulation.rows import cells, client_rows, initial_row, round_row
 from fanin.simulation.setup.progress import SimulationProgress, line_of
@@ -202,8 +202,8 @@ def test_a_statistic_of_the_plan_has_a_column() -> None:
 def test_a_loss_that_was_cut_is_reported(counts: dict[str, int], num_classes: int, has_diverged: bool) -> None:
     header, _ = update(assignment())
     statistics = m.Statistics(counts={m.EXAMPLES: 3} | counts)
-    committed_update = CommittedUpdate(device_id="client-4", round=1, header=replace(header, statistics=statistics))
-    (row,) = client_rows([committed_update], 1, plan(), num_classes)
+    update_of_loss = replace(committed_update("client-4"), header=replace(header, statistics=statistics))
+    (row,) = client_rows([update_of_loss], 1, plan(), num_classes)
     assert row.has_diverged is has_diverged
     version_row = round_row(VersionPublished(number=1, version_sha256="", parent=0, round=1), 1.0, 2, None)
     assert "cut" not in line_of(version_row)

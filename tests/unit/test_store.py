@@ -15,14 +15,13 @@ from sqlalchemy import BigInteger, Engine, Integer, create_engine, text
 from sqlalchemy.dialects import postgresql
 from support.errors import raises
 from support.stored import FIRST, OPEN, START, Driven, close, commit, committed_update, events, published_event
-from support.values import BUNDLE, RUN, assignment, update, version
+from support.values import BUNDLE, RUN, version
 
 from fanin.protos import messages as m
 from fanin.protos.errors import Conflict, Corrupted, StorageFull
 from fanin.protos.wire import to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import (
-    CommittedUpdate,
     EnrolledDevice,
     Newest,
     Role,
@@ -187,8 +186,7 @@ def test_never_more_updates_than_the_buffer(rounds: Driven) -> None:
 
 
 def test_an_update_for_an_unknown_round_is_not_accepted(rounds: Driven) -> None:
-    header, _ = update(assignment(round_number=7))
-    assert not commit(rounds, CommittedUpdate(device_id="a", round=7, header=header), 2)
+    assert not commit(rounds, replace(committed_update("a"), round=7), 2)
 
 
 def test_a_closed_round_accepts_no_more_and_keeps_its_first_set(engine: Engine, rounds: Driven) -> None:

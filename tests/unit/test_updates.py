@@ -16,7 +16,7 @@ from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidInput, InvalidUpdate
-from fanin.server.fleet.validation import Expected, check_header
+from fanin.server.runs.validation import Expected, check_header
 
 WORK = assignment()
 TELEMETRY = m.Telemetry(runtime="synthetic 1", train_s=2.0)

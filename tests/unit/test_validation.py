@@ -21,7 +21,7 @@ from fanin.protos.chunks import CHUNK_BYTES, Artifact, ChunkRef, artifact_of
 from fanin.protos.errors import InvalidUpdate
 from fanin.protos.plans import AggregationPlan
 from fanin.server.aggregation.weights import weights_of
-from fanin.server.fleet.validation import Expected, check_header
+from fanin.server.runs.validation import Expected, check_header
 
 WORK = assignment()
 HEADER, _ = update(WORK)

@@ -16,7 +16,7 @@ from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.contract import check_optimizer, check_rule
 from fanin.server.aggregation.rules import WeightedMean
-from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
+from fanin.server.aggregation.sets import Aggregate, SetFold
 
 
 class Mean:
@@ -47,8 +47,8 @@ def folded(rule: Any) -> Aggregate:
     """Return the aggregate of one Update of two values."""
     values = np.ones(2, np.int32)
     update = fresh(256, (0,), CodecSpec(name="fixed32", max_shift=4), [values])
-    submission = Submission(update=update, read=lambda first, last: values[first:last])
-    return SetFold(rule, TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: submission).complete(["a"])
+    update = replace(update, read=lambda first, last: values[first:last])
+    return SetFold(rule, TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: update).complete(["a"])
 
 
 def cut_after(num_pieces: int) -> Any:
@@ -70,8 +70,7 @@ def test_a_damaged_update_is_found_also_by_a_rule_that_does_not_read_it_to_its_e
         raise Corrupted("the digest of the payload, which is known at its end")
 
     update = fresh(256, (0,), CodecSpec(name="fixed32", max_shift=4), damaged())
-    submission = Submission(update=update, read=lambda first, last: np.ones(last - first, np.int32))
-    fold_of_one = SetFold(cut_after(num_pieces), TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: submission)
+    fold_of_one = SetFold(cut_after(num_pieces), TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: update)
     with pytest.raises(Corrupted, match="the digest of the payload"):
         fold_of_one.add("a")
     assert not fold_of_one.added

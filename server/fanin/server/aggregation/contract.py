@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import no_reaches
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, Int32s, TensorTable
@@ -25,7 +24,7 @@ from fanin.server.aggregation.fold import Contribution, PartialSum
 from fanin.server.aggregation.folding import OuterStep
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule
-from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
+from fanin.server.aggregation.sets import Aggregate, SetFold
 
 _TABLE: Final = TensorTable.of({"weights": (7, 9), "bias": (9,), "none": (0,)})
 _LAYOUT: Final = VectorLayout(table=_TABLE)
@@ -117,7 +116,7 @@ def _check_merge(rule: CheckedRule, updates: Mapping[str, Int32s], devices: Sequ
     def partial(some: Sequence[str]) -> PartialSum:
         total = rule.begin(_TABLE)
         for device in some:
-            total = rule.accept(total, _TABLE, _submission(device, updates[device]).update)
+            total = rule.accept(total, _TABLE, _contribution(device, updates[device]))
         return total
 
     half = len(devices) // 2
@@ -141,18 +140,14 @@ def _complete_aggregate(rule: Rule | ColumnRule, updates: Mapping[str, Int32s], 
 
 
 def _fold(rule: Rule | ColumnRule, updates: Mapping[str, Int32s]) -> SetFold:
-    return SetFold(rule, _TABLE, _GRID, lambda device, _scale: _submission(device, updates[device]))
+    return SetFold(rule, _TABLE, _GRID, lambda device, _scale: _contribution(device, updates[device]))
 
 
-def _submission(device: str, values: Int32s) -> Submission:
+def _contribution(device: str, values: Int32s) -> Contribution:
     number = int(device.rsplit("-", 1)[1])
-
-    def read(first: int, last: int) -> Integers:
-        return values[first:last]
-
     # The last blocks are those of a group in which all Updates count the same.
     weights = (256 * (number + 1), 256, 256)
-    update = Contribution(
+    return Contribution(
         weights=weights,
         fresh_weights=weights,
         shifts=tuple((number + block) % (_MAX_SHIFT + 1) for block in range(len(_TABLE.specs))),
@@ -160,5 +155,5 @@ def _submission(device: str, values: Int32s) -> Submission:
         max_shift=_MAX_SHIFT,
         counts={},
         pieces=[values],
+        read=lambda first, last: values[first:last],
     )
-    return Submission(update=update, read=read)

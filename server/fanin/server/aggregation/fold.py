@@ -23,7 +23,7 @@ reads it. A model of 2 GB has a sum of 4 GB, so there is only one copy.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -74,6 +74,8 @@ class Contribution:
         counts: The statistics, by name.
         pieces: The encoded values (num_values,) in consecutive slices of any length.
         staleness: Versions between the Update's base Version and the one of the Round.
+        read: Returns the encoded values from a first to a last position (exclusive), after ``pieces`` was read. Column
+            rules need it; None for a sum alone.
     """
 
     weights: tuple[int, ...]
@@ -84,6 +86,7 @@ class Contribution:
     counts: Mapping[str, int]
     pieces: Iterable[Integers]
     staleness: int = 0
+    read: Callable[[int, int], Integers] | None = None
 
 
 def begin(table: TensorTable) -> PartialSum:

@@ -6,7 +6,7 @@ Version can be recomputed anywhere, and the result after a restart is bit-identi
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -25,7 +25,7 @@ from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import CheckedOptimizer
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
-from fanin.server.aggregation.sets import Aggregate, Submission
+from fanin.server.aggregation.sets import Aggregate
 from fanin.server.aggregation.statistics import with_examples
 from fanin.server.aggregation.weights import weights_of
 from fanin.server.storage.protocols.files import Payloads
@@ -113,7 +113,7 @@ class SpooledUpdates:
     layout: VectorLayout
     spool: Payloads
 
-    def submission(self, header: UpdateHeader, device: str, lag: Lag) -> Submission:
+    def contribution(self, header: UpdateHeader, device: str, lag: Lag) -> Contribution:
         """Return an Update, ready to be folded. Reading it raises Corrupted if it is damaged."""
         codec, spool = codec_named(header.codec), self.spool
         value_bytes = codec.bits // 8
@@ -123,7 +123,7 @@ class SpooledUpdates:
             return codec.decode(memoryview(spool.read_part(header, device, first * value_bytes, size_bytes)))
 
         payload = spool.read(header, device)
-        return Submission(update=contribution_of(header, payload, self.plan, self.layout, lag), read=read)
+        return replace(contribution_of(header, payload, self.plan, self.layout, lag), read=read)
 
 
 class OuterStep:

@@ -36,19 +36,6 @@ COLUMN_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """A committed Update, ready to be folded.
-
-    Attributes:
-        update: The Update, with its values as a stream.
-        read: Returns the encoded values from a first to a last position (exclusive).
-    """
-
-    update: Contribution
-    read: Callable[[int, int], Integers]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregate:
     """The result of a rule for a closed set of Updates.
 
@@ -84,7 +71,7 @@ class SetFold:
         rule: Rule | ColumnRule,
         table: TensorTable,
         grid: Sequence[int],
-        source: Callable[[str, int], Submission],
+        source: Callable[[str, int], Contribution],
         column_bytes: int = COLUMN_BYTES,
     ) -> None:
         self._rule = rule
@@ -116,12 +103,12 @@ class SetFold:
         if self._fold is None:
             self._fold = self._begin()
         try:
-            submission = self._source(device, self._scale)
-            self._fold.add(device, submission)
+            update = self._source(device, self._scale)
+            self._fold.add(device, update)
         except BaseException:
             self.release()
             raise
-        self._shifts = np.maximum(self._shifts, np.array(submission.update.shifts, np.int64))
+        self._shifts = np.maximum(self._shifts, np.array(update.shifts, np.int64))
         self._added.add(device)
 
     def weigh(self, scale: int) -> None:
@@ -158,8 +145,8 @@ class _SumFold:
         self._grid = grid
         self._sum = self._rule.begin(table)
 
-    def add(self, _device: str, submission: Submission) -> None:
-        self._sum = self._rule.accept(self._sum, self._table, submission.update)
+    def add(self, _device: str, update: Contribution) -> None:
+        self._sum = self._rule.accept(self._sum, self._table, update)
 
     def aggregate(self, _accepted: Sequence[str], shifts: Sequence[int]) -> Aggregate:
         def part(first: int, last: int) -> Float64s:
@@ -181,11 +168,11 @@ class _ColumnFold:
         self._grid = grid
         self._reaches = no_reaches(table)
         self._counts = Counter[str]()
-        self._submissions: dict[str, Submission] = {}
+        self._updates: dict[str, Contribution] = {}
 
-    def add(self, device: str, submission: Submission) -> None:
+    def add(self, device: str, update: Contribution) -> None:
         """Measure the reach of an Update. This also reads its payload once, which verifies it."""
-        update, table, position = submission.update, self._table, 0
+        table, position = self._table, 0
         largest = [0] * len(table.specs)
         for piece in update.pieces:
             for start, stop, block in blocks_within(table, range(len(largest)), position, position + piece.size):
@@ -198,19 +185,19 @@ class _ColumnFold:
                 raise ValueError(f"update: got shift {shift}, expected 0 to {update.max_shift}")
             self._reaches[block, reach_column(largest[block], shift)] += 1
         self._counts.update(update.counts)
-        self._submissions[device] = submission
+        self._updates[device] = update
 
     def aggregate(self, accepted: Sequence[str], shifts: Sequence[int]) -> Aggregate:
-        submissions, rule = [self._submissions[device] for device in accepted], self._rule
-        state = rule.begin(len(submissions))
+        updates, rule = [self._updates[device] for device in accepted], self._rule
+        state = rule.begin(len(updates))
         for number in range(rule.num_passes - 1):
-            for first, last in self._parts(0, self._table.num_values, len(submissions)):
-                state = rule.look(state, self._columns(submissions, first, last), number)
+            for first, last in self._parts(0, self._table.num_values, len(updates)):
+                state = rule.look(state, self._columns(updates, first, last), number)
 
         def part(first: int, last: int) -> Float64s:
             mean = np.empty(last - first, np.float64)
-            for start, stop in self._parts(first, last, len(submissions)):
-                mean[start - first : stop - first] = rule.reduce(state, self._columns(submissions, start, stop))
+            for start, stop in self._parts(first, last, len(updates)):
+                mean[start - first : stop - first] = rule.reduce(state, self._columns(updates, start, stop))
             for start, stop, exponent in blocks_within(self._table, self._grid, first, last):
                 block = mean[start - first : stop - first]
                 np.ldexp(block, exponent, out=block)
@@ -222,12 +209,13 @@ class _ColumnFold:
         size = max(self._column_bytes // (8 * num_updates), 1)
         return ((start, min(start + size, last)) for start in range(first, last, size))
 
-    def _columns(self, submissions: Sequence[Submission], first: int, last: int) -> Int64s:
+    def _columns(self, updates: Sequence[Contribution], first: int, last: int) -> Int64s:
         """Return the Updates' values from ``first`` to ``last``, in steps of the Round's grid (last - first, n)."""
-        columns = np.empty((last - first, len(submissions)), np.int64)
-        for index, one in enumerate(submissions):
-            values = one.read(first, last)
-            for start, stop, shift in blocks_within(self._table, one.update.shifts, first, last):
+        columns = np.empty((last - first, len(updates)), np.int64)
+        for index, update in enumerate(updates):
+            assert update.read is not None, "an Update for a column rule can be read again"
+            values = update.read(first, last)
+            for start, stop, shift in blocks_within(self._table, update.shifts, first, last):
                 rows = slice(start - first, stop - first)
                 np.left_shift(values[rows], shift, out=columns[rows, index], dtype=np.int64)
         return columns
@@ -244,8 +232,8 @@ class _DividedFold:
         # By staleness: the sum of the weights of each averaged block.
         self._stale_weights: dict[int, Int64s] = {}
 
-    def add(self, device: str, submission: Submission) -> None:
-        part, update = self._part, submission.update
+    def add(self, device: str, update: Contribution) -> None:
+        part = self._part
         # Divided by the sum of the weights themselves: a mean of values has no damping.
         ours = _of_blocks(replace(update, fresh_weights=update.weights), part.of_averaged, counts={})
         addition = fold.Addition(self._mean, part.averaged, ours)
@@ -259,11 +247,12 @@ class _DividedFold:
                 yield trained
 
         def read(first: int, last: int) -> Integers:
+            assert update.read is not None, "an Update for a column rule can be read again"
             start, stop = part.position(first), part.position(last - 1) + 1
-            return part.split(submission.read(start, stop), start)[0]
+            return part.split(update.read(start, stop), start)[0]
 
-        trained = replace(_of_blocks(update, part.of_trained, counts=update.counts), pieces=pieces())
-        self._by_rule.add(device, Submission(update=trained, read=read))
+        trained = replace(_of_blocks(update, part.of_trained, counts=update.counts), pieces=pieces(), read=read)
+        self._by_rule.add(device, trained)
         addition.finish()
         if update.staleness:
             weights = self._stale_weights.setdefault(update.staleness, np.zeros(len(ours.weights), np.int64))

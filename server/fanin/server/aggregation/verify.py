@@ -22,6 +22,7 @@ from fanin.protos.messages import UNSEEN, UpdateHeader, Version
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
+from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.outer import OuterOptimizer, optimizer_of
 from fanin.server.aggregation.parameters import (
@@ -34,7 +35,7 @@ from fanin.server.aggregation.parameters import (
     state_slices,
 )
 from fanin.server.aggregation.rules import ColumnRule, Rule, rule_of
-from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
+from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.weights import examples_of, scale_of
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
@@ -266,12 +267,12 @@ def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tu
     if missing or base is None:
         raise Corrupted(f"round {record.round}: no record of {missing or f'version {record.base_version}'}")
 
-    def submission(device: str, scale: int) -> Submission:
+    def contribution(device: str, scale: int) -> Contribution:
         header = headers[device]
         lag = lag_of(_round_of(history, record, header, lineage_start), record, scale)
-        return updates.submission(header, device, lag)
+        return updates.contribution(header, device, lag)
 
-    set_fold = SetFold(history.rule, layout.total_table, record.grid, submission)
+    set_fold = SetFold(history.rule, layout.total_table, record.grid, contribution)
     set_fold.weigh(
         scale_of(
             [examples_of(headers[device], history.plan) for device in record.accepted], history.plan.max_total_examples

@@ -5,7 +5,7 @@ exceed the head-room of its sum (``Plan.max_total_examples``), all weights are d
 
     steps(n, scale) = max(1, n / 2^scale rounded to the nearest integer, halves up)
 
-An Update without examples is refused before its commit (``fleet.validation``), so each weight is at least 1.
+An Update without examples is refused before its commit (``runs.validation``), so each weight is at least 1.
 
 ``scale_of`` returns the smallest scale with which the steps of the set fit. It is a function of the set alone, whatever
 the order. So ``fanin verify`` computes the same one, and partial sums of relays can be merged if all of them use the

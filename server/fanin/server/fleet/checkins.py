@@ -19,7 +19,7 @@ from fanin.server.fleet.doubles import Doubles
 from fanin.server.fleet.retries import retry_window
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
-from fanin.server.runs.parking import Parked
+from fanin.server.runs.driving.intake import Parked
 from fanin.server.storage.protocols.devices import DeviceDirectory
 
 
@@ -36,7 +36,16 @@ class CheckIns:
         self._doubles = Doubles()
 
     async def check_in(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
-        """See ``Coordinator.check_in``."""
+        """Wait until there is work for a device, and return its Assignment.
+
+        Args:
+            device: The device's id.
+            check_in: Its capabilities, the Version that it serves, and the seconds that it is willing to wait.
+
+        Returns:
+            Assigned with an Assignment, Wait with a retry window, or Rejected with a reason. Wait and Rejected carry
+            the newest Version if the device serves an older one.
+        """
         answer = await self._answer(device, check_in)
         if isinstance(answer, m.Assigned):
             work = answer.assignment
@@ -49,7 +58,7 @@ class CheckIns:
         if self._bulletin.has_changed():
             self._announce_versions(list(self._parked))
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Answer all parked check-ins with a short wait."""
         for parked in self._parked.values():
             if not parked.answer.done():

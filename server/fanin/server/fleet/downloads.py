@@ -13,8 +13,7 @@ from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limits import Limits
 from fanin.server.access.permits import Permits
-from fanin.server.fleet.lookup import driver_of, run_of
-from fanin.server.runs.catalog import Runs
+from fanin.server.runs.driving.drivers import Drivers, run_of
 from fanin.server.storage.stores import Files
 
 PIECE_BYTES: Final = 256 << 10
@@ -24,14 +23,24 @@ PIECE_BYTES: Final = 256 << 10
 class Downloads:
     """The downloads of all devices."""
 
-    def __init__(self, runs: Runs, files: Files, limits: Limits) -> None:
-        self._runs = runs
+    def __init__(self, drivers: Drivers, files: Files, limits: Limits) -> None:
+        self._drivers = drivers
         self._files = files
         self._stall_s = limits.stall_s
         self._permits = Permits()
 
     async def download(self, device: str, download: m.Download) -> AsyncIterator[bytes]:
-        """Yield the bytes of Chunks, with an empty piece between two Chunks. See ``Coordinator.download``."""
+        """Yield the bytes of a Chunk from an offset on, then those of further Chunks, with an empty piece between two.
+
+        Args:
+            device: The device's id.
+            download: The digests, the offset, and the id of the Assignment or Publication that permits them.
+
+        Raises:
+            NotFound: The device may not download a Chunk.
+            Corrupted: A Chunk is damaged or missing here.
+            Unavailable: The device reads too slowly, or the Run waits for its operator.
+        """
         budget, offset = DelayBudget(self._stall_s), download.offset
         with self._permits.one() as permit:
             for number, sha256 in enumerate((download.sha256, *download.more_sha256)):
@@ -53,12 +62,11 @@ class Downloads:
                 offset = 0
 
     async def _check(self, device: str, download_id: str, sha256: str) -> None:
-        publications = self._runs.find_publications(run_of(download_id))
+        publications = self._drivers.find_publications(run_of(download_id))
         published = None if publications is None else await publications.chunks(download_id, device)
         if published is None:
-            intake = driver_of(self._runs, download_id).intake
-            intake.check_assignment(download_id, device)
-            is_permitted = intake.may_fetch(sha256)
+            driver, _ = self._drivers.of_assignment(download_id, device)
+            is_permitted = driver.intake.may_fetch(sha256)
         else:
             is_permitted = sha256 in published
         if not is_permitted:

@@ -1,8 +1,8 @@
 """Uploads: one Update from its header to its commit, and reports of failures.
 
-An Update is received Chunk by Chunk into the spool. When it is complete, ``acceptance`` decides its fate: the device
-receives ACCEPTED once the Update is durable. A rejected Update leaves no trace. An upload whose Round closes ends with
-DISCARDED.
+An Update is received Chunk by Chunk into the spool, as long as the decision about it (``rounds.decision``) allows. A
+complete one is committed (``runs.driving.updates``): the device receives ACCEPTED once the Update is durable. A
+rejected Update leaves no trace. An upload whose Round closes ends with DISCARDED.
 
 Three limits protect the coordinator: uploads at a time (``Limits.max_uploads``), uploads at full speed (``permits``),
 and the time that a slow device may take (``delay_budget``).
@@ -21,13 +21,10 @@ from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
 from fanin.server.access.permits import Permit, Permits
-from fanin.server.fleet.acceptance import Accepted, CompleteUpload, Discarded, Later, accept
-from fanin.server.fleet.lookup import driver_of
-from fanin.server.fleet.validation import Expected, check_header
+from fanin.server.rounds.decision import Accepted, Decision, Discarded, Later, Receive, Undecided
 from fanin.server.rounds.troubles import cannot_write
-from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
-from fanin.server.runs.driving.intake import Prospect
+from fanin.server.runs.driving.drivers import Drivers
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.stores import Files
@@ -41,8 +38,8 @@ stored at once, and enough for a thread switch to be cheap."""
 class Uploads:
     """The uploads under way."""
 
-    def __init__(self, runs: Runs, files: Files, limits: Limits) -> None:
-        self._runs = runs
+    def __init__(self, drivers: Drivers, files: Files, limits: Limits) -> None:
+        self._drivers = drivers
         self._files = files
         self._limits = limits
         self._permits = Permits()
@@ -54,9 +51,30 @@ class Uploads:
     async def upload(
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
     ) -> AsyncIterator[m.UploadReply]:
-        """See ``Coordinator.upload``."""
-        driver = driver_of(self._runs, header.assignment_id)
-        round_number = driver.intake.check_assignment(header.assignment_id, device)
+        """Receive a device's Update and commit it to the open Round.
+
+        The first reply reports how many bytes the coordinator has already, so send pieces from that offset on. One
+        reply follows each stored Chunk. The last reply reports ACCEPTED or DISCARDED. An ACCEPTED Update is durable
+        and in exactly one Round; repeating its upload returns ACCEPTED again.
+
+        A second upload of the same device ends the first one.
+
+        Args:
+            device: The device's id.
+            header: The Update's header, with the size and the digests of the payload.
+            pieces: The payload from the reported offset on. Each piece starts where the one before it ended.
+
+        Yields:
+            The state of the Round, the state of the Update, and the number of bytes received.
+
+        Raises:
+            InvalidUpdate: The header does not match its Assignment, or bytes do not match the header. Nothing is kept.
+            NotFound: The Assignment was not issued to this device.
+            StorageFull: The disk is full. The bytes stored so far are kept.
+            Unavailable: Too many uploads are under way, this one is too slow, or the Run is paused. The bytes stored so
+                far are kept; upload again later.
+        """
+        driver, round_number = self._drivers.of_assignment(header.assignment_id, device)
         if device not in self._tasks and len(self._tasks) >= self._limits.max_uploads:
             raise Unavailable(f"upload: {len(self._tasks)} are under way, expected fewer; try again later")
         current = asyncio.current_task()
@@ -69,92 +87,99 @@ class Uploads:
             if earlier is not None and earlier is not current:
                 earlier.cancel()
                 await run_to_end(asyncio.wait({earlier}))
-            async with aclosing(self._receive(_Request(driver, round_number, device, header, pieces))) as replies:
+            async with aclosing(self._receive(driver, round_number, device, header, pieces)) as replies:
                 num_replies = 0
                 async for reply in replies:
                     num_replies += 1
                     if num_replies > 1:
                         # The disk has stored something since the first reply.
-                        driver.intake.note_storage("")
+                        driver.course.storage_problem = ""
                     yield reply
         except (StorageFull, StorageUnavailable) as exc:
-            driver.intake.note_storage(cannot_write(exc))
+            driver.course.storage_problem = cannot_write(exc)
             raise
         except InvalidInput as exc:
             # The same Assignment would bring the same Update. So it is over, also without a report.
-            driver.intake.refuse(round_number, device, str(exc))
+            driver.updates.refuse(round_number, device, str(exc))
             raise
         finally:
             if self._tasks.get(device) is current:
                 del self._tasks[device]
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
-        """See ``Coordinator.report``."""
-        driver = driver_of(self._runs, report.assignment_id)
-        round_number = driver.intake.check_assignment(report.assignment_id, device)
+        """Return the state of a device's Update.
+
+        A report of a failure frees the device's place for another one. A report of progress keeps it; of its reply only
+        the state of the Round counts.
+
+        Raises:
+            NotFound: The Assignment was not issued to this device.
+            Unavailable: The Run is paused between two Rounds, or waits for its operator.
+        """
+        driver, round_number = self._drivers.of_assignment(report.assignment_id, device)
         if report.progress is not None:
-            return driver.intake.note_progress(round_number, device, report.progress)
-        outcome = await driver.intake.outcome(round_number, device)
-        if report.failure and outcome.update_state is m.UpdateState.RECEIVING:
+            return _reply(driver.updates.note_progress(round_number, device, report.progress), driver)
+        decision = await driver.updates.decide(round_number, device)
+        if report.failure and isinstance(decision, Receive | Later):
             await self._discard(report.assignment_id)
-            if driver.intake.give_up(round_number, device, report.failure):
+            if driver.updates.give_up(round_number, device, report.failure):
                 # Quoted, cut and limited, because a peer chooses this text and our log holds it.
                 text = f"run {driver.run_id}: round {round_number}: device {device} gave up: {report.failure!r:.400}"
                 self._failures.log("GaveUp", text)
-            return m.UploadReply(round_state=outcome.round_state, update_state=m.UpdateState.DISCARDED)
-        return outcome
+            decision = Discarded(is_open=True)
+        return _reply(decision, driver)
 
     def refuse(self, device: str, reason: str) -> None:
-        """See ``Coordinator.refuse``."""
-        for driver in self._runs.running():
-            driver.intake.refuse_any(device, reason)
+        """Free the place of a device that sent something else than an Update, with the error of its upload."""
+        for driver in self._drivers.running():
+            driver.updates.refuse_any(device, reason)
 
     def on_change(self) -> None:
         """End the uploads whose Updates no longer count."""
         for transfer in self._transfers:
-            if not transfer.is_known_to_count():
-                transfer.budget.wake()
+            transfer.look()
 
-    async def _receive(self, request: "_Request") -> AsyncGenerator[m.UploadReply, None]:
-        driver, header, device = request.driver, request.header, request.device
-        outcome = await driver.intake.outcome(request.round, device)
-        if outcome.update_state is not m.UpdateState.RECEIVING or not request.may_count():
-            yield outcome
+    async def _receive(
+        self, driver: RunDriver, round_number: int, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
+    ) -> AsyncGenerator[m.UploadReply, None]:
+        decision = await driver.updates.admit(round_number, device, header)
+        if not isinstance(decision, Receive | Later):
+            yield _reply(decision, driver)
             return
-        check_header(header, _expected(driver, request.round))
+        transfer = _Transfer(driver, round_number, device, DelayBudget(self._limits.stall_s), decision)
         with ExitStack() as resources:
+            resources.enter_context(self._listed(transfer))
             # Shielded from the device's disconnection: the file must be closed in any case.
             upload = await run_to_end(self._files.run(self._open, resources, header, device))
-            transfer = _Transfer(request, upload, DelayBudget(self._limits.stall_s))
-            resources.enter_context(self._listed(transfer))
             permit = resources.enter_context(self._permits.one())
-            source = _Pieces(request.pieces, transfer.budget, permit)
+            source = _Pieces(pieces, transfer.budget, permit)
             try:
                 if not upload.is_complete():
                     with suppress(TimeoutError):
                         await source.wait_for_permit()
                 # The Round may have closed while this upload waited. Then the first reply is the last one.
-                if request.may_count():
+                if transfer.may_count():
                     with source.replying():
                         yield _progress(upload)
-                while not upload.is_complete() and request.may_count():
+                while not upload.is_complete() and transfer.may_count():
                     try:
                         if not await self._store_chunk(upload, source):
                             return
                     except TimeoutError as exc:
-                        if transfer.budget.is_spent and request.may_count():
+                        if transfer.budget.is_spent and transfer.may_count():
                             raise Unavailable(self._stalled) from exc
-                        # Otherwise ``on_change`` ended the wait, and the loop asks whether the Update still counts.
+                        # Otherwise ``on_change`` ended the wait, and the loop ends if the Update no longer counts.
                         continue
-                    if not upload.is_complete() and request.may_count():
+                    if not upload.is_complete() and transfer.may_count():
                         with source.replying():
                             yield _progress(upload)
                 permit.give_back()
                 if upload.is_complete():
-                    yield await self._conclude(request, upload)
+                    decision = await self._conclude(transfer, upload)
                 else:
                     await run_to_end(self._discard(header.assignment_id))
-                    yield _last_reply(request, upload, m.UpdateState.DISCARDED)
+                    decision = Discarded()
+                yield _reply(decision, driver, upload.received_bytes)
             except InvalidUpdate:
                 await run_to_end(self._discard(header.assignment_id))
                 raise
@@ -186,24 +211,21 @@ class Uploads:
                 return True
         return False
 
-    async def _conclude(self, request: "_Request", upload: Upload) -> m.UploadReply:
-        """Let a complete upload meet its fate.
+    async def _conclude(self, transfer: "_Transfer", upload: Upload) -> Decision:
+        """Commit a complete upload.
 
         If the Plan allows staleness, an upload that ends while a Round ends waits for the next Round. A device that
         disconnects meanwhile ends the wait.
         """
-        update = CompleteUpload(device=request.device, header=request.header, upload=upload)
+        updates = transfer.driver.updates
         while True:
+            # Before the decision, so that no change after it is missed.
+            changed = transfer.driver.course.changed
             # Shielded from the device's disconnection: after a commit, no upload may remain.
-            match await run_to_end(accept(update, request.driver.intake, self._files)):
-                case Accepted():
-                    return _last_reply(request, upload, m.UpdateState.ACCEPTED)
-                case Discarded():
-                    return _last_reply(request, upload, m.UpdateState.DISCARDED)
-                case Later(changed=changed):
-                    await changed.wait()
-                case other:
-                    assert_never(other)
+            decision = await run_to_end(updates.commit(transfer.device, upload))
+            if not isinstance(decision, Later):
+                return decision
+            await changed.wait()
 
     async def _discard(self, assignment_id: str) -> None:
         await self._files.run(self._files.spool.discard, assignment_id)
@@ -225,35 +247,35 @@ class Uploads:
             self._transfers.discard(transfer)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One call of ``upload`` whose Assignment was checked. ``round`` is the Assignment's."""
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """An upload under way.
+
+    Attributes:
+        driver: The driver of its Run.
+        round: The Round of its Assignment.
+        device: The device.
+        budget: The time that the device may take.
+        decision: The decision about its Update after the last change of a Run.
+    """
 
     driver: RunDriver
     round: int
     device: str
-    header: m.UpdateHeader
-    pieces: AsyncIterator[m.Piece]
+    budget: DelayBudget
+    decision: Decision
+
+    def look(self) -> None:
+        """Decide again after a change, and end the wait for the device if the Update does not count or is undecided."""
+        self.decision = self.driver.updates.outlook(self.round, self.device)
+        if not isinstance(self.decision, Receive | Later):
+            self.budget.wake()
 
     def may_count(self) -> bool:
         """Return whether the Update counts, or may count in the next Round. Raises Unavailable if undecided."""
-        return self.driver.intake.prospect(self.round, self.device) is not Prospect.NEVER
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Transfer:
-    """An upload under way."""
-
-    request: _Request
-    upload: Upload
-    budget: DelayBudget
-
-    def is_known_to_count(self) -> bool:
-        """Return whether the Update counts. False if that is undecided: the upload then ends with Unavailable."""
-        try:
-            return self.request.may_count()
-        except Unavailable:
-            return False
+        if isinstance(self.decision, Undecided):
+            raise _undecided(self.driver)
+        return isinstance(self.decision, Receive | Later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,24 +307,26 @@ class _Pieces:
             yield
 
 
-def _expected(driver: RunDriver, round_number: int) -> Expected:
-    setup = driver.setup
-    return Expected(
-        run_id=driver.run_id,
-        round=round_number,
-        version_sha256=driver.intake.opened(round_number).base.sha256,
-        codec=setup.plan.codec,
-        table=setup.layout.total_table,
-        num_labels=setup.num_labels,
-        statistics=setup.statistics,
-    )
+def _reply(decision: Decision, driver: RunDriver, received_bytes: int = 0) -> m.UploadReply:
+    """Return the reply to a device. Raises Unavailable if the decision is to be repeated later."""
+    match decision:
+        case Receive() | Later():
+            is_open, state = True, m.UpdateState.RECEIVING
+        case Accepted(is_open=is_open):
+            state = m.UpdateState.ACCEPTED
+        case Discarded(is_open=is_open):
+            state = m.UpdateState.DISCARDED
+        case Undecided():
+            raise _undecided(driver)
+        case other:
+            assert_never(other)
+    round_state = m.RoundState.OPEN if is_open else m.RoundState.CLOSED
+    return m.UploadReply(round_state=round_state, update_state=state, received_bytes=received_bytes)
 
 
-def _last_reply(request: _Request, upload: Upload, state: m.UpdateState) -> m.UploadReply:
-    return m.UploadReply(
-        round_state=request.driver.intake.round_state(request.round, request.device),
-        update_state=state,
-        received_bytes=upload.received_bytes,
+def _undecided(driver: RunDriver) -> Unavailable:
+    return Unavailable(
+        f"run {driver.run_id}: paused between two rounds, or the coordinator is stopping; resume the upload later"
     )
 
 

@@ -18,8 +18,8 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
 from fanin.protos.messages import DeviceSpread, Evaluation, SaturatedDevices, VersionPublished
-from fanin.protos.wire import to_proto
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
+from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.parameters import (
     auxiliary_pieces,
@@ -28,7 +28,7 @@ from fanin.server.aggregation.parameters import (
     parameter_pieces,
     state_slices,
 )
-from fanin.server.aggregation.sets import Aggregate, SetFold, Submission
+from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.statistics import (
     credible_counts,
     device_spreads_of,
@@ -44,9 +44,8 @@ from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
-from fanin.server.storage.records import OuterState, RoundRecord
+from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
-from fanin.v1 import fleet_pb2
 
 LOSSES: Final = (m.TRAIN_LOSS, m.EVAL_LOSS)
 
@@ -78,20 +77,19 @@ class RoundWork:
         self._statistics: dict[str, Mapping[str, int]] = {}
         self._resumed_bytes = 0
         self._scale = RunningScale(setup.plan)
-        self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._submission)
+        self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._contribution)
         self._updates = SpooledUpdates(plan=setup.plan, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
 
-    def add_committed(self, device: str, header: m.UpdateHeader, resumed_bytes: int = 0) -> None:
+    def add_committed(self, update: CommittedUpdate, resumed_bytes: int = 0) -> None:
         """Remember a committed Update, and its header until ``accumulate`` adds it.
 
         Args:
-            device: The device that made the Update.
-            header: The Update's header.
+            update: The Update.
             resumed_bytes: Bytes of the payload that a connection before the last one had delivered.
         """
-        self._remember(device, header)
-        self._headers[device] = header
+        self._remember(update)
+        self._headers[update.device_id] = update.header
         self._resumed_bytes += resumed_bytes
 
     async def accumulate(self, device: str) -> None:
@@ -114,9 +112,11 @@ class RoundWork:
         )
         # Commits whose reports were lost are in the record only.
         unknown = tuple(device for device in closed.accepted if device not in self._facts)
-        async for headers in self._headers_of(unknown):
-            for device, header in headers.items():
-                self._remember(device, header)
+        for first in range(0, len(unknown), PAGE_UPDATES):
+            page = unknown[first : first + PAGE_UPDATES]
+            updates = await stores.rounds.updates_of(record.run_id, record.round, page)
+            for update in sorted(updates, key=lambda update: page.index(update.device_id)):
+                self._remember(update)
         return closed
 
     async def fold(self, accepted: tuple[str, ...]) -> None:
@@ -191,13 +191,13 @@ class RoundWork:
             device_spreads=folded.device_spreads,
         )
 
-    def _remember(self, device: str, header: m.UpdateHeader) -> None:
-        plan, counts = self._setup.plan, header.statistics.counts
+    def _remember(self, update: CommittedUpdate) -> None:
+        plan, header, counts = self._setup.plan, update.header, update.header.statistics.counts
         names = {*LOSSES, *(each.name for each in plan.statistics)}
         bounds = {each.name: each.bound for each in self._setup.statistics if each.name in names}
-        self._facts[device] = UpdateFacts(
+        self._facts[update.device_id] = UpdateFacts(
             telemetry=header.telemetry,
-            wire_bytes=_wire_bytes(header),
+            wire_bytes=header.payload.size_bytes + len(update.header_proto),
             is_stale=self._lag(header).staleness > 0,
             examples=(examples := examples_of(header, plan)),
             trained=counts.get(m.TRAINED, examples),
@@ -230,17 +230,18 @@ class RoundWork:
             self._statistics[device] = header.statistics.counts
             del self._headers[device]
 
-    def _submission(self, device: str, scale: int) -> Submission:
+    def _contribution(self, device: str, scale: int) -> Contribution:
         header = self._headers[device]
-        submission = self._updates.submission(header, device, self._lag(header, scale))
+        contribution = self._updates.contribution(header, device, self._lag(header, scale))
 
         def read(first: int, last: int) -> Integers:
+            assert contribution.read is not None, "a payload in the spool can be read again"
             try:
-                return submission.read(first, last)
+                return contribution.read(first, last)
             except Corrupted as exc:
                 raise _damaged_update(device) from exc
 
-        return replace(submission, read=read)
+        return replace(contribution, read=read)
 
     def _lag(self, header: m.UpdateHeader, scale: int = 0) -> Lag:
         origin = self._recent.get(header.round)
@@ -330,7 +331,3 @@ class _Folded:
 
 def _damaged_update(device: str) -> Damaged:
     return Damaged(f"the update of device {device} is damaged on the coordinator's disk")
-
-
-def _wire_bytes(header: m.UpdateHeader) -> int:
-    return header.payload.size_bytes + to_proto(header, fleet_pb2.UpdateHeader).ByteSize()

@@ -236,3 +236,15 @@ def compose(name: str, first: RoundPhase, *groups: Rows) -> RoundProtocol:
         if exit_row is None or exit_row.targets != {RoundPhase.FAILED}:
             raise ValueError(f"protocol {name}: got no failure exit for phase {phase.value}, expected a row for Failed")
     return RoundProtocol(name=name, first=first, rows=MappingProxyType(rows))
+
+
+def diagram(protocol: RoundProtocol) -> str:
+    """Return the state diagram of a protocol as Mermaid text, for docs/explanation/rounds.md."""
+    order = list(RoundPhase).index
+    lines = ["stateDiagram-v2", f"    [*] --> {protocol.first.value}"]
+    for (phase, event), row in sorted(protocol.rows.items(), key=lambda item: order(item[0][0])):
+        for target in sorted(row.targets, key=order):
+            if target is not phase:
+                lines.append(f"    {phase.value} --> {target.value}: {event.__name__}")
+    lines += [f"    {phase.value} --> [*]" for phase in (RoundPhase.PUBLISHED, RoundPhase.FAILED)]
+    return "\n".join(lines) + "\n"

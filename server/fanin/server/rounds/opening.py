@@ -107,7 +107,7 @@ async def recall(run_id: str, recent: RecentRounds, stores: Stores) -> None:
     The Rounds on the Version just before them are included: the process that ended may not have cleared their files.
     """
     newest = await stores.runs.newest_version(run_id)
-    recent.start_lineage(await stores.runs.lineage_start(run_id))
+    recent.lineage = await stores.runs.lineage_start(run_id)
     oldest = await stores.runs.version(run_id, recent.oldest_base(newest.number))
     assert oldest is not None, "within a lineage, the numbers of versions have no gaps"
     for earlier in await stores.rounds.since(run_id, oldest.parent):

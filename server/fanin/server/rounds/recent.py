@@ -20,8 +20,18 @@ class OpenedRound:
     base: Version
 
 
+def counts_from(origin: RoundRecord, base_version: int, max_staleness: int, lineage: int) -> bool:
+    """Return whether a stale Update for a Round counts in a later Round on ``base_version``."""
+    return max_staleness > 0 and origin.base_version >= max(base_version - max_staleness, lineage)
+
+
 class RecentRounds:
-    """The Rounds of one Run for which devices may still work, by number."""
+    """The Rounds of one Run for which devices may still work, by number.
+
+    Attributes:
+        max_staleness: The largest staleness of the Plan.
+        lineage: The newest Version that no Round published. Updates trained from Versions before it never count.
+    """
 
     def __init__(self, max_staleness: int) -> None:
         self.max_staleness = max_staleness
@@ -30,19 +40,10 @@ class RecentRounds:
         self._over: dict[int, set[str]] = {}
         # Number of these Rounds that start from a Version with this Chunk.
         self._chunks: Counter[str] = Counter()
-        self._lineage = 0
+        self.lineage = 0
 
     def __iter__(self) -> Iterator[OpenedRound]:
         return iter(tuple(self._rounds.values()))
-
-    @property
-    def lineage(self) -> int:
-        """The newest Version that no Round published."""
-        return self._lineage
-
-    def start_lineage(self, version: int) -> None:
-        """Discard Updates trained from Versions before this one, the newest that no Round published."""
-        self._lineage = version
 
     def add(self, opened: OpenedRound) -> None:
         """Remember a Round."""
@@ -64,14 +65,12 @@ class RecentRounds:
 
     def oldest_base(self, base_version: int) -> int:
         """Return the oldest Version from which an Update for a Round on ``base_version`` may be trained."""
-        return max(base_version - self.max_staleness, self._lineage)
+        return max(base_version - self.max_staleness, self.lineage)
 
     def counts_from(self, round_number: int, base_version: int) -> bool:
         """Return whether a stale Update of a Round counts in a later Round on ``base_version``."""
         opened = self._rounds.get(round_number)
-        if opened is None or not self.max_staleness:
-            return False
-        return opened.record.base_version >= self.oldest_base(base_version)
+        return opened is not None and counts_from(opened.record, base_version, self.max_staleness, self.lineage)
 
     def counts_in(self, round_number: int, current: RoundRecord) -> bool:
         """Return whether an Update for a Round counts in the current Round."""

@@ -7,7 +7,7 @@ Modules, in reading order:
     setups.py        the setup of a Run from its record
     admission.py     the checks of what operators publish
     driving/         the drivers of Runs, which carry out effects and open Rounds
-    parking.py       the check-ins that wait for work
+    validation.py    the checks of an Update's header against its Assignment
     publications.py  Versions for devices without an Assignment
     suitability.py   whether a device can take part
     describe.py      the description of a Run for operators

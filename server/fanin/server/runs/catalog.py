@@ -49,7 +49,7 @@ from fanin.server.runs.admission import (
 from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
-from fanin.server.runs.parking import Parked
+from fanin.server.runs.driving.intake import Parked
 from fanin.server.runs.publications import FOLLOW_S, Publications
 from fanin.server.runs.setups import recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import RunView, read_view
@@ -68,6 +68,9 @@ class Runs:
         observer: Sees each effect of each Run.
         check_data: Checks the data set of a Plan before its Run starts. The default refuses every data set.
         policies: The selection policies by name, in addition to the installed ones.
+
+    Attributes:
+        drivers: The drivers of the Runs.
     """
 
     def __init__(
@@ -80,45 +83,45 @@ class Runs:
     ) -> None:
         self._stores, self._files, self._policies = stores, files, policies
         self._check_data = check_data
-        self._drivers = Drivers(stores, files, observer, policies)
+        self.drivers = Drivers(stores, files, observer, policies)
 
     @property
     def troubles(self) -> RepeatedTroubles:
         """Failures of work for the Runs, which operators read with them."""
-        return self._drivers.troubles
+        return self.drivers.troubles
 
     @property
     def parked(self) -> dict[str, Parked]:
         """The check-ins that wait for work, by device."""
-        return self._drivers.parked
+        return self.drivers.parked
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after each change of a Run that devices may wait for."""
-        self._drivers.subscribe(listener)
+        self.drivers.subscribe(listener)
 
     async def start(self) -> None:
         """Continue all Runs of the record."""
-        await self._drivers.start()
+        await self.drivers.start()
 
     async def stop(self) -> None:
         """Stop all drivers."""
-        await self._drivers.stop()
+        await self.drivers.stop()
 
     def running(self) -> tuple[RunDriver, ...]:
         """Return the drivers of the Runs that open Rounds, oldest first."""
-        return self._drivers.running()
+        return self.drivers.running()
 
     def publications(self) -> tuple[Publications, ...]:
         """Return the Versions of all Runs for devices. See ``Drivers``."""
-        return self._drivers.publications()
+        return self.drivers.publications()
 
     def find_publications(self, run_id: str) -> Publications | None:
         """Return the Versions of a Run for devices. See ``Drivers``."""
-        return self._drivers.find_publications(run_id)
+        return self.drivers.find_publications(run_id)
 
     def driver(self, run_id: str) -> RunDriver:
         """Return the driver of a Run. Raises NotFound or Conflict if it has none here. See ``Drivers``."""
-        return self._drivers.driver(run_id)
+        return self.drivers.driver(run_id)
 
     async def missing_chunks(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Return the digests of the Chunks that are not stored here, or are damaged."""
@@ -199,7 +202,7 @@ class Runs:
         driver = self.driver(version.run_id)
         check_outside(version, driver.setup.bundle)
         await self._check_parameters(version, driver.setup)
-        await self._drivers.control(version.run_id).publish(version, num_rounds, by)
+        await self.drivers.control(version.run_id).publish(version, num_rounds, by)
         return await self.info(version.run_id)
 
     async def reclaim(self, reclaim: Reclaim, by: Principal | None = None) -> RunInfo:
@@ -238,7 +241,7 @@ class Runs:
             by=by,
         )
         change = partial(self._stores.control.reclaim, reclaim, event, self._stores.wall())
-        await run_to_end(self._drivers.replace(view.run_id, change))
+        await run_to_end(self.drivers.replace(view.run_id, change))
         return await self.info(view.run_id)
 
     async def command(self, command: Command) -> RunInfo:
@@ -250,7 +253,7 @@ class Runs:
             NotFound: There is no such Run or Version.
             Conflict: The Run's state does not allow the command.
         """
-        run_id, stores, drivers = command.run_id, self._stores, self._drivers
+        run_id, stores, drivers = command.run_id, self._stores, self.drivers
         if drivers.is_broken(run_id):
             with suppress(Conflict):
                 await run_to_end(drivers.take_back(run_id))
@@ -280,14 +283,14 @@ class Runs:
     async def info(self, run_id: str) -> RunInfo:
         """Return the summary of a Run, also of one whose record is damaged. Raises NotFound."""
         try:
-            return await run_info(await self.view(run_id), self._drivers.live(run_id), self._stores)
+            return await run_info(await self.view(run_id), self.drivers.live(run_id), self._stores)
         except Corrupted as exc:
-            return await damaged_info(run_id, self._drivers.live(run_id), exc, self._stores)
+            return await damaged_info(run_id, self.drivers.live(run_id), exc, self._stores)
 
     async def describe(self, run_id: str, num_rounds: int) -> RunDescription:
         """Return a Run with its last Rounds and, if it is driven here, the devices at work. Raises NotFound."""
         try:
-            return await describe(await self.view(run_id), self._drivers.live(run_id), num_rounds, self._stores)
+            return await describe(await self.view(run_id), self.drivers.live(run_id), num_rounds, self._stores)
         except Corrupted:
             return damaged_description(await self.info(run_id), self._stores)
 
@@ -313,7 +316,7 @@ class Runs:
         """
         sequence = from_sequence
         while True:
-            driver = self._drivers.find(run_id)
+            driver = self.drivers.find(run_id)
             changed = None if driver is None else driver.course.changed
             # Before the events are read, so that none of the last ones is missed.
             has_ended = driver is None and await self._has_ended(await self.view(run_id))
@@ -348,10 +351,10 @@ class Runs:
         return not view.state.is_live and (last is None or last.mark.is_final)
 
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:
-        async with self._drivers.starting:
+        async with self.drivers.starting:
             await self._record(start, by)
             # A recorded Run may have no driver, if the disk was full in an earlier attempt.
-            await self._drivers.take_up(start.run_id)
+            await self.drivers.take_up(start.run_id)
 
     async def _record(self, start: StartRun, by: Principal | None) -> None:
         """Record a Run, unless it is recorded. Raises Conflict."""

@@ -11,6 +11,8 @@ from functools import cached_property
 from fanin.protos.calls import device_id_of
 from fanin.protos.chunks import Artifact
 from fanin.protos.messages import Delegation, Principal, RunState, StartRun, UpdateHeader, Version, VersionPublished
+from fanin.protos.wire import to_proto
+from fanin.v1 import fleet_pb2
 
 OuterState = Mapping[str, Artifact]
 """The tensors of an outer optimizer's state by name, as blobs of little-endian float32."""
@@ -131,11 +133,18 @@ class CommittedUpdate:
         round: The Round that folds it.
         header: Its header. ``header.round`` is the Round of its Assignment: the same, or an earlier one if the Plan
             allows staleness.
+        header_proto: The form of the header in the record and, in size, on the wire (``recorded_header``).
     """
 
     device_id: str
     round: int
     header: UpdateHeader
+    header_proto: bytes
+
+
+def recorded_header(header: UpdateHeader) -> bytes:
+    """Return the form of a header in the record: its canonical bytes as a message of the wire."""
+    return to_proto(header, fleet_pb2.UpdateHeader).SerializeToString(deterministic=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,9 @@ from typing import Final
 from fanin.protos.chunks import CHUNK_BYTES, check_digest, short
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
-from fanin.protos.wire import to_proto
 from fanin.server.storage.disk import Disk, OwnEntries, disk_errors, make_folder
 from fanin.server.storage.protocols.files import Upload
-from fanin.v1 import fleet_pb2
+from fanin.server.storage.records import recorded_header
 
 _READ_BYTES: Final = CHUNK_BYTES
 _NAME_CHARS: Final = 16
@@ -54,14 +53,14 @@ class FolderSpool:
         """Start or resume the upload of a device whose Update is not recorded yet. Raises StorageFull."""
         part = self._uploads / f"{header.assignment_id}.part"
         note = self._uploads / f"{header.assignment_id}.header"
-        announced = to_proto(header, fleet_pb2.UpdateHeader).SerializeToString(deterministic=True)
+        announced = recorded_header(header)
         with disk_errors(f"spool {header.assignment_id}"):
             if not note.exists() or note.read_bytes() != announced:
                 part.unlink(missing_ok=True)
                 note.write_bytes(announced)
             if not part.exists():
                 self._take_back(self._payload(header, device), part)
-            return FolderUpload(part, header)
+            return FolderUpload(part, header, announced)
 
     def commit(self, upload: Upload, device: str) -> None:
         """Make a complete upload durable under its final name. It may be repeated.
@@ -203,13 +202,15 @@ class FolderUpload:
 
     Attributes:
         header: The announced header.
+        header_proto: Its form in the record.
         received_bytes: The offset of the next piece.
         resumed_bytes: The offset of the first piece.
     """
 
-    def __init__(self, part: Path, header: UpdateHeader) -> None:
+    def __init__(self, part: Path, header: UpdateHeader, header_proto: bytes) -> None:
         self.part = part
         self.header = header
+        self.header_proto = header_proto
         # Bytes in memory.
         self._pending: deque[memoryview] = deque()
         self._num_pending = 0

@@ -6,7 +6,8 @@ Modules, in reading order:
     driver.py        ``RunDriver``: carries out effects and opens one Round after another
     course.py        the state of one Run in memory
     commands.py      commands to one Run: pause, resume, stop, adopt, publish
-    intake.py        the devices' side of one Run
+    intake.py        the check-ins of the devices of one Run
+    updates.py       the Updates of the devices of one Run: decided, committed, refused and given up
     ranges.py        the ranges of the tensors of one device
     shortage.py      why an open Round waits for devices
     stopping.py      when a Run rests

@@ -1,7 +1,7 @@
 """The state of one Run in this process: its record, the machine of its Round, and the devices at work.
 
-The driver changes this state, and ``intake`` answers devices from it. Both use it on the event loop only, so it is
-consistent between two awaits.
+The driver changes this state. ``intake`` answers check-ins from it, and ``updates`` decides about Updates. All of them
+use it on the event loop only, so it is consistent between two awaits.
 """
 
 import asyncio
@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 from fanin.protos.errors import Superseded
-from fanin.protos.messages import RoundPhase, RunState, TrainingProgress
+from fanin.protos.messages import RoundPhase, TrainingProgress
 from fanin.protos.texts import counted
 from fanin.server.rounds import events as e
+from fanin.server.rounds.assignments import Assignments
+from fanin.server.rounds.decision import Facts
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.machine import Round
 from fanin.server.rounds.opening import Moment, begin_round
@@ -42,6 +44,7 @@ class Course:
     Attributes:
         round: The machine of the Round under way, None between two Rounds.
         work: The work on that Round, None between two Rounds.
+        assignments: The Assignments of the Run, by their ids.
         recent: The Rounds whose Updates count.
         at_work: The devices that hold an Assignment.
         participation: The last Rounds of the devices.
@@ -68,6 +71,7 @@ class Course:
         self.worker = worker
         self.round: Round | None = None
         self.work: RoundWork | None = None
+        self.assignments = Assignments(setup)
         self.recent = RecentRounds(run.start.plan.aggregation.max_staleness)
         self.at_work = AtWork()
         self.participation = Participation()
@@ -96,11 +100,6 @@ class Course:
     def is_open(self) -> bool:
         """Whether a Round accepts Updates."""
         return self.round is not None and self.round.is_open
-
-    @property
-    def is_suspended(self) -> bool:
-        """Whether the fate of an Update cannot be decided now: the Run is paused, or the coordinator is ending."""
-        return self.run.state is RunState.PAUSED or self.is_leaving
 
     @property
     def num_places(self) -> int:
@@ -146,6 +145,39 @@ class Course:
         self._set_timer()
         return effects
 
+    def facts(self, round_number: int, device: str, recorded: CommittedUpdate | None = None) -> Facts:
+        """Return the facts about the Update of a device for a Round.
+
+        Args:
+            round_number: The Round of its Assignment.
+            device: The device.
+            recorded: The Update that the record has for the Assignment.
+        """
+        recent = self.recent
+        return Facts(
+            state=self.run.state,
+            max_staleness=recent.max_staleness,
+            lineage=recent.lineage,
+            current=self.work.record if self.work is not None and self.is_open else None,
+            origin=recent.get(round_number),
+            is_over=recent.is_over(round_number, device),
+            is_leaving=self.is_leaving,
+            recorded=recorded,
+        )
+
+    def place(self, device: str) -> bool:
+        """Give a device one of the free places. Return whether it has a place, also if it had it before."""
+        if self.work is None or self.round is None or not self.round.assigns:
+            return False
+        is_new = device not in self.round.cohort.at_work
+        if e.Assign(device=device) not in self.step(e.CheckedIn(device=device)):
+            return False
+        if is_new:
+            self.at_work.begin(device, self.work.record.round, self.now() + self.round.rules.deadline_s)
+            self.recent.begin_assignment(self.work.record.round, device)
+            self.participation.note(device, self.work.record.round)
+        return True
+
     def watch(self, device: str, progress: TrainingProgress) -> None:
         """Note that a device at work reported progress, and look at the silent devices in time."""
         self.presence.note(device, self.now(), progress)
@@ -190,7 +222,7 @@ class Course:
         self.round, effects = begin_round(self.run, opened.record, devices, moment, resumes=resumes)
         self._queue(effects)
         for update in committed:
-            work.add_committed(update.device_id, update.header)
+            work.add_committed(update)
             self.participation.note(update.device_id, update.header.round)
             # A deadline that passed while no coordinator ran closes the Round. Then the record has the other Updates.
             if self.round.is_open:

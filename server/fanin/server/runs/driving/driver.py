@@ -18,11 +18,11 @@ from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.driving.course import Course
-from fanin.server.runs.driving.intake import Intake
+from fanin.server.runs.driving.intake import Intake, Parked
 from fanin.server.runs.driving.shortage import failures_of, shortage_of
 from fanin.server.runs.driving.stopping import History
+from fanin.server.runs.driving.updates import Updates
 from fanin.server.runs.driving.warnings import UpdateWarnings
-from fanin.server.runs.parking import Parked
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.view import LiveRun
 from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, RunRecord
@@ -46,7 +46,8 @@ class RunDriver:
 
     Attributes:
         course: The state of the Run.
-        intake: Answers the devices of the Run.
+        intake: Answers the check-ins of devices.
+        updates: The Updates of devices.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class RunDriver:
         self.course = course
         self._publications = publications
         self.intake = Intake(course, stores, parked)
+        self.updates = Updates(course, stores, files)
         self._stores = stores
         self._files = files
         self._history = History(course.run.start.plan.stop)
@@ -309,7 +311,7 @@ class RunDriver:
             await self._resume(record)
             return
         await self._recall_participation()
-        course.recent.start_lineage(await stores.runs.lineage_start(self.run_id))
+        course.recent.lineage = await stores.runs.lineage_start(self.run_id)
         opened = await open_next_round(self.setup, stores, self._files)
         if opened is not None:
             self._begin(opened)

@@ -11,14 +11,16 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, public_text
+from fanin.protos.chunks import short
+from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, Unavailable, public_text
 from fanin.protos.messages import RunState
+from fanin.protos.names import check_name
 from fanin.server.rounds.troubles import RepeatedTroubles, reason_of
 from fanin.server.rounds.worker import Observer, Worker
 from fanin.server.runs.driving.commands import RunControl
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.driver import RunDriver
-from fanin.server.runs.parking import Parked
+from fanin.server.runs.driving.intake import Parked
 from fanin.server.runs.publications import Followers, Publications
 from fanin.server.runs.setups import check_key, check_up_to_date, setup_of
 from fanin.server.runs.view import LiveRun
@@ -120,6 +122,22 @@ class Drivers:
             raise unknown_run(run_id)
         return driver
 
+    def of_assignment(self, assignment_id: str, device: str) -> tuple[RunDriver, int]:
+        """Return the driver of the Run of a device's Assignment, and the number of the Assignment's Round.
+
+        Raises:
+            NotFound: There is no such Run, or it has not issued the Assignment to this device.
+            Unavailable: The Run is broken and waits for its operator. Its devices keep their Updates.
+        """
+        run_id = run_of(assignment_id)
+        try:
+            driver = self.driver(run_id)
+        except NotFound as exc:
+            raise NotFound(f"assignment {_tag(assignment_id)} of run {run_id}: {exc}; check in again") from exc
+        except Conflict as exc:
+            raise Unavailable(f"assignment {_tag(assignment_id)} of run {run_id}: {exc}") from exc
+        return driver, driver.course.assignments.check(assignment_id, device)
+
     def control(self, run_id: str) -> RunControl:
         """Return the commands of a Run. Raises like ``driver``."""
         self.driver(run_id)
@@ -206,6 +224,19 @@ class Drivers:
     def _notify(self) -> None:
         for listener in self._listeners:
             listener()
+
+
+def run_of(assignment_id: str) -> str:
+    """Return the Run of an Assignment's or a Publication's id, ``run.round.tag``. Raises NotFound for another form."""
+    check_name("assignment", assignment_id)
+    run_id, *tail = assignment_id.rsplit(".", 2)
+    if len(tail) != 2:
+        raise NotFound(f"assignment {assignment_id}: got no run and round in it; check in again")
+    return run_id
+
+
+def _tag(assignment_id: str) -> str:
+    return short(assignment_id.rsplit(".", 1)[1])
 
 
 def unknown_run(run_id: str) -> NotFound:

@@ -35,19 +35,18 @@ class DeviceRanges:
     Args:
         layout: The layout of the Updates' vectors.
         has_stages: Whether the Plan has stages.
+
+    Attributes:
+        are_checked: Whether the check reads anything.
     """
 
     def __init__(self, layout: VectorLayout, *, has_stages: bool) -> None:
         table = layout.table
         self._table = table
         self._is_checked = [_is_checked(spec.role, has_stages=has_stages) for spec in table.specs]
+        self.are_checked = any(self._is_checked)
         # By digest: the values of all checked blocks, end to end.
         self._bases: OrderedDict[str, Float32s] = OrderedDict()
-
-    @property
-    def are_checked(self) -> bool:
-        """Whether the check reads anything."""
-        return any(self._is_checked)
 
     def check(
         self, header: UpdateHeader, device: str, origin: tuple[RoundRecord, Version], files: tuple[Payloads, BlobReader]

@@ -27,7 +27,7 @@ from fanin.server.storage.contracts.values import (
     start,
     version,
 )
-from fanin.server.storage.records import CommittedUpdate, Contributors, RoundMark
+from fanin.server.storage.records import Contributors, RoundMark
 from fanin.server.storage.stores import DriverStores, Stores
 
 LONGER: Final = "folded-longer"
@@ -64,7 +64,7 @@ async def _check_commits(stores: DriverStores) -> None:
     assert await writer.commit(second, buffer=2) == first, "commit: a second update of a device replaced the first"
     assert await writer.commit(committed("a"), buffer=2) == committed("a"), "commit: refused the last place"
     assert await writer.commit(committed("c"), buffer=2) is None, "commit: accepted more updates than places"
-    absent = CommittedUpdate(device_id="d", round=7, header=committed("d", made_for=7).header)
+    absent = committed("d", made_for=7, round_number=7)
     assert await writer.commit(absent, buffer=9) is None, "commit: accepted an update of a round that does not exist"
     expected = (first, committed("a"))
     assert await rounds.updates(RUN, 1) == expected, f"updates: got {await rounds.updates(RUN, 1)}, expected {expected}"

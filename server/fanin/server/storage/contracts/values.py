@@ -14,7 +14,7 @@ from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import FaninError
 from fanin.protos.messages import Principal, PrincipalKind, Reclaim, StartRun, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord
+from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, recorded_header
 
 RUN: Final = "run"
 COHORT: Final = CohortPlan(concurrency=3, buffer=3, quorum=1, deadline_s=60.0)
@@ -75,7 +75,7 @@ def published(of: m.Version, round_number: int, rounds: int = 0) -> VersionPubli
 def committed(device: str, *, made_for: int = 1, round_number: int = 1, num_examples: int = 10) -> CommittedUpdate:
     """Return an Update of a device."""
     header = header_of(b"payload of " + device.encode(), device, made_for, num_examples)
-    return CommittedUpdate(device_id=device, round=round_number, header=header)
+    return CommittedUpdate(device_id=device, round=round_number, header=header, header_proto=recorded_header(header))
 
 
 def header_of(payload: bytes, device: str, made_for: int = 1, num_examples: int = 10) -> m.UpdateHeader:

@@ -9,6 +9,7 @@ from fanin.protos.chunks import check_digest, short
 from fanin.protos.errors import Corrupted, InvalidInput, InvalidUpdate, Unavailable
 from fanin.protos.messages import Piece, UpdateHeader
 from fanin.server.storage.protocols.files import Upload
+from fanin.server.storage.records import recorded_header
 
 _Name = tuple[str, int, str, str]
 """The name of a payload: Run, Round, device, and digest."""
@@ -27,6 +28,7 @@ class MemoryUpload:
 
     def __init__(self, part: _Part) -> None:
         self.header = part.header
+        self.header_proto = recorded_header(part.header)
         self.resumed_bytes = sum(map(len, part.chunks))
         self.received_bytes = self.resumed_bytes
         self.part = part

@@ -126,6 +126,11 @@ class Upload(Protocol):
         ...
 
     @property
+    def header_proto(self) -> bytes:
+        """The form of the header in the record (``recorded_header``)."""
+        ...
+
+    @property
     def received_bytes(self) -> int:
         """The offset of the next piece."""
         ...

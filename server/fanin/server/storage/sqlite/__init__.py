@@ -9,11 +9,9 @@ other rooms see ``storage.protocols``. Modules, in reading order:
     columns.py       protobuf messages in columns
     devices.py       devices and tokens
     runs.py          Bundles, Runs, Versions, events
-    rounds.py        Rounds, to read
-    updates.py       committed Updates, to read
+    rounds.py        Rounds and committed Updates, to read
     outer_states.py  the states of outer optimizers
-    writer.py        leases, and the writes of drivers
+    writer.py        leases, the writes of drivers, and the group commit of Updates
     commands.py      commands of operators
-    commits.py       group commit of Updates
     laned.py         the async stores: each of these on the store lane
 """

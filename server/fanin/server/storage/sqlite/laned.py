@@ -43,11 +43,10 @@ from fanin.server.storage.records import (
     RunRecord,
 )
 from fanin.server.storage.sqlite.commands import SqliteCommands
-from fanin.server.storage.sqlite.commits import GroupCommit
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
-from fanin.server.storage.sqlite.writer import Candidate, SqliteLeases, SqliteWriter, commit_all
+from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, SqliteLeases, SqliteWriter, commit_all
 
 
 class LanedDevices:
