@@ -22,7 +22,7 @@ from fanin.server.runs.setups import refusal_of
 from fanin.server.selection.policies import BrokenPolicy, WaitingDevice, select
 from fanin.server.storage.stores import DriverStores
 
-LOG: Final = logging.getLogger("fanin.server.runs.intake")
+LOG: Final = logging.getLogger("fanin.server.runs.driving.intake")
 
 
 @dataclass(slots=True)
