@@ -146,6 +146,9 @@ def test_a_run_is_started_once_and_another_plan_under_its_id_is_a_conflict(fanin
     )
     rows = json.loads(fanin("runs", "--state", host.state, "--json").out)["runs"]
     assert [row["run_id"] for row in rows] == ["run", "mine"]
+    assert fanin("stop", "mine", "--state", host.state).status == 0
+    ended = fanin(*words, "--run-id", "mine", "--quiet")
+    assert ended.out.startswith("run mine is already there: stopped, version 0; devices trust ")
 
 
 def test_an_option_overrides_a_key_and_the_run_is_described_with_it(fanin: Fanin, host: Hosted) -> None:

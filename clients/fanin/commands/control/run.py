@@ -104,7 +104,9 @@ def run(
             run_id = run_id or f"{source.plan.name[:MAX_PLAN_CHARS]}-{secrets.token_hex(4)}"
             info = operator.start_run(run_id, source.plan, bundle, publisher)
         if prints_text(json):
-            sys.stdout.write(f"run {info.run_id} started; devices trust {key.with_suffix('.pub')}\n")
+            is_new = info.state is RunState.RUNNING and not info.version
+            what = "started" if is_new else f"is already there: {info.state.value}, version {info.version}"
+            sys.stdout.write(f"run {info.run_id} {what}; devices trust {key.with_suffix('.pub')}\n")
         if json and not watch:
             write_json(json, run_row(info))
         outcome = follow(operator.watch(info.run_id), json, run_row(info)) if watch else RunState.RUNNING
