@@ -105,6 +105,17 @@ def test_a_factory_receives_integers_as_its_floats_and_keeps_its_defaults() -> N
     assert type(made[0]) is float  # type: ignore[index]
 
 
+def test_an_option_may_be_absent() -> None:
+    def own(_plan: Plan, *, alpha: float | None = None) -> list[object]:
+        return [alpha]
+
+    def choice(**options: float) -> Choice:
+        return Choice(key="rule", name="own", options_key="options", options=options)
+
+    assert created(choice(), {"own": own}, "fanin.rules", plan()) == [None]
+    assert created(choice(alpha=2), {"own": own}, "fanin.rules", plan()) == [2.0]
+
+
 def test_options_survive_the_wire() -> None:
     options = {"a": 1, "b": 0.5, "c": "x", "d": True}
     sent = plan(rule="own", rule_options=options, outer_options=options, selection_options=options)

@@ -1,7 +1,8 @@
 """The options of a part that a Plan names: a rule, an outer optimizer, a stage, a selection policy.
 
 The options of a part are the parameters of its factory after the arguments that fanin gives, or of the policy itself.
-An annotation is a type (``int``, ``float``, ``str`` or ``bool``), or ``Annotated[type, Key(...)]`` with a range:
+An annotation is a type (``int``, ``float``, ``str``, ``bool``, or one of these ``| None``), or
+``Annotated[type, Key(...)]`` with a range:
 
     def trimmed_mean(plan: Plan, *, trim: Annotated[float, Key(text="...", above=0, below=0.5)] = 0.1) -> ColumnRule
 
@@ -14,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING
 from difflib import get_close_matches
 from itertools import islice
-from typing import Annotated, Final
+from types import NoneType, UnionType
+from typing import Annotated, Final, get_args
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans.entries import Option, as_float
@@ -78,7 +80,8 @@ def _checked(where: str, option: KeyField, value: Option) -> Option:
 
 def _option(parameter: inspect.Parameter) -> KeyField | None:
     hint = parameter.annotation
-    if hint in KINDS:
+    kinds = {*get_args(hint)} - {NoneType} if isinstance(hint, UnionType) else {hint}
+    if len(kinds) == 1 and kinds <= {*KINDS}:
         hint = Annotated[hint, Key(text="")]
     field = key_field(parameter.name, hint, MISSING if parameter.default is EMPTY else parameter.default)
     if field is not None and field.type in KINDS:
