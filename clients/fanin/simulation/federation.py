@@ -13,7 +13,6 @@ from fanin.clients.testing.observed import Observe
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
-from fanin.protos.messages import LoggedEvent
 from fanin.protos.plans import Plan
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import CoordinatorState
@@ -121,7 +120,7 @@ class Federation:
         await self._coordinator.seed_run_key(run_id)
         await start_run(self.runs, run_id, plan, bundle, publisher)
 
-    async def watch(self, run_id: str) -> AsyncIterator[LoggedEvent]:
+    async def watch(self, run_id: str) -> AsyncIterator[m.LoggedEvent]:
         """Yield the events of a Run, past and future, until it ends; continue after a restart."""
         async for entry in self._coordinator.watch(run_id):
             yield entry

@@ -11,7 +11,6 @@ from fanin.edge.metrics.metric import INT8, OUR_VALUES
 from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, largest_loss_count, quality_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
-from fanin.protos.messages import Evaluation, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.statistics import reported_examples, with_examples
 from fanin.server.evaluation.metrics import VersionMetrics
@@ -146,7 +145,7 @@ OnFailure = Callable[[ClientFailure], None]
 
 
 def round_row(
-    event: VersionPublished,
+    event: m.VersionPublished,
     time_s: float,
     num_clients: int,
     evaluation: VersionMetrics | None,
@@ -319,7 +318,7 @@ def _has_diverged(counts: Mapping[str, int], num_classes: int, max_sum: int) -> 
     )
 
 
-def _validated(evaluation: Evaluation | None) -> dict[str, float]:
+def _validated(evaluation: m.Evaluation | None) -> dict[str, float]:
     return {
         "validation_loss": math.nan if evaluation is None else evaluation.loss,
         "validation_accuracy": evaluation.accuracy_float if evaluation and evaluation.has_labels else math.nan,

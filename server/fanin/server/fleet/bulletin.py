@@ -9,7 +9,6 @@ last Version is published. These devices download within a window that is as lon
 from typing import Final
 
 from fanin.protos import messages as m
-from fanin.protos.messages import RunState
 from fanin.server.fleet.retries import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.publications import Publications
@@ -43,7 +42,7 @@ class Bulletin:
         The caller adds the Version. About ``num_devices`` devices are answered at the same time.
         """
         publications = self._behind(check_in)
-        if publications is None or publications.view.state is RunState.RUNNING:
+        if publications is None or publications.view.state is m.RunState.RUNNING:
             return None
         size_bytes = publications.newest.parameters.size_bytes
         return m.Wait(retry_min_s=0.0, retry_max_s=refresh_window(num_devices, size_bytes))
@@ -53,7 +52,7 @@ class Bulletin:
         resting = {
             publications.view.run_id: publications.newest.number
             for publications in self._runs.publications()
-            if publications.view.state is not RunState.RUNNING
+            if publications.view.state is not m.RunState.RUNNING
         }
         has_changed = any(self._announced.get(run_id, -1) < number for run_id, number in resting.items())
         self._announced = resting

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fanin.protos import messages as m
-from fanin.protos.messages import RunWarned
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.bulletin import Bulletin
 from fanin.server.fleet.doubles import Doubles
@@ -156,9 +155,9 @@ class CheckIns:
         return suitable
 
 
-def _online_twice(device: str) -> RunWarned:
+def _online_twice(device: str) -> m.RunWarned:
     text = (
         f"two processes check in as device {device} and end each other's calls: they have one key, as after a copy of "
         "a state folder; stop one of them, and start it with a --state of its own"
     )
-    return RunWarned(code="shared_key", subject=device, text=text)
+    return m.RunWarned(code="shared_key", subject=device, text=text)

@@ -17,7 +17,6 @@ from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
-from fanin.protos.messages import DeviceSpread, Evaluation, SaturatedDevices, VersionPublished
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
@@ -160,9 +159,9 @@ class RoundWork:
         record, stores = self.record, self._stores
         return await stores.writer.fail(record.round, reason=reason, now_s=stores.wall())
 
-    def _publication(self, version: m.Version, folded: "_Folded", now_s: float) -> VersionPublished:
+    def _publication(self, version: m.Version, folded: "_Folded", now_s: float) -> m.VersionPublished:
         result, facts = folded.result, tuple(self._facts.values())
-        return VersionPublished(
+        return m.VersionPublished(
             number=version.number,
             version_sha256=version.sha256,
             parent=version.parent,
@@ -324,9 +323,9 @@ class _Folded:
     parameters: Artifact
     outer_state: OuterState
     auxiliary: Mapping[str, Artifact]
-    evaluation: Evaluation | None
-    device_spreads: Mapping[str, DeviceSpread]
-    saturated: SaturatedDevices
+    evaluation: m.Evaluation | None
+    device_spreads: Mapping[str, m.DeviceSpread]
+    saturated: m.SaturatedDevices
 
 
 def _damaged_update(device: str) -> Damaged:
