@@ -1,6 +1,6 @@
 """The ratchet: no change may make a figure worse than its record by more than the figure's noise.
 
-    make bench                                  # all figures, in 20 minutes on a quiet machine
+    make bench                                  # all figures, in 8 minutes on a quiet machine
     make bench ARGS="--only rounds --only fold"
     make bench ARGS="--record"                  # write the figures of the current commit to benchmarks/records.json
     python benchmarks/ratchet.py --from FILE    # judge the samples that --json has written
@@ -34,8 +34,9 @@ SOURCE_ROOTS: Final = ("server", "clients", "edge", "datacenter", "protos")
 MAX_LOAD: Final = 0.5
 """Running processes for each processor, before the measurement. A quiet machine has less than 0.2."""
 MAX_SPREAD: Final = 0.3
-"""How much longer than its median the slowest of ten calibration loops may take."""
-NUM_LOOPS: Final = 10
+"""How much longer than their median the slowest tenth of the calibration loops may take."""
+NUM_LOOPS: Final = 50
+"""Loops before each run, 0.3 s. The first one is slow also on a quiet machine, and is less than a tenth of them."""
 WORSE, FAILED, BUSY = 1, 2, 3
 
 
@@ -74,7 +75,7 @@ class Measured:
                 f"{self.load:.1f} processes ran on each processor before the measurement, expected {MAX_LOAD} or fewer"
             )
         loops_s = sorted(self.loop_seconds)
-        slow_s = loops_s[len(loops_s) * (NUM_LOOPS - 1) // NUM_LOOPS] if loops_s else 0.0
+        slow_s = loops_s[len(loops_s) * 9 // 10] if loops_s else 0.0
         spread = slow_s / statistics.median(loops_s) - 1.0 if loops_s else 0.0
         if spread > MAX_SPREAD:
             return f"a tenth of the calibration loops took {spread:.0%} longer than most, expected {MAX_SPREAD:.0%}"
@@ -138,7 +139,7 @@ def _record(names: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _new(commit: str, options: argparse.Namespace) -> Measured:
-    """Return the samples before the first run. A busy machine ends the benchmark before it costs 20 minutes."""
+    """Return the samples before the first run. A busy machine ends the benchmark before it costs minutes."""
     loops_s = [calibration_s() for _ in range(NUM_LOOPS)]
     measured = Measured(commit=commit, load=os.getloadavg()[0] / (os.cpu_count() or 1), loop_seconds=loops_s)
     if not options.anyway and (reason := measured.busy_reason()):
