@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from fanin.commands.console.streams import OneLineFormatter, printable
+from fanin.protos.errors import InvalidPlan
 
 FORMATTER = OneLineFormatter("%(levelname)s %(name)s: %(message)s")
 FORGED = "bad\n2026-01-01 INFO fanin.server: all is well\r\x1b[2J\u202e\x00"
@@ -20,6 +21,15 @@ def record(message: str, *arguments: object, traceback: bool = False) -> logging
 def test_a_record_is_one_line_for_any_text_of_a_peer() -> None:
     text = FORMATTER.format(record("call: %s", FORGED))
     assert text == r"INFO peer: call: bad\n2026-01-01 INFO fanin.server: all is well\r\x1b[2J\u202e\x00"
+
+
+def test_a_record_ends_with_the_code_of_its_error() -> None:
+    error = InvalidPlan("got 0", code="FN-0302")
+    assert FORMATTER.format(record("run %s: %s", "r", error)) == "INFO peer: run r: got 0 [FN-0302]"
+    try:
+        raise error
+    except InvalidPlan:
+        assert FORMATTER.format(record("run", traceback=True)).startswith("INFO peer: run [FN-0302]\n    Traceback")
 
 
 def test_printable_text_of_any_language_stays() -> None:

@@ -10,7 +10,7 @@ from support.values import DEVICE_KEY, STRANGER
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall, device_id_of
-from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public_text
+from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public
 from fanin.protos.messages import Enrollment, PrincipalKind
 from fanin.server.access.registry import Registry, token_sha256
 from fanin.server.storage.disk import Durability
@@ -178,7 +178,7 @@ def test_the_principal_of_an_operator_names_its_token_and_does_not_reveal_it(reg
 
 
 def test_no_refusal_names_the_failed_check() -> None:
-    assert public_text(Unauthenticated("call: the device's clock is 900 s off")) == "not authenticated"
+    assert public(Unauthenticated("call: the device's clock is 900 s off"))[0] == "not authenticated"
 
 
 def test_tokens_differ_and_only_their_digest_is_stored(

@@ -171,7 +171,8 @@ class Operator:
         if source.bundle.public_key != publisher.public:
             raise InvalidVersion(
                 f"run {run_id}: got the key {short(publisher.public)}, expected {short(source.bundle.public_key)}, "
-                "which signed the run's bundle; pass it with --key"
+                "which signed the run's bundle; pass it with --key",
+                code="FN-0000",
             )
         # The publisher signs these parameters again, so it must not take them from a stranger.
         check_version(

@@ -83,14 +83,16 @@ def parse_plan(text: str, where: str, overrides: Sequence[str | Override] = ()) 
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as exc:
         # A ValueError that is no TOMLDecodeError: Python refuses integers of thousands of digits.
-        raise InvalidPlan(f"{where}: not TOML ({exc})") from exc
+        raise InvalidPlan(f"{where}: not TOML ({exc})", code="FN-0000") from exc
     parsed = (override_of(each) if isinstance(each, str) else each for each in overrides)
     reader = _Reader(where, tuple(parsed))
     reader.override(tables)
     row = reader.row(ROOT, tables, "")
     app, bundle = str(row.pop("app")), str(row.pop("bundle"))
     if bool(app) == bool(bundle):
-        raise InvalidPlan(f"{reader.sources}: expected either app or bundle, got {'both' if app else 'neither'}")
+        raise InvalidPlan(
+            f"{reader.sources}: expected either app or bundle, got {'both' if app else 'neither'}", code="FN-0000"
+        )
     return PlanFile(plan=reader.build(Plan, row), app=app, bundle=bundle)
 
 
@@ -99,7 +101,7 @@ def read_plan(path: Path, overrides: Sequence[str | Override] = ()) -> PlanFile:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidPlan(f"{path}: cannot be read ({reason_of(exc)})") from exc
+        raise InvalidPlan(f"{path}: cannot be read ({reason_of(exc)})", code="FN-0000") from exc
     return parse_plan(text, str(path), overrides)
 
 
@@ -116,7 +118,9 @@ def override_of(text: str, source: str = SET) -> Override:
     """
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
-        raise InvalidPlan(f"{source} {text}: expected KEY=VALUE, for example {source} cohort.concurrency=8")
+        raise InvalidPlan(
+            f"{source} {text}: expected KEY=VALUE, for example {source} cohort.concurrency=8", code="FN-0000"
+        )
     try:
         tables = tomllib.loads(f"value = {value}")
     except (ValueError, RecursionError):
@@ -135,7 +139,8 @@ def _unquoted(path: str, source: str) -> str:
     except (ValueError, RecursionError) as exc:
         raise InvalidPlan(
             f"{source} {path}: got quotes that TOML does not read ({exc}), expected a name in quotes as in "
-            f"{source} 'flower.roles.\"layer.*\"=statistic'; a name without = and quotes needs none"
+            f"{source} 'flower.roles.\"layer.*\"=statistic'; a name without = and quotes needs none",
+            code="FN-0000",
         ) from exc
     names = []
     while isinstance(table, dict):
@@ -185,7 +190,8 @@ class _Reader:
                 if isinstance(field, KeyField) or field.is_list:
                     form = f": {self._form(field, path, override.source)}" if isinstance(field, SectionField) else ""
                     raise InvalidPlan(
-                        f"{override.source}: {override.path}: {path} is not a section; set {path} as a whole{form}"
+                        f"{override.source}: {override.path}: {path} is not a section; set {path} as a whole{form}",
+                        code="FN-0000",
                     )
                 fields = fields_of(field.section)
             # A value in place of a table is an error of the document: ``row`` reports it.
@@ -213,13 +219,15 @@ class _Reader:
         try:
             return kind(**row)
         except InvalidPlan as exc:
-            raise InvalidPlan(f"{self.sources}: {str(exc).removeprefix('plan: ')}") from exc
+            raise InvalidPlan(f"{self.sources}: {str(exc).removeprefix('plan: ')}", code="FN-0000") from exc
 
     def _section(self, field: SectionField, value: object, path: str) -> object:
         if field.is_list:
             if not isinstance(value, list):
                 expected = self._form(field, path, self.source(path))
-                raise InvalidPlan(f"{self.source(path)}: {path}: got {shown(value)}, expected {expected}")
+                raise InvalidPlan(
+                    f"{self.source(path)}: {path}: got {shown(value)}, expected {expected}", code="FN-0000"
+                )
             return tuple(self._table(field, table, joined(path, str(index))) for index, table in enumerate(value))
         return self._table(field, value, path)
 
@@ -235,7 +243,9 @@ class _Reader:
 
     def _table(self, field: SectionField, value: object, path: str) -> object:
         if not isinstance(value, dict):
-            raise InvalidPlan(f"{self.source(path)}: {path}: got {shown(value)}, expected a section [{path}]")
+            raise InvalidPlan(
+                f"{self.source(path)}: {path}: got {shown(value)}, expected a section [{path}]", code="FN-0000"
+            )
         return self.build(field.section, self.row(fields_of(field.section), value, path))
 
     def _value(self, field: KeyField, value: object, path: str) -> object:
@@ -245,16 +255,20 @@ class _Reader:
             value = {name: field.key.entries.read(item) for name, item in value.items()}
             for name, item in value.items():
                 if not field.accepts({name: item}):
-                    raise InvalidPlan(f"{self.source(joined(path, name))}: {field.problem(path, {name: item})}")
+                    raise InvalidPlan(
+                        f"{self.source(joined(path, name))}: {field.problem(path, {name: item})}", code="FN-0000"
+                    )
         if type(value) is not field.type or not field.accepts(value):
-            raise InvalidPlan(f"{self.source(path)}: {field.problem(path, value)}")
+            raise InvalidPlan(f"{self.source(path)}: {field.problem(path, value)}", code="FN-0000")
         return value
 
     def _default(self, field: KeyField, values: Mapping[str, object], path: str) -> object:
         if field.key.derived is not None:
             return field.key.derived.value(values)
         if field.default is MISSING:
-            raise InvalidPlan(f"{self.source(path)}: {path}: missing, expected {field.expected}; add the key")
+            raise InvalidPlan(
+                f"{self.source(path)}: {path}: missing, expected {field.expected}; add the key", code="FN-0000"
+            )
         return field.default
 
 
@@ -274,7 +288,7 @@ def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField
     names = ", ".join(_notation(each, field) for each, field in fields.items())
     nearest = _nearest(name, path, fields)
     advice = f"did you mean {nearest}?" if nearest else f"{PAGE} lists the keys"
-    raise InvalidPlan(f"{problem.replace('{}', joined(path, name))}, expected one of {names}; {advice}")
+    raise InvalidPlan(f"{problem.replace('{}', joined(path, name))}, expected one of {names}; {advice}", code="FN-0000")
 
 
 def _notation(name: str, field: KeyField | SectionField) -> str:

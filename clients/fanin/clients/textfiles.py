@@ -16,7 +16,9 @@ def read_token(path: Path | None, variable: str) -> str:
     """Read a token from a file, or from the environment variable if ``path`` is None. Raises InvalidInput."""
     text = read_text(path, "token") if path is not None else os.environ.get(variable, "")
     if not text.strip():
-        raise InvalidInput(f"token: got none, expected a file that holds it (--token-file) or the variable {variable}")
+        raise InvalidInput(
+            f"token: got none, expected a file that holds it (--token-file) or the variable {variable}", code="FN-0000"
+        )
     return clean_token("token", text)
 
 
@@ -27,7 +29,9 @@ def read_public_key(path: Path) -> str:
     """
     if path.suffix == PRIVATE_SUFFIX:
         raise InvalidInput(
-            f"--publisher: {path} has the name of a private key, expected a public one; pass {path.with_suffix('.pub')}"
+            f"--publisher: {path} has the name of a private key, expected a public one; pass "
+            f"{path.with_suffix('.pub')}",
+            code="FN-0000",
         )
     key = read_text(path, "--publisher").strip()
     check_key(f"--publisher: {path}", key)
@@ -39,9 +43,9 @@ def read_text(path: Path, what: str) -> str:
     try:
         return path.read_text()
     except OSError as exc:
-        raise InvalidInput(f"{what}: {path} cannot be read ({reason_of(exc)})") from exc
+        raise InvalidInput(f"{what}: {path} cannot be read ({reason_of(exc)})", code="FN-0000") from exc
     except UnicodeDecodeError as exc:
-        raise InvalidInput(f"{what}: {path} is no text ({exc.reason} at byte {exc.start})") from exc
+        raise InvalidInput(f"{what}: {path} is no text ({exc.reason} at byte {exc.start})", code="FN-0000") from exc
 
 
 def reason_of(exc: Exception) -> str:

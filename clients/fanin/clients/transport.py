@@ -160,10 +160,12 @@ class Connection:
                 error = cause_of_failure(self._route, self._ca_certificate) or error
             raise error from exc
         except DecodeError as exc:
-            raise InvalidInput(f"{self.address}: the reply does not parse ({exc})") from exc
+            raise InvalidInput(f"{self.address}: the reply does not parse ({exc})", code="FN-0000") from exc
         except ValueError as exc:
             # gRPC's error for a call on a closed channel.
-            raise Unavailable(f"{self.address}: the connection is closed ({exc}); open another one") from exc
+            raise Unavailable(
+                f"{self.address}: the connection is closed ({exc}); open another one", code="FN-0000"
+            ) from exc
 
 
 class GrpcTransport:
@@ -233,7 +235,9 @@ class GrpcTransport:
         if faults:
             raise faults[0]
         if last is None:
-            raise Unavailable(f"{self._connection.address}: the upload ended without a reply; try again later")
+            raise Unavailable(
+                f"{self._connection.address}: the upload ended without a reply; try again later", code="FN-0000"
+            )
         return last
 
     def report(self, report: m.Report) -> m.UploadReply:
@@ -260,7 +264,7 @@ class GrpcTransport:
         except _ClockOff as exc:
             self._set_clock(exc.offset_s)
             raise Unavailable(
-                f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s"
+                f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s", code="FN-0000"
             ) from exc
 
     def _now(self) -> float:
@@ -296,8 +300,8 @@ class GrpcTransport:
 class _ClockOff(Untimely):
     """The coordinator rejected the time of a call. ``offset_s`` corrects this device's clock."""
 
-    def __init__(self, message: str, offset_s: float) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, offset_s: float, *, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.offset_s = offset_s
 
 
@@ -308,7 +312,8 @@ def _open_channel(route: Route, ca_certificate: bytes) -> grpc.Channel:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca_certificate.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as exc:
         raise InvalidInput(
-            "certificate authority (--ca): got no PEM certificate, expected the coordinator's tls/ca.pem"
+            "certificate authority (--ca): got no PEM certificate, expected the coordinator's tls/ca.pem",
+            code="FN-0000",
         ) from exc
     credentials = grpc.ssl_channel_credentials(root_certificates=ca_certificate)
     options = (
@@ -341,10 +346,12 @@ def _upload_requests(
         try:
             data = read(offset, PIECE_BYTES)
         except (FaninError, OSError, ValueError) as exc:
-            faults.append(InvalidUpdate(f"{what}: its payload cannot be read at byte {offset} ({exc})"))
+            faults.append(InvalidUpdate(f"{what}: its payload cannot be read at byte {offset} ({exc})", code="FN-0000"))
             return
         if not data:
-            faults.append(InvalidUpdate(f"{what}: its payload ends at byte {offset}, expected {size_bytes} bytes"))
+            faults.append(
+                InvalidUpdate(f"{what}: its payload ends at byte {offset}, expected {size_bytes} bytes", code="FN-0000")
+            )
             return
         yield to_proto(m.UploadRequest(part=m.Piece(offset=offset, data=data)), pb.UploadRequest).SerializeToString()
         offset += len(data)
@@ -353,18 +360,20 @@ def _upload_requests(
 def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninError:
     details = exc.details() or ""
     trailing = {item.key: item.value for item in exc.trailing_metadata() or ()}
-    named = error_named(str(trailing.get(calls.ERROR, "")), details)
+    named = error_named(str(trailing.get(calls.ERROR, "")), details, str(trailing.get(calls.CODE, "")))
     if isinstance(named, Untimely):
         server_time = str(trailing.get(calls.SERVER_TIME, ""))
         offset_s = float(server_time) / calls.MICROSECONDS - call.now() if server_time.isdecimal() else 0.0
-        return _ClockOff(f"{address}: {details}", offset_s)
+        return _ClockOff(f"{address}: {details}", offset_s, code=named.code)
     if isinstance(named, Unauthenticated):
-        return Unauthenticated(f"{address}: {details}; it expects {call.credential}")
+        return Unauthenticated(f"{address}: {details}; it expects {call.credential}", code=named.code)
     if named is not None:
         return named
     if exc.code() is grpc.StatusCode.INTERNAL:
-        return Unavailable(f"{address}: the coordinator failed ({details})")
-    return Unavailable(f"{address}: cannot be reached ({exc.code().name}: {details}); is the coordinator running?")
+        return Unavailable(f"{address}: the coordinator failed ({details})", code="FN-0000")
+    return Unavailable(
+        f"{address}: cannot be reached ({exc.code().name}: {details}); is the coordinator running?", code="FN-0000"
+    )
 
 
 def _as_is(data: bytes) -> bytes:

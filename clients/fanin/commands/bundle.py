@@ -71,7 +71,8 @@ def _check_source(initial: str, flower: str) -> None:
     if bool(initial) == bool(flower):
         raise InvalidInput(
             f"--initial and --flower: got {'both' if initial else 'neither'}, expected one: --initial FILE.npz or "
-            "MODULE:NAME, or --flower MODULE:APP for an app of a NumPyClient"
+            "MODULE:NAME, or --flower MODULE:APP for an app of a NumPyClient",
+            code="FN-0000",
         )
 
 

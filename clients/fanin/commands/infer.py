@@ -108,14 +108,16 @@ def main(argv: Sequence[str]) -> int:
     else:
         opened = _open_bundle(path, options) if path.is_dir() else _open_file(path, options)
     if options.classes and opened.has_values:
-        raise InvalidInput(f"--classes: got it for {path}, a bundle of values, expected a model of classes; remove it")
+        raise InvalidInput(
+            f"--classes: got it for {path}, a bundle of values, expected a model of classes; remove it", code="FN-0000"
+        )
     samples = read_samples([Path(name) for name in options.data], opened.target, options.scale)
     names = read_names(Path(options.classes)) if options.classes else ()
     started_s = time.monotonic()
     try:
         outputs = opened.run(samples.feed)
     except ValueError as exc:
-        raise InvalidInput(f"{options.data[0]}: {exc}") from exc
+        raise InvalidInput(f"{options.data[0]}: {exc}", code="FN-0000") from exc
     seconds = time.monotonic() - started_s
     labels = _labels(opened.bundle, outputs, samples.labels)
     predicted = None if opened.has_values else _predictions(outputs, names, labels, is_known=opened.has_classes)
@@ -151,18 +153,25 @@ def _check_options(path: Path, options: argparse.Namespace) -> None:
     check_paths([Path(name) for name in options.data])
     if Cache.is_device(path):
         if options.signature or options.version:
-            raise InvalidInput(f"{path}: --signature and --version are for others, a device has one version to ask")
+            raise InvalidInput(
+                f"{path}: --signature and --version are for others, a device has one version to ask", code="FN-0000"
+            )
         if not options.publisher:
-            raise InvalidInput(f"{path}: expected --publisher, the key that the device trusts")
+            raise InvalidInput(f"{path}: expected --publisher, the key that the device trusts", code="FN-0000")
     elif path.is_dir():
         if options.signature:
-            raise InvalidInput(f"{path}: --signature is for a file, got a bundle; it is opened by its infer graph")
+            raise InvalidInput(
+                f"{path}: --signature is for a file, got a bundle; it is opened by its infer graph", code="FN-0000"
+            )
     else:
         if options.publisher or options.version:
-            raise InvalidInput(f"{path}: --publisher and --version are for a bundle's folder, got a file")
+            raise InvalidInput(
+                f"{path}: --publisher and --version are for a bundle's folder, got a file", code="FN-0000"
+            )
         if options.signature and not file_format(format_of(path.name)).has_signatures:
             raise InvalidInput(
-                f"{path}: got --signature {options.signature!r}, but an {path.suffix.lower()} file has a single graph"
+                f"{path}: got --signature {options.signature!r}, but an {path.suffix.lower()} file has a single graph",
+                code="FN-0000",
             )
         format_of(path.name)
 
@@ -188,7 +197,8 @@ def _predictions(
     if names and not has_classes:
         shapes = {name: array.shape for name, array in outputs.items()}
         raise InvalidInput(
-            f"--classes: got outputs {shapes}, expected floats (n, ..., classes); add --float for an int8 output"
+            f"--classes: got outputs {shapes}, expected floats (n, ..., classes); add --float for an int8 output",
+            code="FN-0000",
         )
     if not has_classes:
         return None
@@ -239,7 +249,9 @@ def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
     serving = Serving(runtime, Cache(folder), (publisher,))
     if serving.version is None:
         raise NotFound(
-            f"{folder}: this device has no served model; run fanin join with --serve until it has taken part in a round"
+            f"{folder}: this device has no served model; run fanin join with --serve until it has taken part in a "
+            "round",
+            code="FN-0000",
         )
 
     bundle = serving.bundle
@@ -258,7 +270,8 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
     if not bundle.manifest.signatures:
         raise InvalidInput(
             f"{folder}: the bundle has no graphs, expected an infer graph; run its model in your own framework, with "
-            "the parameters of fanin fetch"
+            "the parameters of fanin fetch",
+            code="FN-0000",
         )
     runtime = open_format(bundle.manifest.signatures["infer"].graphs.keys(), options.runtime)
     parameters = _parameters(bundle, Path(options.version)) if options.version else bundle.initial_parameters()
@@ -306,14 +319,18 @@ def _parameters(bundle: Bundle, path: Path) -> Float32s:
     """Read a Version's parameters. Raises InvalidInput."""
     table, flat = read_parameters(path)
     if table != bundle.manifest.table:
-        raise InvalidInput(f"{path}: has parameters of other names or shapes than the bundle, expected its own")
+        raise InvalidInput(
+            f"{path}: has parameters of other names or shapes than the bundle, expected its own", code="FN-0000"
+        )
     return flat
 
 
 def _write(path: Path, outputs: Feed) -> None:
     if path.suffix == ".npy":
         if len(outputs) > 1:
-            raise InvalidInput(f"{path}: got outputs {sorted(outputs)}, expected one for .npy; name an .npz file")
+            raise InvalidInput(
+                f"{path}: got outputs {sorted(outputs)}, expected one for .npy; name an .npz file", code="FN-0000"
+            )
         with path.open("wb") as file:
             np.save(file, next(iter(outputs.values())), allow_pickle=False)
         return

@@ -178,7 +178,9 @@ def data_sets(texts: Sequence[str]) -> dict[str, Path]:
         name, equals, path = text.partition("=")
         if not equals or not path or name in paths:
             problem = "the name a second time" if name in paths else "no path"
-            raise InvalidInput(f"--data {text}: got {problem}, expected NAME=PATH with a name for each file")
+            raise InvalidInput(
+                f"--data {text}: got {problem}, expected NAME=PATH with a name for each file", code="FN-0000"
+            )
         paths[name] = Path(path).absolute()
     return paths
 

@@ -259,13 +259,18 @@ class _FlowerNames:
             if self.initial or self.node_config or self.run_config:
                 raise InvalidInput(
                     "--initial, --node-config, --run-config: got them without --flower, expected them for a Flower app "
-                    "only"
+                    "only",
+                    code="FN-0000",
                 )
             if not first:
-                raise InvalidInput("APP: got none, expected package.module:name, or a Flower app with --flower")
+                raise InvalidInput(
+                    "APP: got none, expected package.module:name, or a Flower app with --flower", code="FN-0000"
+                )
             return first, second
         if second is not None:
-            raise InvalidInput(f"--flower: got it with the App {first}, expected a plan alone; remove the App")
+            raise InvalidInput(
+                f"--flower: got it with the App {first}, expected a plan alone; remove the App", code="FN-0000"
+            )
         return "", Path(first) if first else None
 
     @property
@@ -284,11 +289,13 @@ def _cluster(backend: str, address: str, cpus: float, gpus: float) -> "RayCluste
 
     cluster = RayCluster(address=address, cpus=cpus, gpus=gpus)
     if backend not in BACKENDS:
-        raise InvalidInput(f"--backend: got {backend!r}, expected one of {', '.join(BACKENDS)}")
+        raise InvalidInput(f"--backend: got {backend!r}, expected one of {', '.join(BACKENDS)}", code="FN-0000")
     if backend == "ray":
         return cluster
     if cluster != RayCluster():
-        raise InvalidInput("--ray-address, --client-cpus, --client-gpus: got them without --backend ray")
+        raise InvalidInput(
+            "--ray-address, --client-cpus, --client-gpus: got them without --backend ray", code="FN-0000"
+        )
     return None
 
 
@@ -296,10 +303,11 @@ def _seeds(text: str, seed: int | None) -> tuple[int, ...]:
     """Return the seeds of ``--seeds``. Raises InvalidInput, also if ``--seed`` is set."""
     words = text.split(",") if text else []
     if not all(word.strip().isdigit() for word in words):
-        raise InvalidInput(f"--seeds {text}: expected integers of 0 or more, as in 0,1,2")
+        raise InvalidInput(f"--seeds {text}: expected integers of 0 or more, as in 0,1,2", code="FN-0000")
     if words and seed is not None:
         raise InvalidInput(
-            f"--seeds, --seed: got the seeds {text} and the seed {seed}, expected one of them; remove --seed"
+            f"--seeds, --seed: got the seeds {text} and the seed {seed}, expected one of them; remove --seed",
+            code="FN-0000",
         )
     return tuple(map(int, words))
 
@@ -322,7 +330,7 @@ def _tracebacks() -> Iterator[None]:
         yield
     except ClientFailed as exc:
         # It was printed as it happened.
-        raise FaninError(str(exc)) from exc
+        raise FaninError(str(exc), code="FN-0000") from exc
     except AppFailed as exc:
         sys.stderr.write(exc.trace)
         raise

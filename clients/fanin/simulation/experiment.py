@@ -126,7 +126,7 @@ def simulate(
     except Exception as exc:  # Any error: the results of the earlier seeds are kept.
         if not results:
             raise
-        raise RunStopped(_text_of(exc), _total(results, settings)) from exc
+        raise RunStopped(_text_of(exc), _total(results, settings), code="FN-0000") from exc
     except KeyboardInterrupt:
         # Ctrl-C before the first Round of a later seed, or while the workers end.
         if not results:
@@ -221,10 +221,10 @@ def _simulated(
     except Exception as exc:  # Any error, also of the user's functions: the Rounds before it are kept.
         if not rows.rounds:
             raise
-        raise RunStopped(_text_of(exc), _result(prepared, plan, parts.engine, rows)) from exc
+        raise RunStopped(_text_of(exc), _result(prepared, plan, parts.engine, rows), code="FN-0000") from exc
     result = _result(prepared, plan, parts.engine, rows)
     if rows.reason:
-        raise RunStopped(f"simulate: {rows.reason}", parts.baseline(result))
+        raise RunStopped(f"simulate: {rows.reason}", parts.baseline(result), code="FN-0000")
     # After Ctrl-C, the user wants the result.
     return parts.baseline(result) if rows.is_complete else result
 

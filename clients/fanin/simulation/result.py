@@ -108,7 +108,7 @@ class Result:
             InvalidInput: A Flower app was trained; ``arrays`` has its parameters.
         """
         if self.app is None:
-            raise InvalidInput("result: got no module of a Flower app; load Result.arrays into yours")
+            raise InvalidInput("result: got no module of a Flower app; load Result.arrays into yours", code="FN-0000")
         return _module(self.app, self.table, self.parameters)
 
     def module_of(self, client: int) -> "Module":
@@ -120,7 +120,8 @@ class Result:
         if self.app is None or client not in self.local:
             raise InvalidInput(
                 f"result: got client {client}, expected one of the {len(self.local)} clients with personal parameters "
-                "that have trained; name the parameters by Recipe(local=[...])"
+                "that have trained; name the parameters by Recipe(local=[...])",
+                code="FN-0000",
             )
         from fanin.edge.export.module.prepare import with_parameters
 
@@ -206,8 +207,8 @@ class RunStopped(FaninError):
         result: The result so far: the completed Rounds, of all seeds.
     """
 
-    def __init__(self, message: str, result: Result) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, result: Result, *, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.result = result
 
 

@@ -19,7 +19,8 @@ def check_other_sizes(own: int, others: Sequence[int]) -> None:
     if not are_sizes or len({own, *others}) <= len(others) or len(others) > MAX_OTHER:
         raise InvalidInput(
             f"other_batch_sizes: got {list(others)} with batch_size {own}, expected at most {MAX_OTHER} different "
-            "integers of at least 1, without batch_size"
+            "integers of at least 1, without batch_size",
+            code="FN-0000",
         )
 
 

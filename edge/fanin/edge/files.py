@@ -101,16 +101,22 @@ def new_folder(what: str, folder: object) -> Path:
         InvalidInput: It is not a path, is a file, cannot be read, or holds files.
     """
     if not isinstance(folder, str | Path) or not str(folder):
-        raise InvalidInput(f"{what}: got {folder!r}, expected the path of a new folder, a str or a pathlib.Path")
+        raise InvalidInput(
+            f"{what}: got {folder!r}, expected the path of a new folder, a str or a pathlib.Path", code="FN-0000"
+        )
     path = Path(folder)
     try:
         is_used = bool(without_foreign(path.iterdir()))
     except FileNotFoundError:
         return path
     except (OSError, ValueError) as exc:
-        raise InvalidInput(f"{what}: {path} is no folder ({exc}), expected a new folder; name another path") from exc
+        raise InvalidInput(
+            f"{what}: {path} is no folder ({exc}), expected a new folder; name another path", code="FN-0000"
+        ) from exc
     if is_used:
-        raise InvalidInput(f"{what}: {path} is not empty, expected a new folder; name another one, or remove it")
+        raise InvalidInput(
+            f"{what}: {path} is not empty, expected a new folder; name another one, or remove it", code="FN-0000"
+        )
     return path
 
 
@@ -137,7 +143,7 @@ def held(folder: Path, remedy: str, *, lock: str = "lock", mode: int = 0o777) ->
             file.seek(0)
             number = file.read(MAX_LOCK_CHARS).strip()
             holder = f"process {number}" if number.isascii() and number.isdecimal() else "another process"
-            raise Conflict(f"{folder}: in use by {holder}; {remedy}") from exc
+            raise Conflict(f"{folder}: in use by {holder}; {remedy}", code="FN-0000") from exc
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -54,21 +54,24 @@ def check_same_ports(longest: Signature, other: Signature, lengths: Lengths, kin
     for ports, others in ((longest.inputs, other.inputs), (longest.outputs, other.outputs)):
         forms, actual = ([(port.name, port.dtype, len(port.shape)) for port in row] for row in (ports, others))
         if forms != actual:
-            raise InvalidBundle(f"{what}: got the ports {actual}, expected those of {kind!r}, {forms}")
+            raise InvalidBundle(f"{what}: got the ports {actual}, expected those of {kind!r}, {forms}", code="FN-0000")
     for port, own in zip(longest.inputs, other.inputs, strict=True):
         shape, axis = port.shape, lengths.axes.get(port.name)
         if axis is not None:
             if axis >= len(shape) or shape[axis] != lengths.longest:
                 raise InvalidBundle(
                     f"manifest: signature {kind!r}: got {port.name!r} of shape {shape}, expected the length "
-                    f"{lengths.longest} on axis {axis}"
+                    f"{lengths.longest} on axis {axis}",
+                    code="FN-0000",
                 )
             shape = (*shape[:axis], size, *shape[axis + 1 :])
         if own.shape != shape and not port.name.startswith(RANDOM_PREFIXES):
-            raise InvalidBundle(f"{what}: got {own.name!r} of shape {own.shape}, expected {shape}")
+            raise InvalidBundle(f"{what}: got {own.name!r} of shape {own.shape}, expected {shape}", code="FN-0000")
     if kind == "infer" and not set(lengths.axes) - {"y"} <= {port.name for port in longest.inputs}:
         names = [port.name for port in longest.inputs]
-        raise InvalidBundle(f"manifest: lengths: got axes of {sorted(lengths.axes)}, expected inputs of {names} or 'y'")
+        raise InvalidBundle(
+            f"manifest: lengths: got axes of {sorted(lengths.axes)}, expected inputs of {names} or 'y'", code="FN-0000"
+        )
 
 
 def check_batch_ports(own: Signature, other: Signature, batched: Collection[str], which: tuple[str, int]) -> None:
@@ -84,11 +87,14 @@ def check_batch_ports(own: Signature, other: Signature, batched: Collection[str]
     for ports, others in ((own.inputs, other.inputs), (own.outputs, other.outputs)):
         actual, expected = ([(port.name, port.dtype) for port in row] for row in (others, ports))
         if actual != expected:
-            raise InvalidBundle(f"manifest: signature {name!r}: got the ports {actual}, expected {expected}")
+            raise InvalidBundle(
+                f"manifest: signature {name!r}: got the ports {actual}, expected {expected}", code="FN-0000"
+            )
         for port, own_port in zip(others, ports, strict=True):
             shape = (size, *own_port.shape[1:]) if own_port.name in batched else own_port.shape
             # The shapes of random numbers follow from the batch in a way that only the graph knows.
             if port.shape != shape and not port.name.startswith(RANDOM_PREFIXES):
                 raise InvalidBundle(
-                    f"manifest: signature {name!r}: got {port.name!r} of shape {port.shape}, expected {shape}"
+                    f"manifest: signature {name!r}: got {port.name!r} of shape {port.shape}, expected {shape}",
+                    code="FN-0000",
                 )

@@ -17,6 +17,7 @@ AUTHORIZATION: Final = "authorization"
 BEARER: Final = "Bearer "
 SERVER_TIME: Final = "fanin-server-time"
 ERROR: Final = "fanin-error"
+CODE: Final = "fanin-code"
 MAX_LATE_S: Final = 300.0
 """Oldest time that is served. A device's clock may be minutes slow, and its call may wait for the network."""
 MAX_EARLY_S: Final = 2.0

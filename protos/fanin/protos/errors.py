@@ -22,6 +22,10 @@
     +-- RuntimeMissing          a graph needs a runtime library that is not installed
     +-- Corrupted               our own durable state does not verify
 
+Each error has a code beside its text, such as FN-0302. The code is stable from release to release; the text is not.
+``fanin.protos.codes`` has the meaning of each code (``fanin explain CODE``). An error of another package that names no
+code has that of its class.
+
 ``STATUS`` maps each class to a gRPC status name and to the text for peers. A peer receives the full message of an error
 about its own input. For an error inside the coordinator it receives a fixed sentence, and the log has the message. For
 an exception of another package it receives ``foreign_text``, which names no file of this machine.
@@ -31,43 +35,71 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final
 
 MAX_FOREIGN_CHARS: Final = 200
 """Longest text of an exception of another package. A device sends it to the coordinator in a report."""
+CODE: Final = re.compile(r"FN-[0-9]{4}")
+"""The form of a code."""
 _PATH: Final = re.compile(r"""(?<=['"])/[^'"]*|(?<![\w.])/[\w.~-][^\s'")\],;:]*""")
 
 
 class FaninError(Exception):
-    """Base class. The message names the failure, the received and the expected value, and the next step."""
+    """Base class. The message names the failure, the received and the expected value, and the next step.
+
+    Args:
+        message: One line.
+        code: The code of the mistake, ``FN-`` and four digits; default: the code of the class.
+    """
+
+    class_code: ClassVar[str] = "FN-0001"
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(message)
+        self.code = code or self.class_code
+        self.add_note(f"{self.code}: `fanin explain {self.code}` says more")
 
 
 class InvalidInput(FaninError):
     """The caller's bytes or values are wrong."""
 
+    class_code: ClassVar[str] = "FN-0002"
+
 
 class InvalidBundle(InvalidInput):
     """A manifest, its signature or one of its artifacts does not verify."""
+
+    class_code: ClassVar[str] = "FN-0003"
 
 
 class InvalidVersion(InvalidInput):
     """A Version does not verify, or is older than one that was verified."""
 
+    class_code: ClassVar[str] = "FN-0004"
+
 
 class InvalidUpdate(InvalidInput):
     """An Update does not fit its Assignment."""
+
+    class_code: ClassVar[str] = "FN-0005"
 
 
 class InvalidPlan(InvalidInput):
     """A Plan is not valid."""
 
+    class_code: ClassVar[str] = "FN-0006"
+
 
 class UnsupportedModel(InvalidInput):
     """A model cannot be exported to a Bundle."""
 
+    class_code: ClassVar[str] = "FN-0007"
+
 
 class Diverged(InvalidInput):
     """The loss, the gradients or the parameters of a training are not finite."""
+
+    class_code: ClassVar[str] = "FN-0008"
 
 
 class SubjectError(ValueError):
@@ -86,61 +118,91 @@ class SubjectError(ValueError):
 class Unauthenticated(FaninError):
     """The caller is unknown, or its signature or token is wrong."""
 
+    class_code: ClassVar[str] = "FN-0009"
+
 
 class PermissionDenied(FaninError):
     """The caller is known but may not do this."""
+
+    class_code: ClassVar[str] = "FN-0010"
 
 
 class NotFound(FaninError):
     """The requested object does not exist."""
 
+    class_code: ClassVar[str] = "FN-0011"
+
 
 class Conflict(FaninError):
     """The request is valid, but the state has changed."""
+
+    class_code: ClassVar[str] = "FN-0012"
 
 
 class Superseded(Conflict):
     """A driver wrote to a Run that another driver has taken. Nothing was written."""
 
+    class_code: ClassVar[str] = "FN-0013"
+
 
 class StorageFull(FaninError):
     """No space is left; no partial data was written. ``problem`` is cause and remedy without a path, for operators."""
 
-    def __init__(self, message: str, problem: str = "no space is left on the disk; free some") -> None:
-        super().__init__(message)
+    class_code: ClassVar[str] = "FN-0014"
+
+    def __init__(
+        self, message: str, problem: str = "no space is left on the disk; free some", *, code: str = ""
+    ) -> None:
+        super().__init__(message, code=code)
         self.problem = problem
 
 
 class Unavailable(FaninError):
     """The peer cannot be reached now."""
 
+    class_code: ClassVar[str] = "FN-0015"
+
 
 class Throttled(Unavailable):
     """The caller calls too often."""
+
+    class_code: ClassVar[str] = "FN-0016"
 
 
 class Untrusted(Unavailable):
     """The peer was reached, but it is not a coordinator that this client can trust. A retry does not help."""
 
+    class_code: ClassVar[str] = "FN-0017"
+
 
 class StorageUnavailable(Unavailable):
     """A disk or a database cannot be written now; nothing was written. ``problem`` is as in ``StorageFull``."""
 
-    def __init__(self, message: str, problem: str = "the disk or the database cannot be used now; see the log") -> None:
-        super().__init__(message)
+    class_code: ClassVar[str] = "FN-0018"
+
+    def __init__(
+        self, message: str, problem: str = "the disk or the database cannot be used now; see the log", *, code: str = ""
+    ) -> None:
+        super().__init__(message, code=code)
         self.problem = problem
 
 
 class Untimely(Unavailable):
     """A signed call was repeated, or its time is far from the coordinator's clock."""
 
+    class_code: ClassVar[str] = "FN-0019"
+
 
 class RuntimeMissing(FaninError):
     """A runtime library is not installed."""
 
+    class_code: ClassVar[str] = "FN-0020"
+
 
 class Corrupted(FaninError):
     """Our own durable state does not verify."""
+
+    class_code: ClassVar[str] = "FN-0021"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,46 +210,46 @@ class Status:
     """The reply to a peer for an error class.
 
     Attributes:
-        code: Name of the gRPC status.
+        grpc: Name of the gRPC status.
         public_text: Text that replaces the message. None if the message is only about the peer's own input. The peer
             then receives the full message.
     """
 
-    code: str
+    grpc: str
     public_text: str | None = None
 
 
 STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
     {
-        InvalidInput: Status(code="INVALID_ARGUMENT"),
-        InvalidBundle: Status(code="INVALID_ARGUMENT"),
-        InvalidVersion: Status(code="INVALID_ARGUMENT"),
-        InvalidUpdate: Status(code="INVALID_ARGUMENT"),
-        InvalidPlan: Status(code="INVALID_ARGUMENT"),
-        UnsupportedModel: Status(code="INVALID_ARGUMENT"),
-        Diverged: Status(code="INVALID_ARGUMENT"),
+        InvalidInput: Status(grpc="INVALID_ARGUMENT"),
+        InvalidBundle: Status(grpc="INVALID_ARGUMENT"),
+        InvalidVersion: Status(grpc="INVALID_ARGUMENT"),
+        InvalidUpdate: Status(grpc="INVALID_ARGUMENT"),
+        InvalidPlan: Status(grpc="INVALID_ARGUMENT"),
+        UnsupportedModel: Status(grpc="INVALID_ARGUMENT"),
+        Diverged: Status(grpc="INVALID_ARGUMENT"),
         # The reply does not name the check that failed, because that would help an attacker.
-        Unauthenticated: Status(code="UNAUTHENTICATED", public_text="not authenticated"),
-        PermissionDenied: Status(code="PERMISSION_DENIED", public_text="not allowed"),
-        NotFound: Status(code="NOT_FOUND"),
-        Conflict: Status(code="FAILED_PRECONDITION"),
-        Superseded: Status(code="FAILED_PRECONDITION", public_text="another coordinator drives this run now"),
+        Unauthenticated: Status(grpc="UNAUTHENTICATED", public_text="not authenticated"),
+        PermissionDenied: Status(grpc="PERMISSION_DENIED", public_text="not allowed"),
+        NotFound: Status(grpc="NOT_FOUND"),
+        Conflict: Status(grpc="FAILED_PRECONDITION"),
+        Superseded: Status(grpc="FAILED_PRECONDITION", public_text="another coordinator drives this run now"),
         StorageFull: Status(
-            code="RESOURCE_EXHAUSTED", public_text="the coordinator has no space left; try again later"
+            grpc="RESOURCE_EXHAUSTED", public_text="the coordinator has no space left; try again later"
         ),
-        Unavailable: Status(code="UNAVAILABLE", public_text="try again later"),
-        Throttled: Status(code="RESOURCE_EXHAUSTED"),
-        Untrusted: Status(code="UNAVAILABLE", public_text="try again later"),
+        Unavailable: Status(grpc="UNAVAILABLE", public_text="try again later"),
+        Throttled: Status(grpc="RESOURCE_EXHAUSTED"),
+        Untrusted: Status(grpc="UNAVAILABLE", public_text="try again later"),
         StorageUnavailable: Status(
-            code="UNAVAILABLE", public_text="the coordinator cannot write its state now; try again later"
+            grpc="UNAVAILABLE", public_text="the coordinator cannot write its state now; try again later"
         ),
         Untimely: Status(
-            code="UNAVAILABLE",
+            grpc="UNAVAILABLE",
             public_text="the time of this signed call was used before, or is far from the coordinator's clock; "
             "set the clock by fanin-server-time and sign the call again",
         ),
-        RuntimeMissing: Status(code="FAILED_PRECONDITION"),
-        Corrupted: Status(code="DATA_LOSS", public_text="the coordinator's own state does not verify"),
+        RuntimeMissing: Status(grpc="FAILED_PRECONDITION"),
+        Corrupted: Status(grpc="DATA_LOSS", public_text="the coordinator's own state does not verify"),
     }
 )
 
@@ -199,10 +261,15 @@ def status_of(error: FaninError) -> Status:
     return STATUS[type(error)]
 
 
-def public_text(error: FaninError) -> str:
-    """Return the message of an error for a peer."""
+def public(error: FaninError) -> tuple[str, str]:
+    """Return (message, code) of an error for a peer."""
     text = status_of(error).public_text
-    return str(error) if text is None else text
+    return (str(error), error.code) if text is None else (text, error.class_code)
+
+
+def coded(error: FaninError) -> str:
+    """Return the message of an error and its code in one line."""
+    return f"{error} [{error.code}]"
 
 
 def foreign_text(error: Exception) -> str:
@@ -213,7 +280,7 @@ def foreign_text(error: Exception) -> str:
     return " ".join(line.split()).removesuffix(":")[:MAX_FOREIGN_CHARS]
 
 
-def error_named(name: str, message: str) -> FaninError | None:
-    """Return an error by the class name in a peer's reply; None for an unknown name."""
+def error_named(name: str, message: str, code: str) -> FaninError | None:
+    """Return an error by the class name and the code in a peer's reply; None for an unknown name."""
     kind = _BY_NAME.get(name)
-    return None if kind is None else kind(message)
+    return None if kind is None else kind(message, code=code if CODE.fullmatch(code) else "")

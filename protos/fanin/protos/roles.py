@@ -54,7 +54,8 @@ class TensorRole:
         if not all(math.isfinite(each) and abs(each) <= LARGEST for each in bounds) or sorted(bounds) != bounds:
             raise InvalidInput(
                 f"role: got the range from {self.lowest} to {self.highest}, expected finite numbers of float32 in "
-                "rising order"
+                "rising order",
+                code="FN-0000",
             )
 
     @property

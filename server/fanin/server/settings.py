@@ -39,7 +39,8 @@ class Settings:
             if not path.is_file():
                 raise InvalidInput(
                     f"data: {name}: {path}: no such file; expected an .npz file with y and an array for each input, "
-                    "such as x"
+                    "such as x",
+                    code="FN-0000",
                 )
 
     @property

@@ -105,7 +105,10 @@ class Serving:
         """
         served = self._served
         if served is None:
-            raise NotFound("predict: this device has no version yet; let its client run until it has taken part once")
+            raise NotFound(
+                "predict: this device has no version yet; let its client run until it has taken part once",
+                code="FN-0000",
+            )
         with served.lock:
             return served.predict(model_inputs(served.bundle, inputs, served.preprocess))
 
@@ -142,7 +145,8 @@ class Serving:
         if not np.isfinite(outputs).all():
             raise InvalidVersion(
                 f"version {publication.version.number} of run {publication.run_id}: its int8 model returns NaN "
-                "or infinity for inputs of ones, expected finite numbers"
+                "or infinity for inputs of ones, expected finite numbers",
+                code="FN-0000",
             )
         return Served(
             publication=publication,

@@ -221,7 +221,8 @@ class Staging:
                 if kind in inputs or form_of(values) != form or not np.isfinite(values).all():
                     raise InvalidInput(
                         f"stage {name}: got {form_of(values)} for the input {kind!r} of the train graph, expected "
-                        f"finite {form}, from one stage only; correct the stage"
+                        f"finite {form}, from one stage only; correct the stage",
+                        code="FN-0000",
                     )
                 inputs[kind] = part.join(values, zeros, 0)
         return inputs
@@ -245,14 +246,16 @@ def downlink_names(assignment: m.Assignment, stages: Mapping[str, Stage]) -> tup
     if state.round >= assignment.round or state.lineage > version.number:
         raise InvalidInput(
             f"assignment {assignment.assignment_id}: got the state of round {state.round}, lineage {state.lineage}, "
-            f"expected a round before {assignment.round} and a lineage up to version {version.number}"
+            f"expected a round before {assignment.round} and a lineage up to version {version.number}",
+            code="FN-0000",
         )
     if state.lineage < version.number:
         return tuple(group.name for group in added_groups(stages))
     if version.auxiliary:
         raise InvalidVersion(
             f"version {version.number} of run {version.run_id}: got the auxiliary tensors {sorted(version.auxiliary)}, "
-            "expected none in the first version of a lineage"
+            "expected none in the first version of a lineage",
+            code="FN-0000",
         )
     return ()
 

@@ -89,7 +89,8 @@ class FlowerApp:
         if not self._is_legacy:
             raise AppFailed(
                 f"flower app {self._settings.app}: has no initial arrays, because the ServerApp of a Message app has "
-                "them; name them: --initial FILE.npz, or --initial module:function that returns them"
+                "them; name them: --initial FILE.npz, or --initial module:function that returns them",
+                code="FN-0000",
             )
         content = RecordDict({"getparametersins.config": ConfigRecord()})
         reply = self._send("get_parameters", content, self._context("", b""), 0)
@@ -98,7 +99,8 @@ class FlowerApp:
         if not arrays:
             raise AppFailed(
                 f"flower app {self._settings.app}: get_parameters returned no arrays, expected the initial ones; "
-                "define it, or name them with --initial"
+                "define it, or name them with --initial",
+                code="FN-0000",
             )
         return arrays
 
@@ -133,7 +135,9 @@ class FlowerApp:
         if (code := Code(status["code"])) is not Code.OK:
             text = " ".join(str(status["message"]).split())
             raise AppFailed(
-                f"flower app {self._settings.app}: train: got the status {code.name} ({text}), expected OK; correct fit"
+                f"flower app {self._settings.app}: train: got the status {code.name} ({text}), expected OK; correct "
+                "fit",
+                code="FN-0000",
             )
 
     def _context(self, run_id: str, state: bytes) -> Context:
@@ -170,7 +174,8 @@ class FlowerApp:
         if not isinstance(reply, Message) or not reply.has_content():
             problem = f"the error {reply.error.reason!r}" if isinstance(reply, Message) else type(reply).__name__
             raise AppFailed(
-                f"flower app {self._settings.app}: {kind} returned {problem}, expected a Message with content"
+                f"flower app {self._settings.app}: {kind} returned {problem}, expected a Message with content",
+                code="FN-0000",
             )
         return reply.content
 
@@ -194,14 +199,16 @@ class FlowerApp:
         if NUM_EXAMPLES not in numbers:
             raise AppFailed(
                 f"flower app {self._settings.app}: got the metrics {sorted(numbers)}, expected also {NUM_EXAMPLES!r}, "
-                "the weight of this device"
+                "the weight of this device",
+                code="FN-0000",
             )
         return numbers.pop(NUM_EXAMPLES), numbers
 
     def _one(self, records: Mapping[str, T], kind: str) -> T:
         if len(records) != 1:
             raise AppFailed(
-                f"flower app {self._settings.app}: got the {kind}s {sorted(records)} in a reply, expected exactly one"
+                f"flower app {self._settings.app}: got the {kind}s {sorted(records)} in a reply, expected exactly one",
+                code="FN-0000",
             )
         return next(iter(records.values()))
 
@@ -223,7 +230,7 @@ def arrays_of(candidate: object) -> dict[str, tensors.Array]:
     try:
         return _arrays_of(candidate)
     except TypeError as exc:
-        raise InvalidInput(f"initial: {exc}") from exc
+        raise InvalidInput(f"initial: {exc}", code="FN-0000") from exc
 
 
 def _arrays_of(candidate: object) -> dict[str, tensors.Array]:
@@ -316,4 +323,6 @@ def _guarded(app: str, what: str, call: Callable[[], T]) -> T:
         raise
     except (Exception, SystemExit) as exc:  # Any error: the code is the app's.
         text = " ".join(str(exc).split())
-        raise AppFailed(f"flower app {app}: {what}: {type(exc).__name__}: {text}", traceback.format_exc()) from exc
+        raise AppFailed(
+            f"flower app {app}: {what}: {type(exc).__name__}: {text}", traceback.format_exc(), code="FN-0000"
+        ) from exc

@@ -108,7 +108,7 @@ class FlowerProcess:
             raise
         if isinstance(answer, AppError):
             self.close()
-            raise AppFailed(answer.message, answer.trace)
+            raise AppFailed(answer.message, answer.trace, code="FN-0000")
         assert isinstance(answer, AppReady), "the child answers the settings"
         self._ready = answer
 
@@ -119,7 +119,7 @@ class FlowerProcess:
             if answer.trace and answer.trace != self._logged:
                 self._logged = answer.trace
                 LOG.error("round %d of run %s: %s\n%s", task.round, task.run_id, answer.message, answer.trace.rstrip())
-            raise AppFailed(answer.message, answer.trace)
+            raise AppFailed(answer.message, answer.trace, code="FN-0000")
         assert isinstance(answer, FlowerReply), "the child answers a task"
         return answer
 
@@ -141,5 +141,6 @@ class FlowerProcess:
         self.close()
         return AppFailed(
             f"flower app {self._settings.app}: its process ended with status {status}, expected a reply; run the app "
-            "with flwr run to see why"
+            "with flwr run to see why",
+            code="FN-0000",
         )

@@ -52,7 +52,8 @@ class FlowerState:
         if len(self.context) > MAX_STATE_BYTES:
             raise InvalidInput(
                 f"context.state: got {len(self.context)} bytes, expected at most {MAX_STATE_BYTES}; let the app remove "
-                "records that it no longer needs"
+                "records that it no longer needs",
+                code="FN-0000",
             )
 
 

@@ -103,8 +103,8 @@ Answer = AppReady | AppError | FlowerReply
 class AppFailed(InvalidInput):
     """The code of an app raised an error, or returned an invalid value. ``trace`` is its traceback."""
 
-    def __init__(self, message: str, trace: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, trace: str = "", *, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.trace = trace
 
 

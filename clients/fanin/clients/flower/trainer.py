@@ -152,18 +152,22 @@ def _check_arrays(sent: Mapping[str, Array], returned: Mapping[str, Array]) -> N
         missing, added = sorted(set(sent) - set(returned)), sorted(set(returned) - set(sent))
         raise AppFailed(
             f"flower app: returned {counted(len(returned), 'array')}, {missing[:MAX_SHOWN]} missing and "
-            f"{added[:MAX_SHOWN]} new, expected the {len(sent)} of the message; correct train"
+            f"{added[:MAX_SHOWN]} new, expected the {len(sent)} of the message; correct train",
+            code="FN-0000",
         )
     for name, before in sent.items():
         after = returned[name]
         if (after.dtype, after.shape) != (before.dtype, before.shape):
             raise AppFailed(
                 f"flower app: array {name!r}: returned {after.dtype} {after.shape}, expected {before.dtype} "
-                f"{before.shape} as in the message; correct train"
+                f"{before.shape} as in the message; correct train",
+                code="FN-0000",
             )
         if after.dtype.kind == "f" and not np.isfinite(after).all():
             raise AppFailed(
-                f"flower app: array {name!r}: returned NaN or infinity, expected finite values; lower the learning rate"
+                f"flower app: array {name!r}: returned NaN or infinity, expected finite values; lower the learning "
+                "rate",
+                code="FN-0000",
             )
 
 
@@ -171,7 +175,9 @@ def _difference(pairs: Mapping[str, tuple[Array, Float32s]], model: OpenedModel)
     """Return the change of the parameters (num_values,): computed in float64, rounded once to float32."""
     changes = {name: (after.astype(np.float64) - before).astype(np.float32) for name, (after, before) in pairs.items()}
     if bad := sorted(name for name, change in changes.items() if not np.isfinite(change).all()):
-        raise InvalidInput(f"flower app: the change of {bad[:MAX_SHOWN]} exceeds float32; lower the learning rate")
+        raise InvalidInput(
+            f"flower app: the change of {bad[:MAX_SHOWN]} exceeds float32; lower the learning rate", code="FN-0000"
+        )
     return model.bundle.manifest.table.flatten(changes)
 
 
@@ -179,6 +185,7 @@ def _whole_number(kind: str, number: Number) -> int:
     """Return ``num-examples`` as an integer. Raises AppFailed unless it is an integer from 0 to 2^40."""
     if not math.isfinite(number) or number != int(number) or not 0 <= number <= m.MAX_COUNT:
         raise AppFailed(
-            f"flower app: {kind}: got num-examples {number}, expected a whole number from 0 to {m.MAX_COUNT}"
+            f"flower app: {kind}: got num-examples {number}, expected a whole number from 0 to {m.MAX_COUNT}",
+            code="FN-0000",
         )
     return int(number)

@@ -109,7 +109,9 @@ class _Callers:
             started.append((out, self.children.start(f"{kind}-{index}", command)))
         for out, process in started:
             if process.wait():
-                raise Conflict(f"{out.stem} ended with status {process.returncode}: {self.children.tail(out.stem)}")
+                raise Conflict(
+                    f"{out.stem} ended with status {process.returncode}: {self.children.tail(out.stem)}", code="FN-0000"
+                )
         results = [jsonlib.loads(out.read_text()) for out, _ in started]
         cpu_s = (cpu_ticks(self.coordinator.pid) - before) / os.sysconf("SC_CLK_TCK")
         latencies_s = [one for _, _, part in results for one in part]

@@ -33,9 +33,11 @@ class ResultFiles:
         """Raise InvalidInput unless the files can be written: a training may take long."""
         for option, path in (("--csv", self.csv), ("--clients-csv", self.clients_csv), ("--events", self.events)):
             if path is not None and not path.parent.is_dir():
-                raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder; create it")
+                raise InvalidInput(
+                    f"{option}: {path} cannot be written, {path.parent} is not a folder; create it", code="FN-0000"
+                )
         if self.csv is not None and self.csv == self.clients_csv:
-            raise InvalidInput(f"--csv, --clients-csv: got {self.csv} for both, expected two files")
+            raise InvalidInput(f"--csv, --clients-csv: got {self.csv} for both, expected two files", code="FN-0000")
         if self.tensorboard is not None:
             from fanin.simulation.studies.boards import check_board
 

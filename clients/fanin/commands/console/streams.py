@@ -14,6 +14,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import TracebackType
 from typing import Final, TextIO, cast
 
+from fanin.protos.errors import FaninError
+
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 INDENT: Final = "    "
 LAYOUT: Final = "\n\t"
@@ -70,11 +72,17 @@ def configure_logging(level: int) -> None:
 
 
 class OneLineFormatter(logging.Formatter):
-    """A formatter that escapes characters that are not printable and indents each line of a traceback."""
+    """A formatter that escapes characters that are not printable and indents each line of a traceback.
+
+    It adds the codes of the errors that a record has as arguments or as its exception.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the record on one line."""
-        return printable(super().formatMessage(record))
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        errors = [*arguments, record.exc_info[1] if record.exc_info else None]
+        codes = dict.fromkeys(f" [{error.code}]" for error in errors if isinstance(error, FaninError))
+        return printable(super().formatMessage(record) + "".join(codes))
 
     def formatException(
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]

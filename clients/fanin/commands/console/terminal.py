@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from fanin.clients.textfiles import read_text, read_token
 from fanin.commands.console.show import finite
-from fanin.commands.console.usage import WrongUsage, check_target, has_json, report_usage, wrong_usage
+from fanin.commands.console.usage import WrongUsage, check_target, has_json, is_output, report_usage, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.protos.addresses import check_remote
 from fanin.protos.errors import InvalidInput
@@ -54,7 +54,8 @@ def _writable(target: str) -> str:
         if target not in ("", "-") and Path(target).is_file() and not has_json(Path(target)):
             raise InvalidInput(
                 f"--json: {target} exists and has no JSON, and would be overwritten; if it is an argument of the "
-                "command, write it before --json, or write --json -"
+                "command, write it before --json, or write --json -",
+                code="FN-0000",
             )
     return target
 
@@ -93,16 +94,16 @@ def run_command(
     app.command(cls=_Command)(function)
     words = [
         # ``--json`` without a value means standard output; click has no options with an optional value.
-        "--json=-" if word == "--json" and (after == "" or after.startswith("--")) else word
+        "--json=-" if word == "--json" and is_output(after) else word
         for word, after in zip_longest(argv, argv[1:], fillvalue="")
     ]
     command = name or function.__name__
     try:
         outcome = typer.main.get_command(app).main(words, prog_name=f"{program} {command}", standalone_mode=False)
     except click.ClickException as exc:
-        return report_usage(command, exc.format_message(), program)
+        return report_usage(command, WrongUsage(exc.format_message()), argv, program)
     except WrongUsage as exc:
-        return report_usage(command, str(exc), program)
+        return report_usage(command, exc, argv, program)
     return int(outcome or 0)
 
 
@@ -186,7 +187,7 @@ def connect(
 def check_max_drop(points: float | None) -> None:
     """Raise InvalidInput unless ``--max-int8-drop`` is a number of at least 0."""
     if points is not None and not 0.0 <= points < math.inf:
-        raise InvalidInput(f"--max-int8-drop: got {points:g}, expected a number of at least 0")
+        raise InvalidInput(f"--max-int8-drop: got {points:g}, expected a number of at least 0", code="FN-0000")
 
 
 def publisher_key(path: Path) -> SigningKey:
@@ -219,4 +220,4 @@ def _read(path: Path, option: str) -> str:
     try:
         return read_text(path, option)
     except InvalidInput as exc:
-        raise InvalidInput(f"{exc}; give {option}, or --state of a coordinator") from exc
+        raise InvalidInput(f"{exc}; give {option}, or --state of a coordinator", code="FN-0000") from exc

@@ -8,8 +8,10 @@ missing or has wrong content is an error of the command, with exit status 1.
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +21,25 @@ WRONG_USAGE: Final = 2
 """Exit status of a command that was called in a wrong way."""
 
 
+WRONG_USAGE_CODE: Final = "FN-0023"
+
+
 class WrongUsage(Exception):
     """The command line is wrong. The message names the option."""
+
+    def __init__(self, message: str, code: str = WRONG_USAGE_CODE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The error of a command: its message, its code and the class of the error ("" if it is none of ours)."""
+
+    message: str
+    _: KW_ONLY
+    code: str
+    kind: str = ""
 
 
 @contextmanager
@@ -29,15 +48,29 @@ def wrong_usage() -> Iterator[None]:
     try:
         yield
     except InvalidInput as exc:
-        raise WrongUsage(str(exc)) from exc
+        raise WrongUsage(str(exc), exc.code) from exc
 
 
-def report_usage(command: str, message: str, program: str = "fanin") -> int:
-    """Print wrong usage as one line, and return the exit status."""
-    # The errors of a library function begin with its name, which is often also the command's.
-    line = " ".join(message.split()).rstrip(".").removeprefix(f"{command}: ")
-    sys.stderr.write(f"{program} {command}: {line}; see {program} {command} --help\n")
+def report_usage(command: str, error: WrongUsage, words: Sequence[str], program: str = "fanin") -> int:
+    """Print wrong usage as one line, and return the exit status. ``words`` are the command line."""
+    line = " ".join(str(error).split()).rstrip(".")
+    report(f"{program} {command}", Failure(f"{line}; see {program} {command} --help", code=error.code), words)
     return WRONG_USAGE
+
+
+def report(command: str, failure: Failure, words: Sequence[str]) -> None:
+    """Print the error of a command as one line; also as a line of JSON, if ``--json`` names standard output."""
+    # The errors of a library function begin with its name, which is often also the command's.
+    message = failure.message.removeprefix(f"{command.rpartition(' ')[2]}: ")
+    sys.stderr.write(f"{command}: {message} [{failure.code}]\n")
+    if any(word == "--json=-" or (word == "--json" and is_output(after)) for word, after in pairwise([*words, ""])):
+        row = {"code": failure.code, "kind": failure.kind, "message": message}
+        sys.stdout.write(json.dumps({"error": row}) + "\n")
+
+
+def is_output(after: str) -> bool:
+    """Return whether the word after ``--json`` names standard output: "-", no word, or another option."""
+    return after in ("", "-") or after.startswith("--")
 
 
 def has_json(path: Path) -> bool:
@@ -57,16 +90,18 @@ def check_target(option: str, target: str) -> None:
         return
     path = Path(target)
     if path.is_dir():
-        raise InvalidInput(f"{option}: {path} is a folder, name a file")
+        raise InvalidInput(f"{option}: {path} is a folder, name a file", code="FN-0000")
     if not path.exists():
         check_place(option, path)
     elif not os.access(path, os.W_OK):
-        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied")
+        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied", code="FN-0000")
 
 
 def check_place(option: str, path: Path) -> None:
     """Raise InvalidInput unless the folder of a result exists, and entries can be added to it."""
     if not path.parent.is_dir():
-        raise InvalidInput(f"{option}: {path} cannot be written, {path.parent} is not a folder; create it")
+        raise InvalidInput(
+            f"{option}: {path} cannot be written, {path.parent} is not a folder; create it", code="FN-0000"
+        )
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied in {path.parent}")
+        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied in {path.parent}", code="FN-0000")

@@ -90,7 +90,9 @@ def write_tensorboard(folder: Path, rows: Sequence[VersionEvaluation]) -> None:
     try:
         library = import_module(TENSORBOARD)
     except ModuleNotFoundError as exc:
-        raise RuntimeMissing(f"--tensorboard: {TENSORBOARD} is not installed here; pip install {TENSORBOARD}") from exc
+        raise RuntimeMissing(
+            f"--tensorboard: {TENSORBOARD} is not installed here; pip install {TENSORBOARD}", code="FN-0000"
+        ) from exc
     with closing(library.SummaryWriter(str(folder))) as writer:
         for row in rows:
             for name, value in row.values.items():

@@ -103,7 +103,7 @@ def fetch(
         check_targets(files, app)
         _check_folder(out, files, bundle=bundle)
         if best and version is not None:
-            raise InvalidInput(f"--best: got --version {version} too, expected one of them")
+            raise InvalidInput(f"--best: got --version {version} too, expected one of them", code="FN-0000")
     if out is not None:
         restore(out.resolve())
     trusted = "" if publisher is None else read_public_key(publisher)
@@ -141,19 +141,25 @@ def fetch(
 
 def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) -> None:
     if out is None and not files:
-        raise InvalidInput("--out: got none, expected FILE.npz or a folder, or --onnx FILE or --tflite FILE")
+        raise InvalidInput(
+            "--out: got none, expected FILE.npz or a folder, or --onnx FILE or --tflite FILE", code="FN-0000"
+        )
     if out is not None and out.suffix in FILES_OF_OTHERS:
-        raise InvalidInput(f"--out: got {out}, expected FILE.npz or a folder; for a model file use --onnx or --tflite")
+        raise InvalidInput(
+            f"--out: got {out}, expected FILE.npz or a folder; for a model file use --onnx or --tflite", code="FN-0000"
+        )
     for option, path in (("out", out), *files.items()):
         if path is None:
             continue
         is_file = option != "out" or path.suffix == ".npz"
         if path.exists() and path.is_dir() == is_file:
             is_there, name = ("a folder", "a file") if is_file else ("a file", "FILE.npz or a folder")
-            raise InvalidInput(f"--{option}: {path} is {is_there}, name {name}")
+            raise InvalidInput(f"--{option}: {path} is {is_there}, name {name}", code="FN-0000")
         check_place(f"--{option}", path)
     if bundle and (out is None or out.suffix == ".npz"):
-        raise InvalidInput(f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER")
+        raise InvalidInput(
+            f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER", code="FN-0000"
+        )
 
 
 def _note_on_counters(fetched: FetchedVersion) -> str:
@@ -178,7 +184,8 @@ def best_version(operator: "Operator", run_id: str) -> int:
     if evaluation is None:
         raise NotFound(
             f"run {run_id}: got no evaluated version, expected at least one; its plan names no data in "
-            "[evaluation], or no evaluation has ended yet (fanin evaluations)"
+            "[evaluation], or no evaluation has ended yet (fanin evaluations)",
+            code="FN-0000",
         )
     return evaluation.version
 

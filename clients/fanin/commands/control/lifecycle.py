@@ -153,7 +153,9 @@ def reclaim_run(
     """Take a run back: replace its run key, and publish a version again in a new epoch. Devices refuse earlier ones."""
     with connect(state, server, ca, token_file) as operator:
         if not key.exists():
-            raise InvalidInput(f"--key {key}: no such file, expected the key that signed the run's bundle")
+            raise InvalidInput(
+                f"--key {key}: no such file, expected the key that signed the run's bundle", code="FN-0000"
+            )
         info = operator.reclaim(run_id, load_or_create_key(key), version, rounds)
     _print(info, json, f", in epoch {info.epoch}")
 

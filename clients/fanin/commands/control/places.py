@@ -105,9 +105,14 @@ def check_replaced(out: Path, option: str, *, force: bool) -> None:
     """Raise Conflict if ``out`` may not be replaced: without --force, or a folder with entries of others."""
     others = _others(out) if out.is_dir() else ()
     if others:
-        raise Conflict(f"{out}: something else is there, such as {others[0]}; name another {option}, or move it away")
+        raise Conflict(
+            f"{out}: something else is there, such as {others[0]}; name another {option}, or move it away",
+            code="FN-0000",
+        )
     if not force:
-        raise Conflict(f"{out}: something else is there; name another {option}, or, if it is a version, --force")
+        raise Conflict(
+            f"{out}: something else is there; name another {option}, or, if it is a version, --force", code="FN-0000"
+        )
 
 
 @contextmanager

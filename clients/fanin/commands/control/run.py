@@ -86,7 +86,9 @@ def run(
     folder = plan.parent / source.bundle
     if source.bundle and not key.exists():
         # A key that is created here has not signed the Bundle.
-        raise InvalidInput(f"--key {key}: no such file, expected the key that signed {folder}; pass it with --key")
+        raise InvalidInput(
+            f"--key {key}: no such file, expected the key that signed {folder}; pass it with --key", code="FN-0000"
+        )
     print_notes(source.plan.notes)
     publisher = publisher_key(key)
     with connect(state, server, ca, token_file) as operator:
@@ -119,7 +121,8 @@ def _open(folder: Path, publisher: SigningKey, key: Path) -> Bundle:
     if signer != publisher.public:
         raise InvalidBundle(
             f"{folder}: signed by key {short(signer)}, but {key} has key {short(publisher.public)}; pass the key that "
-            "signed it with --key, or export the bundle again"
+            "signed it with --key, or export the bundle again",
+            code="FN-0000",
         )
     return open_folder(folder, trusted=(publisher.public,))
 

@@ -53,11 +53,14 @@ def probe(python: Path, name: str) -> DeviceEnvironment:
         completed = subprocess.run([python, "-c", _PROBE, name], capture_output=True, text=True, check=False)
     except OSError as exc:
         raise InvalidInput(
-            f"--device-python: {python} cannot be run ({exc.strerror}); make devices builds the devices' environments"
+            f"--device-python: {python} cannot be run ({exc.strerror}); make devices builds the devices' environments",
+            code="FN-0000",
         ) from exc
     if completed.returncode:
         last = completed.stderr.strip().rpartition("\n")[2]
-        raise InvalidInput(f"--device-python: {python} cannot run a device ({last}); pip install 'fanin[{name}]' there")
+        raise InvalidInput(
+            f"--device-python: {python} cannot run a device ({last}); pip install 'fanin[{name}]' there", code="FN-0000"
+        )
     row = json.loads(completed.stdout)
     return DeviceEnvironment(
         python=python,

@@ -73,7 +73,8 @@ class WorkerProcesses:
         except ModuleNotFoundError as exc:
             raise RuntimeMissing(
                 f"simulate: got processes={num_processes}, but loky is not installed here; "
-                "pip install 'fanin[simulation]'"
+                "pip install 'fanin[simulation]'",
+                code="FN-0000",
             ) from exc
         self._folder = tempfile.TemporaryDirectory(prefix="fanin-workers-")
         self._numbers = itertools.count()

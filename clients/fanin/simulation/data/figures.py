@@ -56,9 +56,13 @@ def check_figure_file(path: Path | str) -> None:
     figure, _ = new_figure()
     known = sorted(figure.canvas.get_supported_filetypes())
     if Path(path).suffix.removeprefix(".").lower() not in known:
-        raise InvalidInput(f"plot: got the file {path}, expected a name that ends in one of: {', '.join(known)}")
+        raise InvalidInput(
+            f"plot: got the file {path}, expected a name that ends in one of: {', '.join(known)}", code="FN-0000"
+        )
     if not Path(path).parent.is_dir():
-        raise InvalidInput(f"plot: {path} cannot be written, {Path(path).parent} is not a folder; create it")
+        raise InvalidInput(
+            f"plot: {path} cannot be written, {Path(path).parent} is not a folder; create it", code="FN-0000"
+        )
 
 
 def plot_partition(sizes: Sequence[int], counts: Int64s | None, num_examples: int, path: Path | str | None) -> Figure:

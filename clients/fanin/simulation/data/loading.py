@@ -96,7 +96,8 @@ def check_name(name: str) -> None:
     if name not in NAMES and not name.endswith(".npz") and not is_table(Path(name)):
         raise InvalidInput(
             f"data: got {name!r}, expected {', '.join(NAMES)}, or the path of an .npz, .csv or .parquet file or of a "
-            "folder"
+            "folder",
+            code="FN-0000",
         )
 
 
@@ -117,7 +118,7 @@ def examples_of(data: IndexedData, *, x: str | tuple[str, ...] = "", y: str = ""
         ``examples_of(tokenized, x=("input_ids", "attention_mask"), y="label")``
     """
     if not len(data):
-        raise InvalidInput("data: got a data set without items, expected at least one")
+        raise InvalidInput("data: got a data set without items, expected at least one", code="FN-0000")
     names = x if isinstance(x, tuple) else (x,)
     rows = [_row(data[index], index, (*names, y)) for index in range(len(data))]
     *inputs, targets = zip(*rows, strict=True)
@@ -128,7 +129,7 @@ def examples_of(data: IndexedData, *, x: str | tuple[str, ...] = "", y: str = ""
             y=_stacked(Y, targets),
         )
     except SubjectError as exc:
-        raise InvalidInput(f"data: {exc.fault}") from exc
+        raise InvalidInput(f"data: {exc.fault}", code="FN-0000") from exc
 
 
 def partition_of(partitioner: LoadedPartitions, *, x: str | tuple[str, ...] = "", y: str = "") -> Partition:
@@ -152,13 +153,15 @@ def partition_of(partitioner: LoadedPartitions, *, x: str | tuple[str, ...] = ""
     except Exception as exc:  # Any error: the partitioner comes from another library.
         raise InvalidInput(
             f"partition: the partitioner {type(partitioner).__name__} raised {type(exc).__name__}: {exc}; expected one "
-            "with a data set, num_partitions and load_partition(index)"
+            "with a data set, num_partitions and load_partition(index)",
+            code="FN-0000",
         ) from exc
     small = [index for index, data in enumerate(loaded) if len(data) < MIN_EXAMPLES]
     if small or not loaded:
         raise InvalidInput(
             f"partition: got {len(loaded)} partitions, of which {len(small)} have fewer than {MIN_EXAMPLES} examples: "
-            f"{small[:MAX_NAMED]}; use fewer partitions, or another partitioner"
+            f"{small[:MAX_NAMED]}; use fewer partitions, or another partitioner",
+            code="FN-0000",
         )
     bounds = np.cumsum([0, *map(len, loaded)])
     items = [data[index] for data in loaded for index in range(len(data))]
@@ -169,7 +172,9 @@ def partition_of(partitioner: LoadedPartitions, *, x: str | tuple[str, ...] = ""
 def _held_out(examples: Examples, seed: int) -> LoadedData:
     num_test = max(1, round(len(examples) * TEST_FRACTION))
     if len(examples) <= num_test:
-        raise InvalidInput(f"data: got {len(examples)} example, expected at least 2: one of them is the test")
+        raise InvalidInput(
+            f"data: got {len(examples)} example, expected at least 2: one of them is the test", code="FN-0000"
+        )
     train, test = hold_out(examples, num_test, np.random.default_rng((STREAM, seed)))
     return LoadedData(train=train, test=test)
 
@@ -201,12 +206,15 @@ def _row(item: object, index: int, names: tuple[str, ...]) -> tuple[object, ...]
         missing = [name for name in names if name not in item]
         if missing:
             raise InvalidInput(
-                f"data: item {index} has the names {sorted(map(str, item))}, not {missing}; pass x=... and y=..."
+                f"data: item {index} has the names {sorted(map(str, item))}, not {missing}; pass x=... and y=...",
+                code="FN-0000",
             )
         return tuple(item[name] for name in names)
     if isinstance(item, tuple | list) and len(item) == len(names) == 2:
         return tuple(item)
-    raise InvalidInput(f"data: item {index} is a {type(item).__name__}, expected a pair (input, target) or a mapping")
+    raise InvalidInput(
+        f"data: item {index} is a {type(item).__name__}, expected a pair (input, target) or a mapping", code="FN-0000"
+    )
 
 
 def _stacked(what: str, values: tuple[object, ...]) -> Inputs:
@@ -214,7 +222,9 @@ def _stacked(what: str, values: tuple[object, ...]) -> Inputs:
     try:
         stacked = np.stack([np.asarray(value) for value in values])
     except ValueError as exc:
-        raise InvalidInput(f"data: the items have {what} of different shapes ({exc}); give them one shape") from exc
+        raise InvalidInput(
+            f"data: the items have {what} of different shapes ({exc}); give them one shape", code="FN-0000"
+        ) from exc
     if stacked.dtype.kind == "f":
         return stacked.astype(np.float32)
     if what != Y and stacked.dtype == np.uint8:
@@ -224,7 +234,8 @@ def _stacked(what: str, values: tuple[object, ...]) -> Inputs:
         if stacked.size and not limits.min <= stacked.min() <= stacked.max() <= limits.max:
             raise InvalidInput(
                 f"data: got {what} from {stacked.min()} to {stacked.max()}, expected integers of 32 bits; number the "
-                "labels or tokens from 0"
+                "labels or tokens from 0",
+                code="FN-0000",
             )
         return stacked.astype(np.int32)
-    raise InvalidInput(f"data: got {what} of {stacked.dtype}, expected numbers; convert them first")
+    raise InvalidInput(f"data: got {what} of {stacked.dtype}, expected numbers; convert them first", code="FN-0000")

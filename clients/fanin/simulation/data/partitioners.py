@@ -125,7 +125,8 @@ class Shards:
         if num_shards > len(labels):
             raise InvalidInput(
                 f"partition: shards: got {num_clients} clients with {self.per_client} shards each, expected at most "
-                f"{len(labels)} shards, one for each example; use fewer"
+                f"{len(labels)} shards, one for each example; use fewer",
+                code="FN-0000",
             )
         # Examples of one label are in a random order, so a shard is no part of the file.
         shuffled = rng.permutation(len(labels))
@@ -156,7 +157,8 @@ class Pathological:
         if self.num_labels > len(classes):
             raise InvalidInput(
                 f"partition: pathological: got num_labels {self.num_labels}, expected at most the {len(classes)} "
-                "labels of the data; use fewer"
+                "labels of the data; use fewer",
+                code="FN-0000",
             )
         owners: dict[int, list[int]] = {int(label): [] for label in classes}
         for client in range(num_clients):
@@ -196,14 +198,17 @@ class FeatureSkew:
 
     def __post_init__(self) -> None:
         if not (is_number(self.mixed) and 0.0 <= self.mixed <= 1.0):
-            raise InvalidInput(f"partition: feature_skew: got mixed {self.mixed!r}, expected 0.0 to 1.0")
+            raise InvalidInput(
+                f"partition: feature_skew: got mixed {self.mixed!r}, expected 0.0 to 1.0", code="FN-0000"
+            )
 
     def __call__(self, examples: Examples, num_clients: int, rng: np.random.Generator) -> Sequence[Int64s]:
         values = np.asarray(self.feature(examples))
         if values.shape != (len(examples),) or values.dtype.kind not in "fiub":
             raise InvalidInput(
                 f"partition: feature_skew: the feature is {values.dtype} of shape {values.shape}, expected one number "
-                f"for each of {len(examples)} examples; correct the function"
+                f"for each of {len(examples)} examples; correct the function",
+                code="FN-0000",
             )
         # Examples of one value are in a random order.
         shuffled = rng.permutation(len(examples))
@@ -228,12 +233,14 @@ class Natural:
         if self.ids.shape != (len(examples),):
             raise InvalidInput(
                 f"partition: natural: got ids of shape {self.ids.shape}, expected one for each of {len(examples)} "
-                "examples"
+                "examples",
+                code="FN-0000",
             )
         names, inverse = np.unique(self.ids, return_inverse=True)
         if num_clients > len(names):
             raise InvalidInput(
-                f"partition: natural: got {num_clients} clients, expected at most the {len(names)} ids of the data"
+                f"partition: natural: got {num_clients} clients, expected at most the {len(names)} ids of the data",
+                code="FN-0000",
             )
         # With fewer clients than ids, each client has several ids.
         client_of = np.empty(len(names), np.int64)
@@ -251,13 +258,14 @@ def partitioner_of(name: str, options: Mapping[str, float]) -> Partitioner:
     try:
         return created(Choice(key="by", name=name, options_key=name, options=options), FACTORIES, GROUP)
     except InvalidPlan as exc:
-        raise InvalidInput(f"partition: {str(exc).removeprefix('plan: ')}") from exc
+        raise InvalidInput(f"partition: {str(exc).removeprefix('plan: ')}", code="FN-0000") from exc
 
 
 def _natural() -> Partitioner:
     raise InvalidInput(
         "--by natural: expected data whose examples have an id, such as tinyshakespeare, and no options; in Python, "
-        "use Natural(ids=...)"
+        "use Natural(ids=...)",
+        code="FN-0000",
     )
 
 
@@ -301,16 +309,19 @@ def _labels(name: str, examples: Examples) -> npt.NDArray[np.int32]:
     if examples.y.ndim != 1 or examples.y.dtype != np.int32:
         raise InvalidInput(
             f"partition: {name}: got targets {examples.y.dtype} of shape {examples.y.shape}, expected labels (n,) "
-            "int32; use iid, quantity or natural for sequences and values"
+            "int32; use iid, quantity or natural for sequences and values",
+            code="FN-0000",
         )
     return examples.y.astype(np.int32, copy=False)
 
 
 def _check_positive(name: str, option: str, value: object) -> None:
     if not (is_number(value) and 0.0 < value < np.inf):
-        raise InvalidInput(f"partition: {name}: got {option} {value!r}, expected a positive number")
+        raise InvalidInput(f"partition: {name}: got {option} {value!r}, expected a positive number", code="FN-0000")
 
 
 def _check_count(name: str, option: str, value: object) -> None:
     if not (is_number(value) and isinstance(value, int) and value >= 1):
-        raise InvalidInput(f"partition: {name}: got {option} {value!r}, expected an integer of at least 1")
+        raise InvalidInput(
+            f"partition: {name}: got {option} {value!r}, expected an integer of at least 1", code="FN-0000"
+        )

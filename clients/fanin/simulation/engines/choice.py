@@ -114,7 +114,7 @@ class Workload:
 def check_engine_name(engine: object) -> None:
     """Raise InvalidInput unless the engine is known."""
     if not (isinstance(engine, str) and ENGINES.fullmatch(engine)):
-        raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {EXPECTED}")
+        raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {EXPECTED}", code="FN-0000")
 
 
 def is_vmap(engine: str) -> bool:
@@ -129,12 +129,14 @@ def check_engine(settings: SimulationSettings) -> None:
     if is_vmap(engine) and settings.processes > 1:
         raise InvalidInput(
             f"simulate: processes: got {settings.processes} with the engine {engine}, expected 1: vmap trains the "
-            "clients together in one process; set processes=1, or engine='graph'"
+            "clients together in one process; set processes=1, or engine='graph'",
+            code="FN-0000",
         )
     if engine == "auto" and (settings.resume is not None or settings.seeds):
         raise InvalidInput(
             "simulate: engine: got 'auto' with resume or seeds, expected 'graph' or 'vmap': each measurement may "
-            "choose another engine; simulate once with 'auto', and take Result.engine"
+            "choose another engine; simulate once with 'auto', and take Result.engine",
+            code="FN-0000",
         )
 
 
@@ -168,7 +170,7 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
     except UnsupportedModel as exc:
         if is_vmap(engine):
             # The App has an export, so this engine can train it.
-            raise UnsupportedModel(f"{exc}; use engine='graph'") from exc
+            raise UnsupportedModel(f"{exc}; use engine='graph'", code="FN-0000") from exc
         cost = f"all rounds train in about {graph_s:.2g} s by graph"
         return Chosen(engine="graph", reason=f"engine graph, because vmap is not possible: {exc}; {cost}")
     if is_vmap(engine):
@@ -203,7 +205,8 @@ def device_of(engine: str) -> str:
     if device != "cpu" and int(device.partition(":")[2] or 0) >= num_gpus:
         raise InvalidInput(
             f"simulate: engine: got {engine!r}, but {torch} finds {num_gpus} CUDA GPUs here; use engine='vmap' for the "
-            "processor, or install a torch for this GPU"
+            "processor, or install a torch for this GPU",
+            code="FN-0000",
         )
     return device
 
@@ -214,7 +217,8 @@ def vector_step(app: "App", bundle: Bundle, workload: Workload, device: str) -> 
 
     if not workload.has_one_size:
         raise UnsupportedModel(
-            "simulate: the schedule of the Plan changes the batch size, and the engine vmap has a step of one size"
+            "simulate: the schedule of the Plan changes the batch size, and the engine vmap has a step of one size",
+            code="FN-0000",
         )
     return VectorStep(app.for_batches(bundle.manifest.batch_size), device)
 

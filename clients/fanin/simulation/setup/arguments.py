@@ -54,12 +54,14 @@ def check_arguments(app: object, clients: object, settings: SimulationSettings) 
     if not isinstance(app, App) or not isinstance(clients, Partition):
         raise InvalidInput(
             f"simulate: got {type(app).__name__} and {type(clients).__name__}, expected an App and a Partition, or a "
-            "Flower app and a number of clients; see fanin.edge.export.App and fanin.simulation.partition"
+            "Flower app and a number of clients; see fanin.edge.export.App and fanin.simulation.partition",
+            code="FN-0000",
         )
     check_settings(settings)
     if settings.initial is not None and not isinstance(settings.initial, Mapping):
         raise InvalidInput(
-            f"simulate: initial: got {type(settings.initial).__name__}, expected a state_dict of the App's module"
+            f"simulate: initial: got {type(settings.initial).__name__}, expected a state_dict of the App's module",
+            code="FN-0000",
         )
     _check_data(app, clients, settings.test)
     return CheckedArguments(app=app, clients=clients)
@@ -83,7 +85,8 @@ def plan_of(name: str, num_clients: int, limits: Mapping[str, int | None], setti
     _check_validation(plan, settings)
     if plan.cohort.concurrency > num_clients:
         raise InvalidInput(
-            f"simulate: got a cohort of {plan.cohort.concurrency}, expected at most the {num_clients} clients"
+            f"simulate: got a cohort of {plan.cohort.concurrency}, expected at most the {num_clients} clients",
+            code="FN-0000",
         )
     return plan
 
@@ -94,7 +97,8 @@ def check_devices(plan: Plan, num_clients: int) -> None:
     if declared not in (None, num_clients):
         raise InvalidPlan(
             f"simulate: plan: stages: scaffold: got {NUM_DEVICES} {declared} and {num_clients} clients, expected "
-            f"{NUM_DEVICES} {num_clients}: it counts all clients"
+            f"{NUM_DEVICES} {num_clients}: it counts all clients",
+            code="FN-0000",
         )
 
 
@@ -102,13 +106,17 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
     cohort, rounds = limits["cohort"], limits["rounds"]
     if isinstance(settings.plan, Plan):
         if cohort is not None or rounds is not None:
-            raise InvalidInput("simulate: got cohort or rounds beside a whole Plan, expected them in the Plan")
+            raise InvalidInput(
+                "simulate: got cohort or rounds beside a whole Plan, expected them in the Plan", code="FN-0000"
+            )
         return settings.plan
     if cohort is None or rounds is None:
-        raise InvalidInput("simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings")
+        raise InvalidInput(
+            "simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings", code="FN-0000"
+        )
     twice = {"cohort.concurrency": "cohort", "stop.max_rounds": "rounds", "training.seed": "seed"}
     for key in twice.keys() & settings.plan.keys():
-        raise InvalidPlan(f"simulate: plan: got {key} beside the argument {twice[key]}; remove the key")
+        raise InvalidPlan(f"simulate: plan: got {key} beside the argument {twice[key]}; remove the key", code="FN-0000")
     overrides = [
         Override(path="name", value=name, source="app"),
         Override(path="bundle", value="bundle", source="app"),
@@ -120,7 +128,7 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
     try:
         plan = parse_plan("", "plan", overrides).plan
     except InvalidPlan as exc:
-        raise InvalidPlan(f"simulate: {exc}") from exc
+        raise InvalidPlan(f"simulate: {exc}", code="FN-0000") from exc
     return with_half_quorum(plan, settings.plan.keys())
 
 
@@ -142,7 +150,8 @@ def _with_selection(plan: Plan, settings: SimulationSettings) -> Plan:
         if plan.cohort.selection not in (UNIFORM, name):
             raise InvalidInput(
                 f"simulate: selection: got {name} and the plan's cohort.selection {plan.cohort.selection!r}, expected "
-                "one of them; remove the other"
+                "one of them; remove the other",
+                code="FN-0000",
             )
         plan = replace(plan, cohort=replace(plan.cohort, selection=name))
     return plan
@@ -153,7 +162,8 @@ def check_validation_fraction(fraction: float) -> None:
     if not 0.0 <= fraction < 1.0:
         raise InvalidInput(
             f"simulate: got a validation fraction of {fraction:g}, expected at least 0 and less than 1: the share of "
-            "its examples on which each client evaluates the Versions"
+            "its examples on which each client evaluates the Versions",
+            code="FN-0000",
         )
 
 
@@ -168,7 +178,8 @@ def _check_validation(plan: Plan, settings: SimulationSettings) -> None:
     if keys:
         raise InvalidInput(
             f"simulate: got {keys[0]} in the plan and validation_fraction 0, expected a share above 0: the key needs "
-            "the evaluations of the clients"
+            "the evaluations of the clients",
+            code="FN-0000",
         )
 
 
@@ -176,7 +187,8 @@ def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) 
     if (evaluation.data or evaluation.metrics) and settings.test is None:
         raise InvalidInput(
             "simulate: got a plan with [evaluation] data or metrics, and no test examples; set test in the settings: "
-            "they are the data on which a simulation evaluates Versions"
+            "they are the data on which a simulation evaluates Versions",
+            code="FN-0000",
         )
     own = settings.own_metrics
     metrics_of(metric.name for metric in evaluation.metrics if metric.name not in own)
@@ -198,7 +210,8 @@ def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: Si
     if settings.test is None and (unused := sorted(own.keys() - declared)):
         raise InvalidInput(
             f"simulate: metrics: got {unused} and no test examples, expected data to compute them on; set test in the "
-            f"settings, or declare a statistic such as {OF_VALIDATION}{unused[0]} in the plan"
+            f"settings, or declare a statistic such as {OF_VALIDATION}{unused[0]} in the plan",
+            code="FN-0000",
         )
     if settings.test is not None:
         names = {each.name for each in plan.evaluation.metrics} | own.keys()
@@ -240,31 +253,36 @@ def check_settings(settings: SimulationSettings) -> None:
     if not isinstance(settings.test, Examples | None):
         raise InvalidInput(
             f"simulate: test: got {type(settings.test).__name__}, expected Examples; write "
-            "Examples(inputs={'x': x}, y=y), or load_data(name).test"
+            "Examples(inputs={'x': x}, y=y), or load_data(name).test",
+            code="FN-0000",
         )
     if not isinstance(settings.devices, DeviceModel):
         raise InvalidInput(
             f"simulate: devices: got {type(settings.devices).__name__}, expected DeviceModel; read_devices(path) reads "
-            "one from a file"
+            "one from a file",
+            code="FN-0000",
         )
     several: object = settings.seeds
     if not isinstance(several, Sequence) or not all(map(_is_integer, several)):
-        raise InvalidInput(f"simulate: seeds: got {several!r}, expected a sequence such as (0, 1, 2)")
+        raise InvalidInput(f"simulate: seeds: got {several!r}, expected a sequence such as (0, 1, 2)", code="FN-0000")
     check_validation_fraction(settings.validation_fraction)
     check_backend(settings.processes, settings.cluster, settings.engine)
     check_engine(settings)
     if not _is_integer(settings.seed) or settings.seed < 0:
-        raise InvalidInput(f"simulate: got seed {settings.seed!r}, expected an integer of 0 or more")
+        raise InvalidInput(f"simulate: got seed {settings.seed!r}, expected an integer of 0 or more", code="FN-0000")
     seeds = list(settings.seeds)
     if any(seed < 0 for seed in seeds):
-        raise InvalidInput(f"simulate: seeds: got {seeds}, expected integers of 0 or more")
+        raise InvalidInput(f"simulate: seeds: got {seeds}, expected integers of 0 or more", code="FN-0000")
     if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise InvalidInput(
             f"simulate: seeds: got {seeds}, expected each seed once, because one seed always has the same result; "
-            f"remove the repetitions of {', '.join(map(str, repeated))}"
+            f"remove the repetitions of {', '.join(map(str, repeated))}",
+            code="FN-0000",
         )
     if seeds and settings.seed:
-        raise InvalidInput(f"simulate: got seeds {seeds} and seed {settings.seed}, expected one of them; remove seed")
+        raise InvalidInput(
+            f"simulate: got seeds {seeds} and seed {settings.seed}, expected one of them; remove seed", code="FN-0000"
+        )
 
 
 def _is_integer(value: object) -> bool:
@@ -279,7 +297,8 @@ def check_flower_settings(settings: SimulationSettings) -> None:
     if unused:
         raise InvalidInput(
             f"simulate: got {', '.join(unused)} with a Flower app, expected none of them: the app trains and evaluates "
-            "by itself, and no graphs exist; remove them (docs/tutorials/from-flower.md)"
+            "by itself, and no graphs exist; remove them (docs/tutorials/from-flower.md)",
+            code="FN-0000",
         )
 
 
@@ -295,7 +314,8 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
                 raise InvalidInput(
                     f"simulate: {what}: got {name} {examples.inputs[name].dtype}, expected "
                     f"{' or '.join(sorted(accepted))} as in the App's calibration or raw data; write "
-                    f"{name} = {name}.astype(np.{min(accepted)})"
+                    f"{name} = {name}.astype(np.{min(accepted)})",
+                    code="FN-0000",
                 )
         if app.preprocess is None:
             shapes = _shapes_like(app, examples.inputs)
@@ -303,13 +323,14 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
         if target is not None and (expected := _like(app, Y, target, examples.y)) != examples.y.shape[1:]:
             raise InvalidInput(
                 f"simulate: {what}: got y of shape {_batch(examples.y.shape[1:])}, expected {_batch(expected)} as the "
-                f"module returns {'logits' if app.num_classes else 'values'} for it; {_advice(examples, expected)}"
+                f"module returns {'logits' if app.num_classes else 'values'} for it; {_advice(examples, expected)}",
+                code="FN-0000",
             )
         if app.lengths is not None:
             try:
                 app.lengths.sizes_of({**examples.inputs, Y: examples.y})
             except ValueError as exc:
-                raise InvalidInput(f"simulate: {what}: {exc}") from exc
+                raise InvalidInput(f"simulate: {what}: {exc}", code="FN-0000") from exc
 
 
 def _shapes_like(app: "App", inputs: NamedArrays) -> dict[str, tuple[int, ...]]:

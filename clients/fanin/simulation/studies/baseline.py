@@ -106,7 +106,8 @@ class Baseline:
                 state, loss = step(state, next(stream), replace(settings, learning_rate=rate))
                 if not math.isfinite(loss):
                     raise InvalidInput(
-                        f"the loss became {loss} in round {row.round}, expected a finite one; lower the learning rate"
+                        f"the loss became {loss} in round {row.round}, expected a finite one; lower the learning rate",
+                        code="FN-0000",
                     )
                 losses.append(loss)
             num_steps += len(losses)

@@ -41,7 +41,9 @@ def prepare_folder(path: Path) -> OSError | None:
 def storage_error(path: Path, failure: BaseException) -> StorageFull:
     """Return the error of a checkpoint that could not be written."""
     remaining = describe_latest(path.parent)
-    error = StorageFull(f"{path}: the checkpoint could not be written ({failure_cause(failure)}); {remaining}")
+    error = StorageFull(
+        f"{path}: the checkpoint could not be written ({failure_cause(failure)}); {remaining}", code="FN-0000"
+    )
     error.__cause__ = failure
     return error
 
@@ -66,7 +68,8 @@ def check_finite(path: Path, engine: Engine) -> Diverged | None:
         return None
     return Diverged(
         f"{path}: got {broken} with values that are not finite, expected finite ones; nothing is saved, and "
-        f"{describe_latest(path.parent)}; run the job again with a lower learning rate or a clip_norm"
+        f"{describe_latest(path.parent)}; run the job again with a lower learning rate or a clip_norm",
+        code="FN-0000",
     )
 
 
@@ -91,7 +94,7 @@ def _read_entries(path: Path) -> Mapping[str, object]:
     try:
         return FileSystemReader(path).read_metadata().state_dict_metadata
     except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError, IndexError, ValueError) as exc:
-        raise Corrupted(f"{path}: its index cannot be read ({type(exc).__name__}: {exc})") from exc
+        raise Corrupted(f"{path}: its index cannot be read ({type(exc).__name__}: {exc})", code="FN-0000") from exc
 
 
 def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes, frozen: Collection[str]) -> None:
@@ -130,7 +133,7 @@ def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes, froze
             f"[training] optimizer, momentum: got settings of another optimizer state than that of {min(trained)} "
             f"({', '.join(keys)}), expected those of the job of this checkpoint; restore them, or {new_start}"
         )
-    raise InvalidInput(f"{path}: {text}")
+    raise InvalidInput(f"{path}: {text}", code="FN-0000")
 
 
 def failure_cause(error: BaseException) -> str:

@@ -86,12 +86,14 @@ class JobCheckpoints:
                 self.skipped = others.skipped
             if progress is None:
                 raise InvalidInput(
-                    f"checkpoints: got resume {settings.resume}, expected a folder with a whole checkpoint"
+                    f"checkpoints: got resume {settings.resume}, expected a folder with a whole checkpoint",
+                    code="FN-0000",
                 )
         if progress is not None and progress.seed != seed:
             raise InvalidInput(
                 f"checkpoints: got seed {seed}, expected {progress.seed} as in the checkpoint: the seed decides which "
-                "samples were already used"
+                "samples were already used",
+                code="FN-0000",
             )
         self.state = LoopState() if progress is None else _state_of(progress)
         if progress is not None:
@@ -180,7 +182,7 @@ def _check_on_all(folder: Path) -> None:
         dist.all_gather_object(errors, own)
     for error in errors:
         if error is not None:
-            raise InvalidInput(error)
+            raise InvalidInput(error, code="FN-0000")
 
 
 def _state_of(progress: Progress) -> LoopState:
@@ -189,7 +191,8 @@ def _state_of(progress: Progress) -> LoopState:
     if missing:
         raise InvalidInput(
             f"checkpoints: got one after {progress.step} steps without {', '.join(missing)}, expected one of fanin "
-            "train; resume it with the program that wrote it, or export its weights with export_weights"
+            "train; resume it with the program that wrote it, or export its weights with export_weights",
+            code="FN-0000",
         )
     return LoopState(
         step=progress.step,

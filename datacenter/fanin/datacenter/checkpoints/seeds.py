@@ -57,7 +57,8 @@ def is_seed_file(path: Path, digest: str) -> bool:
     if stored != digest:
         raise InvalidInput(
             f"{path}: got initial parameters of another model, seed or release of torch (digest {stored}), expected "
-            f"{digest}; remove the file, or use another folder for this job"
+            f"{digest}; remove the file, or use another folder for this job",
+            code="FN-0000",
         )
     return True
 
@@ -99,7 +100,9 @@ def write_seed_file(path: Path, start: Start, digest: str, alive: Callable[[], N
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as exc:
-        raise StorageFull(f"{path}: the initial parameters could not be written ({exc.strerror or exc})") from exc
+        raise StorageFull(
+            f"{path}: the initial parameters could not be written ({exc.strerror or exc})", code="FN-0000"
+        ) from exc
     finally:
         draft.unlink(missing_ok=True)
 

@@ -58,7 +58,8 @@ class MaskedSamples:
         if len(self.tokens) < self.length:
             raise InvalidInput(
                 f"tokens: got {len(self.tokens)}, expected at least {self.length}, one window; use more data, or a "
-                "shorter sequence"
+                "shorter sequence",
+                code="FN-0000",
             )
 
     def __len__(self) -> int:

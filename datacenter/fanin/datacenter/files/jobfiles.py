@@ -225,7 +225,7 @@ def write_error(folder: Path, error: FaninError) -> None:
     A rank stores its error before it closes its connections. The errors of the ranks that lose it are later ones.
     """
     if ERROR_FILE not in {name for name, _ in outcome_files(folder)}:
-        _write_json(folder / ERROR_FILE, {"error": type(error).__name__, "message": str(error)})
+        _write_json(folder / ERROR_FILE, {"error": type(error).__name__, "message": str(error), "code": error.code})
 
 
 def is_complete(new: set[tuple[str, int]]) -> bool:
@@ -256,7 +256,7 @@ def read_error(folder: Path) -> FaninError | None:
     if ERROR_FILE not in {name for name, _ in outcome_files(folder)}:
         return None
     row = _read_json(folder / ERROR_FILE)
-    return error_named(str(row.get("error")), str(row.get("message")))
+    return error_named(str(row.get("error")), str(row.get("message")), str(row.get("code")))
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -276,11 +276,11 @@ def _read_json(path: Path) -> dict[str, object]:
     try:
         row = json.loads(path.read_bytes())
     except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})") from exc
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})", code="FN-0000") from exc
     except (ValueError, RecursionError) as exc:
-        raise InvalidInput(f"{path}: not JSON ({exc})") from exc
+        raise InvalidInput(f"{path}: not JSON ({exc})", code="FN-0000") from exc
     if not isinstance(row, dict):
-        raise InvalidInput(f"{path}: got {type(row).__name__}, expected an object")
+        raise InvalidInput(f"{path}: got {type(row).__name__}, expected an object", code="FN-0000")
     if row.get("format") != FORMAT:
-        raise InvalidInput(f"{path}: got format {row.get('format')!r}, expected {FORMAT}")
+        raise InvalidInput(f"{path}: got format {row.get('format')!r}, expected {FORMAT}", code="FN-0000")
     return row

@@ -48,7 +48,8 @@ def balance_pipeline(config: TrainConfig, job: JobModel, device: torch.device) -
     if stored and len(stored) != expected:
         raise InvalidInput(
             f"{folder}/{LAYER_TIMES_FILE}: got {len(stored)} times, expected {expected}: inputs, each layer, outputs; "
-            "the file belongs to another model, use another folder"
+            "the file belongs to another model, use another folder",
+            code="FN-0000",
         )
 
     def measure(after_part: Callable[[], None]) -> Times:

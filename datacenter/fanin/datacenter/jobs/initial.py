@@ -76,7 +76,8 @@ def write_initial(config: TrainConfig, values: InitialParameters, folder: Path) 
     """
     if config.model.initial is not None:
         raise InvalidInput(
-            f"initial: got parameters, and [model] initial {config.model.initial}, expected one of them; leave one out"
+            f"initial: got parameters, and [model] initial {config.model.initial}, expected one of them; leave one out",
+            code="FN-0000",
         )
     data, suffix = _file_of(values)
     check_folder(folder, f"datacenter job: got folder {folder}", create=True)
@@ -91,17 +92,21 @@ def _file_of(values: InitialParameters) -> tuple[bytes, str]:
     flat = np.empty(0, np.float32) if isinstance(values, Mapping) else np.asarray(values)
     for name, array in {**arrays, "the array": flat}.items():
         if array.dtype != np.float32:
-            raise InvalidInput(f"initial: got {name} of {array.dtype}, expected float32 arrays; convert it")
+            raise InvalidInput(
+                f"initial: got {name} of {array.dtype}, expected float32 arrays; convert it", code="FN-0000"
+            )
     if not isinstance(values, Mapping):
         if flat.ndim != 1:
-            raise InvalidInput(f"initial: got an array {list(flat.shape)}, expected a flat one, or arrays by name")
+            raise InvalidInput(
+                f"initial: got an array {list(flat.shape)}, expected a flat one, or arrays by name", code="FN-0000"
+            )
         buffer = BytesIO()
         np.save(buffer, flat, allow_pickle=False)
         return buffer.getvalue(), FLAT
     try:
         table = TensorTable.of({name: array.shape for name, array in arrays.items()})
     except (TypeError, ValueError) as exc:
-        raise InvalidInput(f"initial: {exc}") from exc
+        raise InvalidInput(f"initial: {exc}", code="FN-0000") from exc
     return encode_parameters(table, table.flatten(arrays)), CANONICAL
 
 
@@ -139,7 +144,8 @@ def _seed_file(folder: Path | None) -> Path:
     if folder is None:
         raise InvalidInput(
             "datacenter job: got several ranks and no folder, expected one that all of them share, because the first "
-            "rank writes the initial parameters into it; pass the job's folder"
+            "rank writes the initial parameters into it; pass the job's folder",
+            code="FN-0000",
         )
     return folder / SEED_FILE
 
@@ -188,7 +194,7 @@ def _file_digest(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})") from exc
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})", code="FN-0000") from exc
 
 
 @torch.no_grad()
@@ -200,6 +206,7 @@ def _load_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
             shape = list(own[name].shape) if name in own else "none"
             raise InvalidInput(
                 f"App: got the buffer {name} {list(value.shape)} on the first rank and {shape} on this one, expected "
-                "the same; the App's function must build the same module on every rank"
+                "the same; the App's function must build the same module on every rank",
+                code="FN-0000",
             )
         own[name].copy_(value)

@@ -74,7 +74,7 @@ from fanin.datacenter.training.model import JobModel, build_job_model
 from fanin.datacenter.training.parameters import parameter_table
 from fanin.datacenter.watch import hangs
 from fanin.edge.tensors import Float32s, TensorTable
-from fanin.protos.errors import Diverged, FaninError, InvalidInput, UnsupportedModel
+from fanin.protos.errors import Diverged, FaninError, InvalidInput, UnsupportedModel, coded
 from fanin.protos.texts import counted
 
 LOGGER: Final = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _run_rank(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
     try:
         config = read_config(path)
     except InvalidInput as exc:
-        sys.stderr.write(f"{type(exc).__name__}: {exc}\n")
+        sys.stderr.write(f"{type(exc).__name__}: {coded(exc)}\n")
         return 2
     if os.environ.get("RANK", "0") == "0":
         # No rank writes a report of this attempt before the first rank has joined the others.
@@ -135,13 +135,13 @@ def _run_rank(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
         (folder / SEED_FILE).unlink(missing_ok=True)
     if rank == 0 and result.failure:
         # Status 0, because a restart would not change the result.
-        _report(folder, InvalidInput(result.failure))
+        _report(folder, InvalidInput(result.failure, code="FN-0000"))
     return _stopped_status(stop) if multi_machine and result.metrics.stopped else 0
 
 
 def _report(folder: Path, error: FaninError) -> int:
     """Log and store the error of this rank, and return the exit status."""
-    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    sys.stderr.write(f"{type(error).__name__}: {coded(error)}\n")
     write_error(folder, error)
     # All ranks diverge at the same step, and would again after a restart. Status 0 prevents that, and the launcher
     # reports the error.
@@ -171,7 +171,8 @@ def _error_of_app(config: TrainConfig, caught: BaseException) -> FaninError | No
     what = f"{type(caught).__name__}{f' at {line}' if line else ''}"
     text = " ".join(str(caught).split())
     return UnsupportedModel(
-        f"App {config.model.app!r}: its own code raised {what}: {text}; the log of the rank has the traceback"
+        f"App {config.model.app!r}: its own code raised {what}: {text}; the log of the rank has the traceback",
+        code="FN-0000",
     )
 
 
@@ -236,7 +237,7 @@ def _load_observers(config: TrainConfig, place: RankPlace) -> list[Guest]:
         failure = Failure(reason=str(exc))
     verdict = agree(failure) if names else None
     if verdict is not None:
-        raise InvalidInput(verdict.reason)
+        raise InvalidInput(verdict.reason, code="FN-0000")
     return guests
 
 

@@ -138,7 +138,9 @@ def module_of(fields: JsonObject, dtype: str, seed: int | None, where: str) -> n
     library = _transformers()
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in library.CONFIG_MAPPING:
-        raise UnsupportedModel(f"{where}: got model_type {model_type!r}, expected one that transformers itself knows")
+        raise UnsupportedModel(
+            f"{where}: got model_type {model_type!r}, expected one that transformers itself knows", code="FN-0000"
+        )
     initialization: AbstractContextManager[object] = _uninitialized() if seed is None else seeded(seed)
     try:
         known = {key: value for key, value in fields.items() if key not in IGNORED_FIELDS}
@@ -163,7 +165,9 @@ def module_of(fields: JsonObject, dtype: str, seed: int | None, where: str) -> n
                 raise ValueError(f"got {name} {value}, expected at least 1")
     except _config_errors() as exc:
         text = " ".join(str(exc).split())
-        raise InvalidInput(f"{where}: transformers cannot build this model ({type(exc).__name__}: {text})") from exc
+        raise InvalidInput(
+            f"{where}: transformers cannot build this model ({type(exc).__name__}: {text})", code="FN-0000"
+        ) from exc
     return module
 
 
@@ -186,7 +190,8 @@ def _head_of(library: ModuleType, config: object, fields: JsonObject, where: str
         return library.AutoModelForCausalLM, causal[kind]
     raise UnsupportedModel(
         f"{where}: got model_type {fields.get('model_type')!r}, expected a causal or a masked language model of "
-        "transformers; this kind has no such head"
+        "transformers; this kind has no such head",
+        code="FN-0000",
     )
 
 
@@ -223,13 +228,16 @@ def _load_translated(module: nn.Module, settings: PretrainedSettings) -> None:
         )
     except unreadable as exc:
         text = " ".join(str(exc).split())
-        raise InvalidInput(f"{where}: transformers cannot read its weights ({type(exc).__name__}: {text})") from exc
+        raise InvalidInput(
+            f"{where}: transformers cannot read its weights ({type(exc).__name__}: {text})", code="FN-0000"
+        ) from exc
     missing, wrong = (sorted(map(str, report.get(name, ()))) for name in ("missing_keys", "mismatched_keys"))
     if missing or wrong:
         raise InvalidInput(
             f"{where}: got weights of which {len(wrong)} have another shape and {len(missing)} are missing, such as "
             f"{(missing or wrong)[0]}, expected all of {type(module).__name__}; write the model again with "
-            "save_pretrained of transformers"
+            "save_pretrained of transformers",
+            code="FN-0000",
         )
     with torch.no_grad():
         values = dict(loaded.named_parameters())
@@ -253,7 +261,9 @@ def positions_of(module: nn.Module) -> int | None:
 
 def _transformers() -> ModuleType:
     if find_spec("transformers") is None:
-        raise RuntimeMissing("model: transformers is not installed here; pip install 'fanin[transformers]'")
+        raise RuntimeMissing(
+            "model: transformers is not installed here; pip install 'fanin[transformers]'", code="FN-0000"
+        )
     return importlib.import_module("transformers")
 
 

@@ -39,13 +39,15 @@ def read_config(folder: Path) -> JsonObject:
     try:
         config = json.loads(path.read_bytes())
     except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc.strerror}); expected the folder of a model") from exc
+        raise InvalidInput(
+            f"{path}: cannot be read ({exc.strerror}); expected the folder of a model", code="FN-0000"
+        ) from exc
     except (ValueError, RecursionError) as exc:
-        raise InvalidInput(f"{path}: not JSON ({exc})") from exc
+        raise InvalidInput(f"{path}: not JSON ({exc})", code="FN-0000") from exc
     if not isinstance(config, dict):
-        raise InvalidInput(f"{path}: got {type(config).__name__}, expected an object")
+        raise InvalidInput(f"{path}: got {type(config).__name__}, expected an object", code="FN-0000")
     if config.get("quantization_config") is not None:
-        raise UnsupportedModel(f"{path}: got a quantized model, expected one whose weights are floats")
+        raise UnsupportedModel(f"{path}: got a quantized model, expected one whose weights are floats", code="FN-0000")
     return config
 
 
@@ -62,7 +64,8 @@ def weights_in(folder: Path) -> Path | None:
     if others:
         raise InvalidInput(
             f"{folder}: got weights in {others[0]}, expected {ONE_FILE} or {INDEX}: a pickle is never opened, because "
-            "it can run code; write the model again with save_pretrained of transformers"
+            "it can run code; write the model again with save_pretrained of transformers",
+            code="FN-0000",
         )
     return None
 

@@ -43,7 +43,8 @@ class Link:
         if not 0 < self.bytes_per_second < inf or not 0 <= self.latency_s < inf:
             raise InvalidInput(
                 f"link {self.name}: got {self.bytes_per_second} bytes a second and a latency of {self.latency_s} s, "
-                "expected a positive number and 0 or more"
+                "expected a positive number and 0 or more",
+                code="FN-0000",
             )
 
     def seconds(self, kind: str, amount: Amount, num_ranks: int) -> float:
@@ -92,7 +93,9 @@ def link_of(text: str) -> Link:
     try:
         speed = float(text)
     except ValueError:
-        raise InvalidInput(f"link: got {text!r}, expected gigabytes a second or one of {', '.join(LINKS)}") from None
+        raise InvalidInput(
+            f"link: got {text!r}, expected gigabytes a second or one of {', '.join(LINKS)}", code="FN-0000"
+        ) from None
     return _link(f"{text} GB/s", speed, OWN_LATENCY_S, "as given")
 
 
@@ -112,7 +115,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         if self.ranks_per_node < 1:
-            raise InvalidInput(f"topology: got {self.ranks_per_node} ranks a node, expected at least 1")
+            raise InvalidInput(f"topology: got {self.ranks_per_node} ranks a node, expected at least 1", code="FN-0000")
 
     def link(self, axis: str, sizes: Mapping[str, int]) -> Link:
         """Return the link that connects the ranks along an axis. Ranks on the last axes are closest to each other.

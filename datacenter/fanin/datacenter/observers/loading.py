@@ -46,12 +46,15 @@ def guest_of(name: str, observer: object) -> Guest:
     """Return an observer as a guest. Raises InvalidInput unless it has a method ``on`` that accepts one event."""
     if not isinstance(observer, TrainingObserver) or not callable(observer.on):
         raise InvalidInput(
-            f"observer {name}: got {type(observer).__name__}, expected an object with a method on(event)"
+            f"observer {name}: got {type(observer).__name__}, expected an object with a method on(event)",
+            code="FN-0000",
         )
     try:
         signature(observer.on).bind(None)
     except (TypeError, ValueError) as exc:
-        raise InvalidInput(f"observer {name}: got on{_arguments(observer)}, expected on(event) ({exc})") from exc
+        raise InvalidInput(
+            f"observer {name}: got on{_arguments(observer)}, expected on(event) ({exc})", code="FN-0000"
+        ) from exc
     return Guest(name, observer)
 
 
@@ -63,14 +66,17 @@ def _create(name: str, place: RankPlace) -> object:
     try:
         factory = load_object("observer", name)
         if not callable(factory):
-            raise InvalidInput(f"observer {name!r}: got {type(factory).__name__}, expected a function of one RankPlace")
+            raise InvalidInput(
+                f"observer {name!r}: got {type(factory).__name__}, expected a function of one RankPlace", code="FN-0000"
+            )
         return factory(place)
     except FaninError as exc:
-        raise InvalidInput(str(exc)) from exc
+        raise InvalidInput(str(exc), code="FN-0000") from exc
     except (Exception, SystemExit) as exc:  # Any error: the code is not fanin's. It may even call sys.exit.
         raise InvalidInput(
             f"observer {name!r}: its factory raised {type(exc).__name__}: {exc}; correct the factory. It is called "
-            "with one RankPlace"
+            "with one RankPlace",
+            code="FN-0000",
         ) from exc
 
 

@@ -171,7 +171,9 @@ def build(
     check_layout(layout, model.module)
     check_widths(model.module, layout, parallel.mesh.tp)
     if parallel.offload and mesh is None:
-        raise InvalidInput("parallel: got offload and no mesh, expected one, of one rank or more: FSDP2 needs a mesh")
+        raise InvalidInput(
+            "parallel: got offload and no mesh, expected one, of one rank or more: FSDP2 needs a mesh", code="FN-0000"
+        )
     apply_precision(model.module, parallel.precision)
     apply_freeze(model.module, training.freeze)
     table, shared = parameter_table(model, parallel), shared_names(model.module)
@@ -240,12 +242,13 @@ def apply_freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         matches = [value for name, value in module.named_parameters() if fnmatchcase(name, pattern)]
         if not matches:
-            raise InvalidInput(f"freeze: no parameter's name matches {pattern!r}")
+            raise InvalidInput(f"freeze: no parameter's name matches {pattern!r}", code="FN-0000")
         for value in matches:
             value.requires_grad_(False)
     if not any(value.requires_grad for value in module.parameters()):
         raise InvalidInput(
-            f"freeze: nothing is left to train (patterns {list(patterns)}), expected at least one parameter"
+            f"freeze: nothing is left to train (patterns {list(patterns)}), expected at least one parameter",
+            code="FN-0000",
         )
 
 

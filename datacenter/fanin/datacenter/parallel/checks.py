@@ -21,7 +21,9 @@ def check_job(layout: Layout, parallel: ParallelSettings, training: TrainingSett
     sizes_of_axes = {"pp": parallel.mesh.pp, "tp": parallel.mesh.tp}
     for axis, fault in layout.unfit.items():
         if sizes_of_axes[axis] > 1:
-            raise UnsupportedModel(f"mesh {parallel.mesh}: got {axis} {sizes_of_axes[axis]} for {fault}")
+            raise UnsupportedModel(
+                f"mesh {parallel.mesh}: got {axis} {sizes_of_axes[axis]} for {fault}", code="FN-0000"
+            )
     faults = [
         *_width_faults(layout, parallel.mesh),
         *_depth_faults(layout, parallel),
@@ -34,7 +36,8 @@ def check_job(layout: Layout, parallel: ParallelSettings, training: TrainingSett
             f"mesh {parallel.mesh}: {'; '.join(faults)} (world {world_size}, {sizes.num_layers} layers, "
             f"{sizes.num_heads} heads, {sizes.num_kv_heads} kv heads, feed-forward {sizes.feed_forward}, batch "
             f"{training.batch_size}, accumulate {training.accumulate}, {parallel.microbatches} microbatches, schedule "
-            f"{parallel.schedule})"
+            f"{parallel.schedule})",
+            code="FN-0000",
         )
 
 
@@ -44,7 +47,8 @@ def check_sequence(parallel: ParallelSettings, length: int) -> None:
     if parallel.sequence_parallel and length % tp:
         raise InvalidInput(
             f"parallel: got sequence_parallel, tp {tp} and sequences of {length} tokens, expected a multiple of tp: "
-            "every rank needs the same number of positions; use another length, or omit sequence_parallel"
+            "every rank needs the same number of positions; use another length, or omit sequence_parallel",
+            code="FN-0000",
         )
 
 

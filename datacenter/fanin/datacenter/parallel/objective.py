@@ -115,7 +115,8 @@ def padded_objective(loss: SampleLoss) -> Objective:
         if per_sample.shape != real.shape:
             raise InvalidInput(
                 f"loss: got shape {tuple(per_sample.shape)} for {len(real)} samples, expected {tuple(real.shape)}, one "
-                "number for each sample; use reduction='none' and take the mean over the other dimensions"
+                "number for each sample; use reduction='none' and take the mean over the other dimensions",
+                code="FN-0000",
             )
         return torch.where(real, per_sample, 0.0)
 
@@ -131,7 +132,8 @@ def _checked(outputs: object) -> Tensor:
     if isinstance(outputs, Tensor):
         return outputs
     raise InvalidInput(
-        f"model: the module returned {type(outputs).__name__}, expected a tensor; return that tensor alone in forward"
+        f"model: the module returned {type(outputs).__name__}, expected a tensor; return that tensor alone in forward",
+        code="FN-0000",
     )
 
 

@@ -103,7 +103,8 @@ def pretrained_layout(module: nn.Module) -> Layout:
     if prefix is None or config is None:
         raise UnsupportedModel(
             f"{kind}: got a module without config and base_model_prefix, expected a language model of transformers; "
-            "put any other module into a TrainableModel with its own Layout"
+            "put any other module into a TrainableModel with its own Layout",
+            code="FN-0000",
         )
     names = {name for name, _ in module.named_modules()}
     missing = sorted({f"{prefix}.embed_tokens", f"{prefix}.layers", f"{prefix}.norm", "lm_head"} - names)

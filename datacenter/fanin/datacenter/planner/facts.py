@@ -141,7 +141,9 @@ def facts_of(name: str, module: nn.Module, layout: Layout) -> ModelFacts:
     tables = [weight for weight in weights if weight.style == "vocabulary"]
     keys = [weight for weight in weights if weight.style == "kv" and weight.name.startswith(first)]
     if not tables or not keys:
-        raise InvalidInput(f"planner: the layout of {name} names no 'vocabulary' or no 'kv' module, expected both")
+        raise InvalidInput(
+            f"planner: the layout of {name} names no 'vocabulary' or no 'kv' module, expected both", code="FN-0000"
+        )
     return ModelFacts(
         name=name,
         layout=layout,
@@ -164,7 +166,8 @@ def planned_facts(name: str, model: FamilyModel) -> ModelFacts:
         planned = ", ".join(each for each, family in FAMILIES.items() if family.planned)
         raise InvalidInput(
             f"planner: got the family {model.name!r}, expected one whose layers the planner's formulas describe: "
-            f"{planned}"
+            f"{planned}",
+            code="FN-0000",
         )
     return facts_of(name, model.skeleton(), model.layout)
 

@@ -42,7 +42,8 @@ def choose_type(device: str, num_local: int, num_gpus: int) -> str:
         usable = "" if num_gpus else f" ({NO_CUDA if torch.version.cuda is None else NO_GPU})"
         raise InvalidInput(
             f"parallel: got device {device!r}, {num_local} ranks and {num_gpus} GPUs on this machine{usable}, "
-            "expected a GPU for each rank; start fewer processes on it, or set [parallel] device = 'cpu'"
+            "expected a GPU for each rank; start fewer processes on it, or set [parallel] device = 'cpu'",
+            code="FN-0000",
         )
     return "cuda"
 

@@ -148,7 +148,8 @@ class TrainingLoop:
             if isinstance(verdict, Failure) and not reason:
                 self._failed_together = True
                 raise InvalidInput(
-                    f"{verdict.reason}; the job ends after step {self.state.step}; correct this observer"
+                    f"{verdict.reason}; the job ends after step {self.state.step}; correct this observer",
+                    code="FN-0000",
                 )
             if isinstance(verdict, Interrupt):
                 self.interrupted = True
@@ -249,7 +250,8 @@ class TrainingLoop:
             f"training: step {state.step + 1}: got loss {loss:g} and gradient norm {norm:g} (learning rate "
             f"{self._rate:g}){skipped}, expected finite numbers; the step changed nothing; lower the learning rate, "
             f"set clip_norm, look at the samples of epoch {state.cursor.epoch} from {state.cursor.taken} on, or raise "
-            f"max_skips ({most}) to leave such steps out"
+            f"max_skips ({most}) to leave such steps out",
+            code="FN-0000",
         )
 
     def evaluate(self) -> tuple[float, float]:
@@ -297,7 +299,8 @@ class TrainingLoop:
             raise Diverged(
                 f"evaluation: step {state.step}: got validation loss {loss:g} (train loss {train_loss}), expected a "
                 f"finite one; lower the learning rate ({self._config.training.learning_rate:g}), or look at the "
-                "held-out samples"
+                "held-out samples",
+                code="FN-0000",
             )
         self._evaluations.append(
             HeldOutEvaluation(

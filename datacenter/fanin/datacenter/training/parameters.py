@@ -57,10 +57,13 @@ def load_parameters(module: torch.nn.Module, table: TensorTable, flat: Float32s)
         raise InvalidInput(
             f"parameters: got {counted(len(received), 'tensor')}: {differences or 'in another order'}, such as "
             f"{_examples(set(table.specs) ^ set(expected.specs))}; expected the parameters of this model; name another "
-            "file, or correct the model"
+            "file, or correct the model",
+            code="FN-0000",
         )
     if not np.isfinite(flat).all():
-        raise InvalidInput(f"parameters: got {int((~np.isfinite(flat)).sum())} values that are not finite")
+        raise InvalidInput(
+            f"parameters: got {int((~np.isfinite(flat)).sum())} values that are not finite", code="FN-0000"
+        )
     views = table.views(flat)
     with torch.no_grad():
         for name, value in _vector_tensors(module).items():

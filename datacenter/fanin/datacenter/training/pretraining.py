@@ -44,7 +44,8 @@ class Pretraining:
         if self.epochs < 1 or not 0.0 < self.learning_rate < float("inf"):
             raise InvalidInput(
                 f"pretraining: got {self.epochs} epochs and a learning rate of {self.learning_rate:g}, expected at "
-                "least 1 and a positive number"
+                "least 1 and a positive number",
+                code="FN-0000",
             )
 
 
@@ -87,7 +88,8 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
             mean = float(np.mean(losses))
             if not np.isfinite(mean):
                 raise InvalidInput(
-                    f"pretraining: the loss is {mean} in epoch {epoch}, expected a number; {TRAIN_AGAIN}"
+                    f"pretraining: the loss is {mean} in epoch {epoch}, expected a number; {TRAIN_AGAIN}",
+                    code="FN-0000",
                 )
             log(f"pretraining: epoch {epoch} of {options.epochs}, loss {mean:.4f}")
     return replace(app, module=module)
@@ -101,25 +103,29 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
     try:
         data = at_longest(data, app.lengths)
     except ValueError as exc:
-        raise InvalidInput(f"pretraining: got data {exc}") from exc
+        raise InvalidInput(f"pretraining: got data {exc}", code="FN-0000") from exc
     converted, y = inputs_of(app, torch_inputs(data.inputs)), torch.from_numpy(data.y)
     if missing := [name for name in app.inputs if name not in converted]:
         raise InvalidInput(
-            f"pretraining: got data with the inputs {sorted(converted)}, expected {sorted(app.inputs)}; add {missing}"
+            f"pretraining: got data with the inputs {sorted(converted)}, expected {sorted(app.inputs)}; add {missing}",
+            code="FN-0000",
         )
     inputs = {name: converted[name] for name in app.inputs}
     for name, expected in app.inputs.items():
         if (inputs[name].dtype, inputs[name].shape[1:]) != (expected.dtype, expected.shape[1:]):
             raise InvalidInput(
                 f"pretraining: got data {name} {form_of(inputs[name].dtype, inputs[name].shape)}, expected "
-                f"{form_of(expected.dtype, (-1, *app.input_shapes[name]))} like the calibration data of App {app.name}"
+                f"{form_of(expected.dtype, (-1, *app.input_shapes[name]))} like the calibration data of App {app.name}",
+                code="FN-0000",
             )
     is_values = y.is_floating_point()
     if is_values != app.target_dtype.is_floating_point or (app.num_classes and int(y.max()) >= app.num_classes):
         integers = f"classes from 0 to {app.num_classes - 1}" if app.num_classes else "integers"
         wanted = "float values" if app.target_dtype.is_floating_point else integers
         remedy = "" if is_values or not app.num_classes else label_remedy(data.y, app.num_classes)
-        raise InvalidInput(f"pretraining: got data y {y.dtype} from {y.min()} to {y.max()}, expected {wanted}{remedy}")
+        raise InvalidInput(
+            f"pretraining: got data y {y.dtype} from {y.min()} to {y.max()}, expected {wanted}{remedy}", code="FN-0000"
+        )
     return inputs, y if is_values else y.long()
 
 

@@ -153,7 +153,9 @@ def mfu(flops_per_token: float, tokens_per_second: float, peak_flops_per_second:
         InvalidInput: The peak is not positive.
     """
     if peak_flops_per_second <= 0:
-        raise InvalidInput(f"mfu: got a peak of {peak_flops_per_second} FLOPs a second, expected a positive number")
+        raise InvalidInput(
+            f"mfu: got a peak of {peak_flops_per_second} FLOPs a second, expected a positive number", code="FN-0000"
+        )
     return flops_per_token * tokens_per_second / peak_flops_per_second
 
 

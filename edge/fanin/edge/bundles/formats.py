@@ -49,7 +49,7 @@ class FileFormat:
 def file_format(name: str) -> FileFormat:
     """Return the record of a format. Raises InvalidBundle for an unknown one."""
     if name not in FILE_FORMATS:
-        raise InvalidBundle(f"graph format: got {name!r}, expected one of {sorted(FILE_FORMATS)}")
+        raise InvalidBundle(f"graph format: got {name!r}, expected one of {sorted(FILE_FORMATS)}", code="FN-0000")
     return FILE_FORMATS[name]
 
 
@@ -58,7 +58,9 @@ def format_of(name: str) -> str:
     suffixes = {row.suffix: graph_format for graph_format, row in FILE_FORMATS.items()}
     graph_format = suffixes.get(PurePath(name).suffix.lower())
     if graph_format is None:
-        raise InvalidInput(f"{name}: got a file of unknown format, expected one that ends in {sorted(suffixes)}")
+        raise InvalidInput(
+            f"{name}: got a file of unknown format, expected one that ends in {sorted(suffixes)}", code="FN-0000"
+        )
     return graph_format
 
 
@@ -87,7 +89,8 @@ def _check_constants(data: bytes, slots: Slots, what: str) -> None:
             form = "none" if constant is None else f"{constant.dtype or 'another type'} {constant.shape}"
             raise InvalidBundle(
                 f"{what}: constant {slot.initializer!r}: got {form}, expected {dtypes.get(slot.kind, 'float32')} "
-                f"{slot.shape}, which a Version fills; rename the constant, or list the graph's slots"
+                f"{slot.shape}, which a Version fills; rename the constant, or list the graph's slots",
+                code="FN-0000",
             )
 
 
@@ -113,7 +116,8 @@ def fill_offsets(data: bytes, slots: Sequence[Slot], values: Mapping[str, SlotVa
         if slot.offset < 0 or end > len(data):
             raise InvalidBundle(
                 f"{what}: slot {slot.initializer!r} has the bytes {slot.offset} to {end}, "
-                f"expected a range within the file's {len(data)}"
+                f"expected a range within the file's {len(data)}",
+                code="FN-0000",
             )
         filled[slot.offset : end] = row.reshape(-1).view(np.uint8)
     return filled.tobytes()
@@ -137,7 +141,8 @@ def _slot_at(name: str, value: Float32s, data: bytes, what: str) -> Slot:
     if len(matches) != 1:
         raise InvalidBundle(
             f"{what}: the values of {name!r} occur at {len(matches)} positions in the file, expected one; export the "
-            "model with unique values (not all zeros), or list the slot with its offset"
+            "model with unique values (not all zeros), or list the slot with its offset",
+            code="FN-0000",
         )
     ((offset, order),) = matches
     shape = tuple(value.shape[dim] for dim in order)

@@ -81,7 +81,8 @@ def load_or_create_key(path: Path) -> SigningKey:
     except ValueError as exc:
         raise InvalidInput(
             f"{path}: got {len(data)} characters, expected a key of 64 hexadecimal ones; restore it from a backup, or "
-            "remove it: a new key is created, which is a new identity"
+            "remove it: a new key is created, which is a new identity",
+            code="FN-0000",
         ) from exc
 
 

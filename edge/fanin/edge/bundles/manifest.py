@@ -42,7 +42,8 @@ class OptimizerSetting:
         if not 0.0 < self.below <= UNBOUNDED or not self.allows(self.default):
             raise InvalidBundle(
                 f"optimizer: got the default {self.default} below {self.below}, expected at least 0.0, below a bound "
-                f"of at most {UNBOUNDED:g}"
+                f"of at most {UNBOUNDED:g}",
+                code="FN-0000",
             )
 
     def allows(self, value: float) -> bool:
@@ -64,7 +65,7 @@ class LocalParameters:
 
     def __post_init__(self) -> None:
         if not self.table.specs:
-            raise InvalidBundle("local: got no parameters, expected at least one; leave the key out")
+            raise InvalidBundle("local: got no parameters, expected at least one; leave the key out", code="FN-0000")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,24 +117,30 @@ class Manifest:
         if self.batch_size < 1 or self.num_classes < 0:
             raise InvalidBundle(
                 f"manifest: got batch_size {self.batch_size} and num_classes {self.num_classes}, expected at least 1 "
-                "and 0"
+                "and 0",
+                code="FN-0000",
             )
         if self.signatures and (lacking := sorted(set(DEVICE_SIGNATURES) - set(self.signatures))):
-            raise InvalidBundle(f"manifest: got signatures {sorted(self.signatures)}, expected also {lacking}")
+            raise InvalidBundle(
+                f"manifest: got signatures {sorted(self.signatures)}, expected also {lacking}", code="FN-0000"
+            )
         for name, signature in self.signatures.items():
             for artifact in signature.graphs.values():
                 if artifact not in self.artifacts:
                     raise InvalidBundle(
-                        f"manifest: signature {name!r} names artifact {artifact!r}, which is not listed"
+                        f"manifest: signature {name!r} names artifact {artifact!r}, which is not listed", code="FN-0000"
                     )
         inputs = {port.name for port in self.signatures["infer"].inputs} if self.signatures else set()
         if not self.num_tokens.keys() <= inputs or any(num < 1 for num in self.num_tokens.values()):
             raise InvalidBundle(
                 f"manifest: got num_tokens {dict(self.num_tokens)}, expected numbers of at least 1 for inputs of "
-                f"{sorted(inputs)}"
+                f"{sorted(inputs)}",
+                code="FN-0000",
             )
         if self.initial not in self.artifacts:
-            raise InvalidBundle(f"manifest: initial parameters {self.initial!r} are not among the artifacts")
+            raise InvalidBundle(
+                f"manifest: initial parameters {self.initial!r} are not among the artifacts", code="FN-0000"
+            )
         self._check_local()
         shapes = {spec.name: spec.shape for spec in self.model_table.specs}
         self.derived.shapes(shapes)
@@ -141,13 +148,16 @@ class Manifest:
         for key, slots in self.slots.items():
             graph_format, _, size = key.partition("@")
             if graph_format not in formats or (size and int_of(size) not in self._shorter):
-                raise InvalidBundle(f"manifest: slots in {key!r}, expected only in formats of the infer graph")
+                raise InvalidBundle(
+                    f"manifest: slots in {key!r}, expected only in formats of the infer graph", code="FN-0000"
+                )
             check_slots(slots, shapes, self.derived)
         for graph_format in formats:
             if shapes and not self.slots.get(graph_format):
                 raise InvalidBundle(
                     f"manifest: got no slots in {graph_format!r}, expected at least one; "
-                    "without slots no Version changes the int8 model"
+                    "without slots no Version changes the int8 model",
+                    code="FN-0000",
                 )
         self._check_names()
         self._check_lengths()
@@ -173,20 +183,25 @@ class Manifest:
                 try:
                     check_label(f"manifest: {kind}", label)
                 except InvalidInput as exc:
-                    raise InvalidBundle(str(exc)) from exc
+                    raise InvalidBundle(str(exc), code="FN-0000") from exc
 
     def _check_local(self) -> None:
         """Raise InvalidBundle unless personal parameters have values, and other names than those that travel."""
         if self.local is None:
             return
         if not self.signatures or not self.table.specs:
-            raise InvalidBundle("manifest: local: expected also graphs, and at least one parameter that travels")
+            raise InvalidBundle(
+                "manifest: local: expected also graphs, and at least one parameter that travels", code="FN-0000"
+            )
         if self.local.initial not in self.artifacts or self.local.initial == self.initial:
             raise InvalidBundle(
-                f"manifest: local: got the initial values {self.local.initial!r}, expected an artifact of their own"
+                f"manifest: local: got the initial values {self.local.initial!r}, expected an artifact of their own",
+                code="FN-0000",
             )
         if both := {spec.name for spec in self.table.specs} & {spec.name for spec in self.local.table.specs}:
-            raise InvalidBundle(f"manifest: local: got {sorted(both)} also among the parameters that travel")
+            raise InvalidBundle(
+                f"manifest: local: got {sorted(both)} also among the parameters that travel", code="FN-0000"
+            )
 
     @property
     def model_table(self) -> TensorTable:
@@ -238,7 +253,8 @@ class Manifest:
         if names != expected:
             raise InvalidBundle(
                 f"manifest: got the signatures {sorted(names)} of lengths and batch sizes, expected "
-                f"{sorted(expected)}; export the App again"
+                f"{sorted(expected)}; export the App again",
+                code="FN-0000",
             )
 
     def _check_batch_sizes(self) -> None:
@@ -246,7 +262,7 @@ class Manifest:
         try:
             check_other_sizes(self.batch_size, self.other_batch_sizes)
         except InvalidInput as exc:
-            raise InvalidBundle(f"manifest: {exc}") from exc
+            raise InvalidBundle(f"manifest: {exc}", code="FN-0000") from exc
         for size in self.other_batch_sizes:
             for name in self._train_names:
                 batched = BATCH_PORTS | {port.name for port in self.signatures["infer"].inputs}
@@ -301,7 +317,8 @@ class Manifest:
             raise InvalidInput(
                 f"batch_size: got {size}, but the bundle's train graphs are for "
                 f"{', '.join(map(str, self.batch_sizes))}; choose one of these, or export the App with "
-                f"App(other_batch_sizes=({size},))"
+                f"App(other_batch_sizes=({size},))",
+                code="FN-0000",
             )
         signatures = {name: each for name, each in self.signatures.items() if not name.startswith(TRAIN)}
         signatures |= {name: self.signatures[with_batch(name, size)] for name in self._train_names}

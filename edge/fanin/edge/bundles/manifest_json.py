@@ -89,21 +89,22 @@ def parse_manifest(data: bytes) -> Manifest:
         # Not json.loads(data), which also reads UTF-16 and UTF-32: the same manifest would have several byte forms.
         root = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
-        raise InvalidBundle(f"manifest: not JSON ({exc})") from exc
+        raise InvalidBundle(f"manifest: not JSON ({exc})", code="FN-0000") from exc
     if not isinstance(root, dict):
-        raise InvalidBundle(f"manifest: got {type(root).__name__}, expected an object")
+        raise InvalidBundle(f"manifest: got {type(root).__name__}, expected an object", code="FN-0000")
     # True equals 1, and so does 1.0.
     if type(root.get("format")) is not int or root["format"] != FORMAT:
         raise InvalidBundle(
             f"manifest: got format {root.get('format')!r}, expected {FORMAT}; "
-            "install a fanin that knows this format, or export the Bundle again"
+            "install a fanin that knows this format, or export the Bundle again",
+            code="FN-0000",
         )
     try:
         return _manifest(Reader(root, "manifest"))
     except InvalidBundle:
         raise
     except (InvalidInput, ValueError) as exc:
-        raise InvalidBundle(f"manifest: {exc}") from exc
+        raise InvalidBundle(f"manifest: {exc}", code="FN-0000") from exc
 
 
 def _manifest(reader: Reader) -> Manifest:
@@ -141,7 +142,9 @@ def _role_row(role: TensorRole) -> dict[str, object]:
 def _with_roles(table: TensorTable, reader: Reader) -> TensorTable:
     roles = {name: _role(row) for name, row in reader.children("roles")}
     if strange := sorted(roles.keys() - {spec.name for spec in table.specs}):
-        raise InvalidBundle(f"manifest.roles: got {strange[0]!r}, expected only names of the parameters")
+        raise InvalidBundle(
+            f"manifest.roles: got {strange[0]!r}, expected only names of the parameters", code="FN-0000"
+        )
     return table.with_roles(roles)
 
 
@@ -149,11 +152,15 @@ def _role(reader: Reader) -> TensorRole:
     reader.only("role", optional="lowest highest")
     kind = reader.text("role")
     if kind not in set(RoleKind):
-        raise InvalidBundle(f"{reader.path}.role: got {kind!r}, expected one of {[str(known) for known in RoleKind]}")
+        raise InvalidBundle(
+            f"{reader.path}.role: got {kind!r}, expected one of {[str(known) for known in RoleKind]}", code="FN-0000"
+        )
     bounds = {name: reader.number(name) for name in ("lowest", "highest") if name in reader.row}
     role = TensorRole(role=RoleKind(kind), lowest=bounds.get("lowest"), highest=bounds.get("highest"))
     if role == PARAMETER:
-        raise InvalidBundle(f"{reader.path}: got a parameter without a range, expected another role; leave the key out")
+        raise InvalidBundle(
+            f"{reader.path}: got a parameter without a range, expected another role; leave the key out", code="FN-0000"
+        )
     return role
 
 
@@ -162,7 +169,9 @@ def _other_batch_sizes(reader: Reader) -> tuple[int, ...]:
         return ()
     sizes = reader.shape("other_batch_sizes")
     if not sizes:
-        raise InvalidBundle(f"{reader.path}.other_batch_sizes: got none, expected at least one; leave the key out")
+        raise InvalidBundle(
+            f"{reader.path}.other_batch_sizes: got none, expected at least one; leave the key out", code="FN-0000"
+        )
     return sizes
 
 
@@ -211,7 +220,7 @@ def _port(reader: Reader) -> Port:
     reader.only("name dtype shape")
     port = Port(name=reader.text("name"), dtype=reader.text("dtype"), shape=reader.shape("shape", least=-1))
     if port.dtype not in DTYPES:
-        raise InvalidBundle(f"{reader.path}.dtype: got {port.dtype!r}, expected one of {list(DTYPES)}")
+        raise InvalidBundle(f"{reader.path}.dtype: got {port.dtype!r}, expected one of {list(DTYPES)}", code="FN-0000")
     return port
 
 
@@ -239,7 +248,9 @@ def parse_slot(reader: Reader) -> Slot:
     reader.only("initializer kind parameter shape weight axis permutation input_scale offset")
     kind = reader.text("kind")
     if kind not in set(SlotKind):
-        raise InvalidBundle(f"{reader.path}.kind: got {kind!r}, expected one of {[str(known) for known in SlotKind]}")
+        raise InvalidBundle(
+            f"{reader.path}.kind: got {kind!r}, expected one of {[str(known) for known in SlotKind]}", code="FN-0000"
+        )
     return Slot(
         initializer=reader.text("initializer"),
         kind=SlotKind(kind),

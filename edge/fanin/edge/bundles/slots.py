@@ -93,35 +93,37 @@ def check_slots(slots: tuple[Slot, ...], own: Mapping[str, tuple[int, ...]], der
         if slot.kind is SlotKind.BIAS and (slot.weight, slot.input_scale) not in scaled:
             raise InvalidBundle(
                 f"manifest: slot {slot.initializer!r}: got no bias_scale slot with its weight and input_scale, "
-                "expected one"
+                "expected one",
+                code="FN-0000",
             )
     spans = sorted((slot.offset, slot.offset + slot.size_bytes, slot.initializer) for slot in slots if slot.offset >= 0)
     for (_, end, name), (start, _, other) in pairwise(spans):
         if start < end:
-            raise InvalidBundle(f"manifest: slots {name!r} and {other!r} overlap in the file")
+            raise InvalidBundle(f"manifest: slots {name!r} and {other!r} overlap in the file", code="FN-0000")
     names = [slot.initializer for slot in slots]
     if len(set(names)) != len(names):
-        raise InvalidBundle("manifest: two slots name the same initializer")
+        raise InvalidBundle("manifest: two slots name the same initializer", code="FN-0000")
 
 
 def _check_slot(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> None:
     what = f"manifest: slot {slot.initializer!r}"
     missing = {slot.parameter, slot.weight} - set(shapes) - {""}
     if missing or not slot.parameter:
-        raise InvalidBundle(f"{what} names unknown parameters {sorted(missing)}")
+        raise InvalidBundle(f"{what} names unknown parameters {sorted(missing)}", code="FN-0000")
     if slot.kind in (SlotKind.BIAS, SlotKind.BIAS_SCALE):
         agrees = bool(slot.weight) and MIN_INPUT_SCALE <= slot.input_scale <= 1.0 / MIN_INPUT_SCALE
     else:
         agrees = not slot.weight and slot.input_scale == 0.0
     if not agrees:
         raise InvalidBundle(
-            f"{what}: got weight {slot.weight!r} and input_scale {slot.input_scale}, expected both in a bias only"
+            f"{what}: got weight {slot.weight!r} and input_scale {slot.input_scale}, expected both in a bias only",
+            code="FN-0000",
         )
     expected = _slot_shape(slot, shapes)
     # A TFLite graph may add dimensions of 1, or split one for a broadcast. The order of the values stays the same.
     is_reshapable = slot.kind in (SlotKind.WEIGHT, SlotKind.FLOAT) and slot.offset >= 0
     if slot.shape != expected and not (is_reshapable and prod(slot.shape) == prod(expected)):
-        raise InvalidBundle(f"{what}: got shape {slot.shape}, expected {expected}")
+        raise InvalidBundle(f"{what}: got shape {slot.shape}, expected {expected}", code="FN-0000")
 
 
 def _check_axes(slots: tuple[Slot, ...], derived: Derived) -> None:
@@ -135,7 +137,8 @@ def _check_axes(slots: tuple[Slot, ...], derived: Derived) -> None:
         if weight and axes.get(weight, frozen) != slot.axis:
             raise InvalidBundle(
                 f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, "
-                f"expected that of the weight_scale slot of {weight!r}, {axes.get(weight)}"
+                f"expected that of the weight_scale slot of {weight!r}, {axes.get(weight)}",
+                code="FN-0000",
             )
 
 
@@ -146,7 +149,8 @@ def _slot_shape(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int,
         if slot.kind not in (SlotKind.WEIGHT, SlotKind.FLOAT) or sorted(slot.permutation) != list(range(len(own))):
             raise InvalidBundle(
                 f"manifest: slot {slot.initializer!r}: got permutation {slot.permutation}, "
-                f"expected one of {len(own)} dimensions, and of a weight or a float only"
+                f"expected one of {len(own)} dimensions, and of a weight or a float only",
+                code="FN-0000",
             )
         own = tuple(own[dim] for dim in slot.permutation)
     if slot.kind is SlotKind.FLOAT:
@@ -154,13 +158,15 @@ def _slot_shape(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int,
     channelled = shapes[slot.weight or slot.parameter]
     if not 0 <= slot.axis < len(channelled):
         raise InvalidBundle(
-            f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, expected one of {len(channelled)} dimensions"
+            f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, expected one of {len(channelled)} dimensions",
+            code="FN-0000",
         )
     if slot.kind is SlotKind.WEIGHT:
         return own
     channels = (channelled[slot.axis],)
     if slot.kind is SlotKind.BIAS and own != channels:
         raise InvalidBundle(
-            f"manifest: slot {slot.initializer!r}: got a bias of shape {own}, expected {channels} as its weight has"
+            f"manifest: slot {slot.initializer!r}: got a bias of shape {own}, expected {channels} as its weight has",
+            code="FN-0000",
         )
     return channels

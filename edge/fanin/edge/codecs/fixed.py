@@ -188,7 +188,9 @@ class TwosComplement:
         """See ``Codec.decode``; returns a view."""
         size = self.dtype.itemsize
         if len(payload) % size:
-            raise InvalidUpdate(f"{self.name}: got a payload of {len(payload)} bytes, expected a multiple of {size}")
+            raise InvalidUpdate(
+                f"{self.name}: got a payload of {len(payload)} bytes, expected a multiple of {size}", code="FN-0000"
+            )
         return np.frombuffer(payload, self.dtype)
 
 
@@ -204,7 +206,7 @@ def codec_named(name: str) -> Codec:
     """Return the codec of this name. Raises InvalidUpdate for an unknown name."""
     codec = CODECS.get(name)
     if codec is None:
-        raise InvalidUpdate(f"codec: got {name!r}, expected one of {sorted(CODECS)}")
+        raise InvalidUpdate(f"codec: got {name!r}, expected one of {sorted(CODECS)}", code="FN-0000")
     return codec
 
 

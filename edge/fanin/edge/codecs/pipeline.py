@@ -107,7 +107,9 @@ class UpdatePipeline:
         def send(changed: Vector) -> Decoded:
             try:
                 if results:
-                    raise InvalidInput(f"stage {name}: sent two vectors, expected one; correct the stage")
+                    raise InvalidInput(
+                        f"stage {name}: sent two vectors, expected one; correct the stage", code="FN-0000"
+                    )
                 _check_vector(name, stage, vector, changed)
                 results.append(self._send(passing, names[1:], changed))
             except Exception as exc:
@@ -132,7 +134,7 @@ class UpdatePipeline:
         if problems:
             raise problems[0]
         if not results:
-            raise InvalidInput(f"stage {name}: sent no vector, expected one; correct the stage")
+            raise InvalidInput(f"stage {name}: sent no vector, expected one; correct the stage", code="FN-0000")
         passing.after[name] = _checked_state(name, stage, state, passing.part.trained.num_values)
         return results[0]
 
@@ -190,7 +192,7 @@ def stage_error(name: str, member: str, exc: Exception) -> FaninError:
     """
     if isinstance(exc, FaninError):
         return exc
-    return InvalidInput(f"stage {name}: {member} raised {foreign_text(exc)}; correct the stage")
+    return InvalidInput(f"stage {name}: {member} raised {foreign_text(exc)}; correct the stage", code="FN-0000")
 
 
 def form_of(values: object) -> str:
@@ -201,7 +203,9 @@ def form_of(values: object) -> str:
 def check_mapping(name: str, verb: str, value: object, expected: str) -> None:
     """Raise InvalidInput unless a stage has sent or returned a mapping."""
     if not isinstance(value, Mapping):
-        raise InvalidInput(f"stage {name}: {verb} {form_of(value)}, expected {expected}; correct the stage")
+        raise InvalidInput(
+            f"stage {name}: {verb} {form_of(value)}, expected {expected}; correct the stage", code="FN-0000"
+        )
 
 
 def _check_vector(name: str, stage: Stage, before: Vector, after: Vector) -> None:
@@ -211,17 +215,20 @@ def _check_vector(name: str, stage: Stage, before: Vector, after: Vector) -> Non
     check_mapping(name, "sent", after, f"a mapping of the groups {expected}")
     if set(after) != set(expected):
         raise InvalidInput(
-            f"stage {name}: sent the groups {sorted(map(str, after))}, expected {expected}; correct the stage"
+            f"stage {name}: sent the groups {sorted(map(str, after))}, expected {expected}; correct the stage",
+            code="FN-0000",
         )
     form = form_of(before[PARAMETERS])
     for group, values in after.items():
         if form_of(values) != form:
             raise InvalidInput(
-                f"stage {name}: sent {form_of(values)} for the group {group!r}, expected {form}; correct the stage"
+                f"stage {name}: sent {form_of(values)} for the group {group!r}, expected {form}; correct the stage",
+                code="FN-0000",
             )
         if not np.isfinite(values).all():
             raise InvalidInput(
-                f"stage {name}: sent NaN or infinity in the group {group!r}, expected finite values; correct the stage"
+                f"stage {name}: sent NaN or infinity in the group {group!r}, expected finite values; correct the stage",
+                code="FN-0000",
             )
 
 
@@ -231,13 +238,15 @@ def _checked_state(name: str, stage: Stage, state: State, num_values: int) -> St
     if set(state) != set(stage.tensors):
         raise InvalidInput(
             f"stage {name}: returned the state {sorted(map(str, state))}, expected {sorted(stage.tensors)}; correct "
-            "the stage"
+            "the stage",
+            code="FN-0000",
         )
     form = f"float32 ({num_values},)"
     for tensor, values in state.items():
         if form_of(values) != form or not np.isfinite(values).all():
             raise InvalidInput(
                 f"stage {name}: returned {form_of(values)} as its state {tensor!r}, expected finite {form}; correct "
-                "the stage"
+                "the stage",
+                code="FN-0000",
             )
     return dict(state)

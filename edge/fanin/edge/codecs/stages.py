@@ -36,7 +36,8 @@ def stages_of(specs: Sequence[StageSpec]) -> Mapping[str, Stage]:
         if isinstance(stage, GroupStage) and not all(isinstance(each, GroupStage) for each in stages.values()):
             raise InvalidPlan(
                 f"plan: stages: got {spec.name!r} after {next(reversed(stages))!r}, expected it before: it reads the "
-                "change as the training left it; move it to the front"
+                "change as the training left it; move it to the front",
+                code="FN-0000",
             )
         stages[spec.name] = stage
     return stages
@@ -68,7 +69,9 @@ def check_members(stage: object, where: str) -> None:
     if isinstance(stage, GroupStage):
         groups: object = stage.groups
         if not isinstance(groups, tuple | list) or not all(isinstance(each, Group) for each in groups):
-            raise InvalidPlan(f"{where}: groups: got {shown(groups)}, expected a tuple of Group; correct that package")
+            raise InvalidPlan(
+                f"{where}: groups: got {shown(groups)}, expected a tuple of Group; correct that package", code="FN-0000"
+            )
 
 
 def added_groups(stages: Mapping[str, Stage]) -> tuple[Group, ...]:
@@ -85,9 +88,10 @@ def layout_of(table: TensorTable, stages: Mapping[str, Stage]) -> VectorLayout:
     names = [group.name for group in added_groups(stages)]
     if len(names) > MAX_AUXILIARY or not all(map(is_name, names)):
         raise InvalidPlan(
-            f"plan: stages: got the groups {names}, expected at most {MAX_AUXILIARY}, each {NAME_FORM}; remove a stage"
+            f"plan: stages: got the groups {names}, expected at most {MAX_AUXILIARY}, each {NAME_FORM}; remove a stage",
+            code="FN-0000",
         )
     try:
         return VectorLayout(table=table, groups=(MAIN, *added_groups(stages)))
     except ValueError as exc:
-        raise InvalidPlan(f"plan: stages: {exc}; remove a stage") from exc
+        raise InvalidPlan(f"plan: stages: {exc}; remove a stage", code="FN-0000") from exc

@@ -115,7 +115,7 @@ def export(
 
 
 def _refuse(failure: FormatFailure) -> None:
-    raise UnsupportedModel(failure.reason)
+    raise UnsupportedModel(failure.reason, code="FN-0000")
 
 
 def check_app(app: App, formats: Sequence[str], max_drop: float | None = None) -> tuple[Finding, ...]:

@@ -100,8 +100,8 @@ class Untraceable(UnsupportedModel):
         place: The module and the line involved.
     """
 
-    def __init__(self, reason: str, advice: str = "", place: Place = NOWHERE) -> None:
-        super().__init__(f"{reason}; {advice}" if advice else reason)
+    def __init__(self, reason: str, advice: str = "", place: Place = NOWHERE, *, code: str = "") -> None:
+        super().__init__(f"{reason}; {advice}" if advice else reason, code=code)
         self.reason, self.advice, self.place = reason, advice, place
 
 
@@ -128,8 +128,8 @@ class Unconverted(UnsupportedModel):
         reason: The failure and its cause.
     """
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"{reason}; {REPLACE}")
+    def __init__(self, reason: str, *, code: str = "") -> None:
+        super().__init__(f"{reason}; {REPLACE}", code=code)
         self.reason = reason
 
 

@@ -61,7 +61,9 @@ def graph_metric(path: Path | str, *, higher_is_better: bool = True) -> Metric:
     try:
         graph = Path(path).read_bytes()
     except OSError as exc:
-        raise InvalidInput(f"metric: {path} cannot be read ({exc.strerror}); name an ONNX file") from exc
+        raise InvalidInput(
+            f"metric: {path} cannot be read ({exc.strerror}); name an ONNX file", code="FN-0000"
+        ) from exc
     function = GraphFunction(graph=graph, name=Path(path).name)
     _opened(function)
     return Metric(function=function, higher_is_better=higher_is_better)
@@ -82,7 +84,8 @@ def metric_of(what: str, name: str, value: object) -> Metric:
     if name in OUR_VALUES or name.endswith(INT8):
         raise InvalidInput(
             f"{what}: expected a name that is not in {sorted(OUR_VALUES)} and does not end in {INT8}: these values are "
-            "always computed"
+            "always computed",
+            code="FN-0000",
         )
     match value:
         case Metric():
@@ -93,7 +96,8 @@ def metric_of(what: str, name: str, value: object) -> Metric:
             return Metric(function=value)
     raise InvalidInput(
         f"{what}: got {type(value).__name__}, expected a function (predictions, targets), a Metric, or the path of an "
-        "ONNX file"
+        "ONNX file",
+        code="FN-0000",
     )
 
 
@@ -106,6 +110,7 @@ def _opened(function: GraphFunction) -> LoadedModel:
         outputs = ", ".join(form_of(port.dtype, port.shape) for port in model.outputs)
         raise InvalidInput(
             f"metric {function.name}: got a graph from {', '.join(inputs)} to {outputs}, expected one from "
-            f"{', '.join(INPUTS)} to one float number; correct the graph"
+            f"{', '.join(INPUTS)} to one float number; correct the graph",
+            code="FN-0000",
         )
     return model

@@ -94,13 +94,15 @@ def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
         if name in OUR_VALUES or name.endswith(INT8):
             raise InvalidPlan(
                 f"plan: evaluation.metrics: got {name!r}, expected a name that is not in {sorted(OUR_VALUES)} and does "
-                f"not end in {INT8}: these values are always computed"
+                f"not end in {INT8}: these values are always computed",
+                code="FN-0000",
             )
         metric = named("evaluation.metrics", name, METRICS, GROUP)
         if not isinstance(metric, Metric):
             raise InvalidPlan(
                 f"plan: evaluation.metrics: {name!r}: got {type(metric).__name__}, expected a Metric; correct that "
-                "package"
+                "package",
+                code="FN-0000",
             )
         metrics[name] = metric
     return metrics
@@ -116,7 +118,7 @@ def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) ->
         if isinstance(result, SupportsFloat) and not isinstance(result, str | bool | np.bool_):
             value = float(result)
     if not math.isfinite(value):
-        raise InvalidPlan(f"metric {name!r}: got {shown(result)}, expected a finite number; {advice}")
+        raise InvalidPlan(f"metric {name!r}: got {shown(result)}, expected a finite number; {advice}", code="FN-0000")
     return value
 
 

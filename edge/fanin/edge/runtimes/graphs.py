@@ -137,7 +137,8 @@ def input_names(manifest: Manifest) -> tuple[str, ...]:
     if not names or len(set(names)) < len(names) or others & {*names}:
         raise InvalidBundle(
             f"bundle: signature 'infer' has inputs {list(names)}, expected at least one, with different names that no "
-            "other port has"
+            "other port has",
+            code="FN-0000",
         )
     return names
 
@@ -195,7 +196,8 @@ class GraphEvaluate:
         if not fits(shape, predictions.shape) or predictions.dtype != dtype:
             raise InvalidBundle(
                 f"evaluate graph: returned 'predicted' as {predictions.dtype} {predictions.shape}, "
-                f"expected {dtype} {shape}{' as y' if self._has_labels else ''}"
+                f"expected {dtype} {shape}{' as y' if self._has_labels else ''}",
+                code="FN-0000",
             )
         predicted: Inputs = predictions  # type: ignore[assignment]  # the dtype was just checked
         return BatchEvaluation(loss_sum=float(loss_sum.item()), predicted=predicted)
@@ -223,7 +225,7 @@ class GraphPredict:
         if not self._fixed_batch:
             logits = self._run(["logits"], inputs)[0].astype(np.float32, copy=False)
             if len(logits) != num:
-                raise InvalidBundle(f"infer graph: got logits of {len(logits)} samples, expected {num}")
+                raise InvalidBundle(f"infer graph: got logits of {len(logits)} samples, expected {num}", code="FN-0000")
             return logits
         size = self._fixed_batch
         feeds = (
@@ -378,6 +380,8 @@ def signature_of(
         actual = {port.name for port in ports}
         if not set(names) <= actual <= {*names, *allowed} or len(actual) != len(ports):
             raise InvalidBundle(
-                f"bundle: signature {name!r} has {what} {sorted(port.name for port in ports)}, expected {sorted(names)}"
+                f"bundle: signature {name!r} has {what} {sorted(port.name for port in ports)}, expected "
+                f"{sorted(names)}",
+                code="FN-0000",
             )
     return signature

@@ -67,7 +67,9 @@ class GraphRuntime:
         # The batch is the first dimension; -1 means any number of samples.
         sizes = {port.shape[0] for port in graph.inputs}
         if len(sizes) != 1:
-            raise InvalidBundle(f"infer graph: got inputs of the batch sizes {sorted(sizes)}, expected one size")
+            raise InvalidBundle(
+                f"infer graph: got inputs of the batch sizes {sorted(sizes)}, expected one size", code="FN-0000"
+            )
         return GraphPredict(bundle.manifest, graph.run, max(*sizes, 0))
 
     def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
@@ -102,7 +104,7 @@ class GraphRuntime:
             loaded = self._load(file)
         except InvalidInput as exc:
             # The file lacks the Signature. Only ``open_model`` receives a Signature's name from the user.
-            raise InvalidBundle(str(exc)) from exc
+            raise InvalidBundle(str(exc), code="FN-0000") from exc
         ports = manifest.signatures[signature]
         _check_ports(f"{what}: inputs", loaded.inputs, ports.inputs)
         _check_ports(f"{what}: outputs", loaded.outputs, ports.outputs)
@@ -123,10 +125,11 @@ class GraphRuntime:
             loaded = self._engine.load(file)
         if not isinstance(loaded, LoadedGraph):
             raise InvalidBundle(
-                f"{file.what}: {self._engine.name}: load returned {type(loaded).__name__}, expected a LoadedGraph"
+                f"{file.what}: {self._engine.name}: load returned {type(loaded).__name__}, expected a LoadedGraph",
+                code="FN-0000",
             )
         if not loaded.outputs:
-            raise InvalidBundle(f"{file.what}: got a graph without outputs, expected at least one")
+            raise InvalidBundle(f"{file.what}: got a graph without outputs, expected at least one", code="FN-0000")
 
         def run(outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
             with self._mapped(file.what, "run"):
@@ -172,7 +175,7 @@ class GraphRuntime:
         except self._engine.errors as exc:
             text = " ".join(str(exc).split()) or type(exc).__name__
             verb = "open" if call == "load" else "run"
-            raise InvalidBundle(f"{what}: {name} cannot {verb} it ({text})") from exc
+            raise InvalidBundle(f"{what}: {name} cannot {verb} it ({text})", code="FN-0000") from exc
         except Exception as exc:  # Any error: the code may come from another package.
             raised = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
             text = (
@@ -182,7 +185,7 @@ class GraphRuntime:
             if text != self._logged:
                 self._logged = text
                 LOG.exception("%s", text)
-            raise FaninError(text) from exc
+            raise FaninError(text, code="FN-0000") from exc
 
     def _check_operators(self, file: GraphFile) -> None:
         """Raise InvalidBundle for a file with an operator that the engine does not have."""
@@ -196,7 +199,8 @@ class GraphRuntime:
             place = f"module {first.module!r}" if first.module else f"node {first.name!r}"
             raise InvalidBundle(
                 f"{file.what}: {self._engine.name} has no operator {first.operator}, which {place} uses"
-                f"{f' (nor {others})' if others else ''}; use another runtime, or replace the layer"
+                f"{f' (nor {others})' if others else ''}; use another runtime, or replace the layer",
+                code="FN-0000",
             )
 
 
@@ -204,13 +208,17 @@ def _check_results(what: str, results: object, ports: Sequence[ModelPort]) -> No
     """Raise InvalidBundle unless an engine has returned one array for each port, of its dtype and shape."""
     if not isinstance(results, list | tuple) or len(results) != len(ports):
         received = f"{len(results)} results" if isinstance(results, list | tuple) else type(results).__name__
-        raise InvalidBundle(f"{what} returned {received}, expected the arrays of {[port.name for port in ports]}")
+        raise InvalidBundle(
+            f"{what} returned {received}, expected the arrays of {[port.name for port in ports]}", code="FN-0000"
+        )
     for array, port in zip(results, ports, strict=True):
         # Some libraries return a scalar of numpy for an array without dimensions.
         is_array = isinstance(array, np.ndarray | np.generic)
         if not is_array or array.dtype != port.dtype or not fits(port.shape, array.shape):
             received = f"{array.dtype} {array.shape}" if is_array else type(array).__name__
-            raise InvalidBundle(f"{what} returned {port.name} as {received}, expected {port.dtype} {port.shape}")
+            raise InvalidBundle(
+                f"{what} returned {port.name} as {received}, expected {port.dtype} {port.shape}", code="FN-0000"
+            )
 
 
 def _check_ports(what: str, actual: Sequence[ModelPort], expected: Sequence[Port]) -> None:
@@ -223,4 +231,4 @@ def _check_ports(what: str, actual: Sequence[ModelPort], expected: Sequence[Port
         port, target = own.get(name), signed.get(name)
         if port is None or target is None or port.dtype != target.dtype or not fits(target.shape, port.shape):
             forms = [row and (row.dtype, row.shape) for row in (port, target)]
-            raise InvalidBundle(f"{what}: got {name!r} as {forms[0]}, expected {forms[1]}")
+            raise InvalidBundle(f"{what}: got {name!r} as {forms[0]}, expected {forms[1]}", code="FN-0000")

@@ -103,7 +103,8 @@ class GraphTrainStep:
             if not inputs.keys() & setting_values({name: 0.0}).keys():
                 raise InvalidBundle(
                     f"bundle: optimizer: got the setting {name!r}, expected an input {SETTING_PREFIX + name!r} of the "
-                    "train graph"
+                    "train graph",
+                    code="FN-0000",
                 )
         self._fixed = {name: np.zeros(inputs[name].shape, inputs[name].dtype) for name in batch_ports(manifest)}
         scalars = (*SCALAR_PORTS, *self._settings)

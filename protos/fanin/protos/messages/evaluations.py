@@ -42,5 +42,6 @@ class VersionEvaluation:
         for name, value in self.values.items():
             if not math.isfinite(value):
                 raise InvalidInput(
-                    f"evaluation of version {self.version}: got {name} {value}, expected a finite number"
+                    f"evaluation of version {self.version}: got {name} {value}, expected a finite number",
+                    code="FN-0000",
                 )

@@ -38,7 +38,8 @@ class RoundClosed:
     def __post_init__(self) -> None:
         if len(self.accepted) > self.num_accepted:
             raise InvalidInput(
-                f"round {self.round}: got {len(self.accepted)} accepted devices, expected at most {self.num_accepted}"
+                f"round {self.round}: got {len(self.accepted)} accepted devices, expected at most {self.num_accepted}",
+                code="FN-0000",
             )
 
     @classmethod
@@ -50,7 +51,7 @@ class RoundClosed:
 def check_from_sequence(sequence: int) -> None:
     """Raise InvalidInput for a sequence number that no event can have."""
     if sequence > MAX_NUMBER:
-        raise InvalidInput(f"watch: got from_sequence {sequence}, expected at most {MAX_NUMBER}")
+        raise InvalidInput(f"watch: got from_sequence {sequence}, expected at most {MAX_NUMBER}", code="FN-0000")
 
 
 def round_closed(round_number: int, accepted: Sequence[str]) -> RoundClosed:
@@ -85,7 +86,8 @@ class DevicesGone:
     def __post_init__(self) -> None:
         if len(self.device_ids) > self.num_devices:
             raise InvalidInput(
-                f"round {self.round}: got {len(self.device_ids)} devices, expected at most {self.num_devices}"
+                f"round {self.round}: got {len(self.device_ids)} devices, expected at most {self.num_devices}",
+                code="FN-0000",
             )
 
 

@@ -40,4 +40,6 @@ class Principal:
         for known in PrincipalKind:
             if known.value == kind:
                 return cls(kind=known, id=name)
-        raise InvalidInput(f"principal: got {text[:128]!r}, expected a kind such as operator, and an id")
+        raise InvalidInput(
+            f"principal: got {text[:128]!r}, expected a kind such as operator, and an id", code="FN-0000"
+        )

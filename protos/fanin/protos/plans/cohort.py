@@ -111,7 +111,7 @@ class CohortPlan:
 
     def __post_init__(self) -> None:
         if problem := range_problem(self, "cohort"):
-            raise InvalidPlan(f"plan: {problem}")
+            raise InvalidPlan(f"plan: {problem}", code="FN-0000")
         check_quorum(self)
 
 
@@ -120,5 +120,6 @@ def check_quorum(cohort: CohortPlan) -> None:
     if not cohort.quorum <= cohort.buffer <= cohort.concurrency:
         raise InvalidPlan(
             f"plan: cohort: got quorum {cohort.quorum}, buffer {cohort.buffer}, concurrency {cohort.concurrency}, "
-            "expected quorum <= buffer <= concurrency; lower quorum or buffer, or raise concurrency"
+            "expected quorum <= buffer <= concurrency; lower quorum or buffer, or raise concurrency",
+            code="FN-0000",
         )

@@ -69,7 +69,7 @@ class EvaluationPlan:
         for index, metric in enumerate(self.metrics):
             problem = problem or range_problem(metric, f"evaluation.metrics.{index}")
         if problem:
-            raise InvalidPlan(f"plan: {problem}")
+            raise InvalidPlan(f"plan: {problem}", code="FN-0000")
         check_metrics(self)
 
 
@@ -79,5 +79,6 @@ def check_metrics(evaluation: EvaluationPlan) -> None:
     if len(names) > MAX_METRICS or len(set(names)) < len(names):
         raise InvalidPlan(
             f"plan: evaluation.metrics: got {shown(names)}, expected at most {MAX_METRICS} of different names; remove "
-            "some"
+            "some",
+            code="FN-0000",
         )

@@ -41,13 +41,16 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
         except Exception as exc:  # Any error: the code comes from another package.
             raise InvalidPlan(
                 f"plan: {key}: {name!r} cannot be imported from {entries[name].value} ({foreign_text(exc)}); "
-                "repair that package"
+                "repair that package",
+                code="FN-0000",
             ) from exc
         return theirs
     known = sorted({*ours, *entries})
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise InvalidPlan(f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}")
+    raise InvalidPlan(
+        f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}", code="FN-0000"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,7 @@ def created(choice: Choice, factories: Mapping[str, Callable[..., T]], group: st
     factory = named(choice.key, choice.name, factories, group)
     where = f"plan: {choice.key}: {choice.name!r}"
     if not callable(factory):
-        raise InvalidPlan(f"{where} is no function; correct that package")
+        raise InvalidPlan(f"{where} is no function; correct that package", code="FN-0000")
     with blamed(where, "correct that package"):
         return factory(
             *arguments, **checked_options(f"plan: {choice.options_key}", factory, choice.options, len(arguments))
@@ -102,7 +105,7 @@ def blamed(what: str, advice: str) -> Iterator[None]:
     except InvalidInput:
         raise
     except Exception as exc:  # Any error: the code may come from another package.
-        raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}") from exc
+        raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}", code="FN-0000") from exc
 
 
 def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:
@@ -114,14 +117,16 @@ def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:
         expected: The expected object.
     """
     kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
-    return InvalidPlan(f"{where}: got {kind}, expected {expected}; correct that package")
+    return InvalidPlan(f"{where}: got {kind}, expected {expected}; correct that package", code="FN-0000")
 
 
 def check_names(where: str, names: object) -> None:
     """Raise InvalidPlan unless these are different names. ``where`` begins the error."""
     are_names = isinstance(names, tuple | list) and all(isinstance(name, str) and is_name(name) for name in names)
     if not isinstance(names, tuple | list) or not are_names or len(set(names)) < len(names):
-        raise InvalidPlan(f"{where}: got {shown(names)}, expected a tuple of different names; correct that package")
+        raise InvalidPlan(
+            f"{where}: got {shown(names)}, expected a tuple of different names; correct that package", code="FN-0000"
+        )
 
 
 def check_single(what: str, name: str, group: str) -> None:
@@ -132,7 +137,8 @@ def check_single(what: str, name: str, group: str) -> None:
     packages = sorted({str(entry.dist.name if entry.dist else entry.value) for entry in entries})
     if len(packages) > 1:
         raise InvalidPlan(
-            f"{what}: {name!r} is in each of the packages {packages}, expected one of them; uninstall the others"
+            f"{what}: {name!r} is in each of the packages {packages}, expected one of them; uninstall the others",
+            code="FN-0000",
         )
 
 

@@ -80,7 +80,8 @@ def share_descriptors(descriptors: int, limits: Limits) -> tuple[Limits, Connect
     if descriptors < LEAST_DESCRIPTORS:
         raise Conflict(
             f"descriptors: this process may open {descriptors}, expected at least {LEAST_DESCRIPTORS}; "
-            "raise the hard limit (ulimit -Hn, LimitNOFILE= in systemd)"
+            "raise the hard limit (ulimit -Hn, LimitNOFILE= in systemd)",
+            code="FN-0000",
         )
     max_uploads = min(limits.max_uploads, descriptors // 4)
     max_connections = min(2 * limits.max_parked, descriptors - OTHER_FILES - max_uploads)

@@ -88,5 +88,6 @@ class DelayBudget:
         if self._remaining_s <= 0.0:
             raise Unavailable(
                 f"transfer: the peer read less than 4 KiB/s on average, or nothing for {self._stall_s:g} s; resume the "
-                "transfer"
+                "transfer",
+                code="FN-0000",
             )

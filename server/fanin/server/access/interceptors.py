@@ -37,7 +37,7 @@ from grpc import aio
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import DeviceCall
-from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public_text, status_of
+from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, coded, public, status_of
 from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.rates import CallRates
@@ -238,7 +238,9 @@ class Rim(aio.ServerInterceptor):
                     async with asyncio.timeout(self._waits.read_s):
                         await context.write(reply)
                 except TimeoutError as exc:
-                    raise Unavailable(f"call: its caller read nothing for {self._waits.read_s:g} s") from exc
+                    raise Unavailable(
+                        f"call: its caller read nothing for {self._waits.read_s:g} s", code="FN-0000"
+                    ) from exc
                 del reply
 
     async def _first(self, method: str, stream: AsyncIterator[bytes]) -> bytes:
@@ -246,14 +248,16 @@ class Rim(aio.ServerInterceptor):
             async with asyncio.timeout(self._waits.first_request_s):
                 return await anext(stream)
         except StopAsyncIteration as exc:
-            raise Unauthenticated(f"call: {method} carried no request to be checked") from exc
+            raise Unauthenticated(f"call: {method} carried no request to be checked", code="FN-0000") from exc
         except TimeoutError as exc:
-            raise Unavailable(f"call: {method} sent no request for {self._waits.first_request_s:g} s") from exc
+            raise Unavailable(
+                f"call: {method} sent no request for {self._waits.first_request_s:g} s", code="FN-0000"
+            ) from exc
 
     def _admit(self, method: str, body: bytes, context: Context) -> Caller:
         largest = MAX_OPEN_BYTES if _is_open(method) else MAX_BYTES.get(method, len(body))
         if len(body) > largest:
-            raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {largest}")
+            raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {largest}", code="FN-0000")
         if _is_open(method):
             return context
         metadata = dict(context.invocation_metadata() or ())
@@ -274,11 +278,11 @@ class Rim(aio.ServerInterceptor):
             with self._place(method):
                 return await work()
         except FaninError as exc:
-            self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]}")
+            self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {coded(exc)[-MAX_TEXT_CHARS:]}")
             return self._refusal(exc, exc)
         except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
             self._failure_logger.exception(f"{method}: the coordinator's disk or network failed")
-            return self._refusal(exc, Unavailable("disk"))
+            return self._refusal(exc, Unavailable("disk", code="FN-0000"))
         except (aio.AbortError, aio.UsageError):
             raise
         except aio.InternalError as exc:
@@ -290,21 +294,22 @@ class Rim(aio.ServerInterceptor):
             with suppress(Exception):
                 async with asyncio.timeout(REPLACED_S):
                     text = "call: ended for a newer one; try again later"
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, text, self._trailing("Unavailable"))
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, text, self._trailing("Unavailable", "FN-0026"))
             raise
         except Exception as exc:  # The rim: a bug must end one call, never the coordinator, and never leak its text.
             self._failure_logger.exception(f"{method}: unexpected error")
             traceback.clear_frames(exc.__traceback__)
             text = "internal error; the coordinator's log has the details"
-            return _Refusal(status=grpc.StatusCode.INTERNAL, text=text, trailing=self._trailing("Internal"))
+            return _Refusal(status=grpc.StatusCode.INTERNAL, text=text, trailing=self._trailing("Internal", "FN-0022"))
 
     def _refusal(self, error: Exception, shown: FaninError) -> "_Refusal":
         """Return the status of an error, and free the request that its frames hold."""
         traceback.clear_frames(error.__traceback__)
+        text, code = public(shown)
         return _Refusal(
-            status=grpc.StatusCode[status_of(shown).code],
-            text=public_text(shown)[:MAX_TEXT_CHARS],
-            trailing=self._trailing(type(shown).__name__),
+            status=grpc.StatusCode[status_of(shown).grpc],
+            text=text[:MAX_TEXT_CHARS],
+            trailing=self._trailing(type(shown).__name__, code),
         )
 
     @contextmanager
@@ -314,7 +319,9 @@ class Rim(aio.ServerInterceptor):
             yield
             return
         if self._num_open >= MAX_OPEN_CALLS:
-            raise Unavailable(f"call: {MAX_OPEN_CALLS} calls of {method} and the like are open, expected fewer")
+            raise Unavailable(
+                f"call: {MAX_OPEN_CALLS} calls of {method} and the like are open, expected fewer", code="FN-0000"
+            )
         self._num_open += 1
         try:
             yield
@@ -334,9 +341,9 @@ class Rim(aio.ServerInterceptor):
             pass
         return asyncio.CancelledError()
 
-    def _trailing(self, kind: str) -> tuple[tuple[str, str], ...]:
-        """Return the metadata of every refusal: the kind of the error, and this clock in microseconds."""
-        return (calls.ERROR, kind), (calls.SERVER_TIME, str(self._registry.now_us))
+    def _trailing(self, kind: str, code: str) -> tuple[tuple[str, str], ...]:
+        """Return the metadata of every refusal: kind and code of the error, and this clock in microseconds."""
+        return (calls.ERROR, kind), (calls.CODE, code), (calls.SERVER_TIME, str(self._registry.now_us))
 
 
 def _closing(requests: AsyncIterator[bytes]) -> aclosing[AsyncGenerator[bytes, None]]:
@@ -367,7 +374,9 @@ def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
     try:
         return handler.request_deserializer(data)
     except DecodeError as exc:
-        raise InvalidInput(f"call: {method} carries {len(data)} bytes that are no such request ({exc})") from exc
+        raise InvalidInput(
+            f"call: {method} carries {len(data)} bytes that are no such request ({exc})", code="FN-0000"
+        ) from exc
 
 
 def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> tuple[DeviceCall, bytes]:
@@ -375,7 +384,7 @@ def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> 
     time_us = _text(metadata.get(calls.TIME))
     is_time = time_us.isascii() and time_us.isdecimal() and len(time_us) <= calls.MAX_TIME_CHARS
     if not is_time or not isinstance(signature, bytes):
-        raise Unauthenticated(f"call: {method} carries no valid {calls.TIME} and {calls.SIGNATURE}")
+        raise Unauthenticated(f"call: {method} carries no valid {calls.TIME} and {calls.SIGNATURE}", code="FN-0000")
     call = DeviceCall(
         method=method,
         device_id=_text(metadata.get(calls.DEVICE)),

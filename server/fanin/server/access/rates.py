@@ -68,7 +68,8 @@ class CallRates:
             if device in self._delayed:
                 raise Throttled(
                     f"device: it calls more than {self._limits.calls_per_s:g} times a second, or its calls are "
-                    f"refused; call again in {delay_s:.1f} s"
+                    f"refused; call again in {delay_s:.1f} s",
+                    code="FN-0000",
                 )
             self._delayed.add(device)
             try:

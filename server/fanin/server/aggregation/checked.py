@@ -43,7 +43,7 @@ class Part:
 
     def error(self, text: str) -> InvalidPlan:
         """Return an error of this part."""
-        return InvalidPlan(f"{self.name}: {text}; {self.advice}")
+        return InvalidPlan(f"{self.name}: {text}; {self.advice}", code="FN-0000")
 
     def check_form(self, method: str, target: str, values: Float64s, num_values: int) -> None:
         """Raise InvalidPlan unless the result of a method is a float64 array (num_values,)."""
@@ -70,7 +70,9 @@ class Part:
         with np.errstate(over="ignore"):
             rounded = values.astype(np.float32)
         if not np.isfinite(rounded).all():
-            raise InvalidPlan(f"{self.name}: {method} returned values beyond float32{target}; {self.beyond}")
+            raise InvalidPlan(
+                f"{self.name}: {method} returned values beyond float32{target}; {self.beyond}", code="FN-0000"
+            )
         return rounded
 
     def check_change(self, method: str, change: Float64s, num_values: int) -> None:
@@ -189,7 +191,8 @@ class CheckedColumnRule:
         if size_bytes > MAX_STATE_BYTES:
             raise InvalidPlan(
                 f"{self._part.name}: its state has {size_bytes} bytes, expected at most {MAX_STATE_BYTES}; keep less "
-                "between its passes"
+                "between its passes",
+                code="FN-0000",
             )
         return state
 

@@ -259,7 +259,8 @@ class OuterStep:
                 raise InvalidVersion(
                     f"tensor {spec.name!r}: the next version would have {problem_of(values, spec.role)}; lower "
                     "aggregation.outer_options.learning_rate, or correct the role or range that the run declares for "
-                    "the tensor"
+                    "the tensor",
+                    code="FN-0000",
                 )
             self._num_clamped += int(np.count_nonzero(result != values))
             values[:] = result
@@ -322,7 +323,8 @@ class _Reader:
             piece = next(self._slices, None)
             if piece is None:
                 raise Corrupted(
-                    f"outer state: ends {counted(missing, 'value')} too early; restore a backup of the folder"
+                    f"outer state: ends {counted(missing, 'value')} too early; restore a backup of the folder",
+                    code="FN-0000",
                 )
             parts.append(piece[:missing])
             self._rest = piece[missing:]

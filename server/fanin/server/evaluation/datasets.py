@@ -60,9 +60,10 @@ class DataSets:
             reply = await process.ask(self.job(plan, bundle))
         except Unavailable as exc:
             raise Conflict(
-                f"run {start.run_id}: data set {plan.data!r} cannot be checked now ({exc}); see the coordinator's log"
+                f"run {start.run_id}: data set {plan.data!r} cannot be checked now ({exc}); see the coordinator's log",
+                code="FN-0000",
             ) from exc
         finally:
             await process.stop()
         if reply.problem:
-            raise InvalidPlan(f"run {start.run_id}: evaluation on {plan.data!r}: {reply.problem}")
+            raise InvalidPlan(f"run {start.run_id}: evaluation on {plan.data!r}: {reply.problem}", code="FN-0000")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fanin.edge.files import DISK_PROBLEMS, disk_problem
-from fanin.protos.errors import FaninError, StorageFull, StorageUnavailable, Unavailable, public_text
+from fanin.protos.errors import FaninError, StorageFull, StorageUnavailable, Unavailable, public
 from fanin.server.rounds import events as e
 
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 20.0, 60.0)
@@ -84,7 +84,7 @@ def reason_of(error: Exception) -> str:
         case Unavailable():
             return f"the coordinator's store cannot be reached now; {SEE_LOG}"
         case FaninError():
-            return f"{public_text(error)}; {SEE_LOG}"
+            return f"{public(error)[0]}; {SEE_LOG}"
         case OSError(errno=number) if number in DISK_PROBLEMS:
             return f"on the coordinator's machine, {disk_problem(error)}"
         case _:

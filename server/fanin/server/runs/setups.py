@@ -52,7 +52,9 @@ async def setup_of(
         manifest = (await files.run(open_bundle, bundle, files.blobs)).manifest
     except InvalidInput as exc:
         # The Bundle passed verification when it was published, so the record must have changed.
-        raise Corrupted(f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup") from exc
+        raise Corrupted(
+            f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup", code="FN-0000"
+        ) from exc
     stages, table = stages_of(start.plan.stages), table_in(manifest, start.plan.flower)
     return RunSetup(
         start=start,
@@ -72,7 +74,7 @@ async def recorded_bundle(sha256: str, stores: Stores) -> BundleRef:
     """Return a Bundle of the record. Raises NotFound."""
     bundle = await stores.runs.bundle(sha256)
     if bundle is None:
-        raise NotFound(f"bundle {short(sha256)}: not published here; publish it before starting a run")
+        raise NotFound(f"bundle {short(sha256)}: not published here; publish it before starting a run", code="FN-0000")
     return bundle
 
 
@@ -105,7 +107,8 @@ async def check_up_to_date(run_id: str, stores: Stores, files: Files) -> None:
         raise Corrupted(
             f"run {run_id}: fanin.db ends at round {recorded}, but updates/{run_id}/{stored} has payloads: the "
             "database or its write-ahead log is older than the updates; restore a backup of the folder, or move "
-            f"the folders after {recorded} away"
+            f"the folders after {recorded} away",
+            code="FN-0000",
         )
 
 

@@ -77,7 +77,9 @@ class FolderSpool:
             if upload.is_at(path):
                 return
             if not upload.is_at(upload.part):
-                raise Unavailable(f"spool {upload.header.assignment_id}: a later upload replaced this one; continue")
+                raise Unavailable(
+                    f"spool {upload.header.assignment_id}: a later upload replaced this one; continue", code="FN-0000"
+                )
             # An existing folder may not be durable: the process that created it may have died before the sync.
             is_known = path.parent in self._synced
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,15 +154,19 @@ class FolderSpool:
             with path.open("rb") as file:
                 size_bytes = os.fstat(file.fileno()).st_size
                 if size_bytes != header.payload.size_bytes:
-                    raise Corrupted(f"{what}: got {size_bytes} bytes, expected {header.payload.size_bytes}")
+                    raise Corrupted(
+                        f"{what}: got {size_bytes} bytes, expected {header.payload.size_bytes}", code="FN-0000"
+                    )
                 while piece := file.read(_READ_BYTES):
                     if not is_own:
                         digest.update(piece)
                     yield memoryview(piece)
         except FileNotFoundError as exc:
-            raise Corrupted(f"{what}: a committed update is missing") from exc
+            raise Corrupted(f"{what}: a committed update is missing", code="FN-0000") from exc
         if not is_own and digest.hexdigest() != header.payload.sha256:
-            raise Corrupted(f"{what}: a committed update was changed on disk; its digest does not match its record")
+            raise Corrupted(
+                f"{what}: a committed update was changed on disk; its digest does not match its record", code="FN-0000"
+            )
 
     def read_part(self, header: UpdateHeader, device: str, offset: int, size_bytes: int) -> bytes:
         """Return bytes of a committed payload that ``read`` has verified in this process. Raises Corrupted."""
@@ -171,9 +177,9 @@ class FolderSpool:
                 file.seek(offset)
                 data = file.read(size_bytes)
         except FileNotFoundError as exc:
-            raise Corrupted(f"{what}: a committed update is missing") from exc
+            raise Corrupted(f"{what}: a committed update is missing", code="FN-0000") from exc
         if len(data) != size_bytes:
-            raise Corrupted(f"{what}: got {len(data)} bytes at offset {offset}, expected {size_bytes}")
+            raise Corrupted(f"{what}: got {len(data)} bytes at offset {offset}, expected {size_bytes}", code="FN-0000")
         return data
 
     def _take_back(self, payload: Path, part: Path) -> None:
@@ -247,11 +253,14 @@ class FolderUpload:
             InvalidUpdate: The piece does not start at ``received_bytes``, is empty, or exceeds the payload.
         """
         if piece.offset != self.received_bytes:
-            raise InvalidUpdate(f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}")
+            raise InvalidUpdate(
+                f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}", code="FN-0000"
+            )
         end = piece.offset + len(piece.data)
         if not piece.data or end > self.header.payload.size_bytes:
             raise InvalidUpdate(
-                f"update: got bytes {piece.offset} to {end}, expected some, up to {self.header.payload.size_bytes}"
+                f"update: got bytes {piece.offset} to {end}, expected some, up to {self.header.payload.size_bytes}",
+                code="FN-0000",
             )
         if len(self._pending) >= _MAX_PENDING:
             # Each piece has an overhead. Many pieces of one byte would need hundreds of times their size.
@@ -281,7 +290,7 @@ class FolderUpload:
                     )
                 except InvalidInput as exc:
                     self._file.truncate(sum(ref.size_bytes for ref in self.header.payload.chunks[: self._num_chunks]))
-                    raise InvalidUpdate(str(exc)) from exc
+                    raise InvalidUpdate(str(exc), code="FN-0000") from exc
             with disk_errors(f"spool {self.header.assignment_id}"):
                 self._file.writelines(parts)
                 self._file.flush()
@@ -308,7 +317,8 @@ class FolderUpload:
         actual = self._digest.hexdigest()
         if actual != self.header.payload.sha256:
             raise InvalidUpdate(
-                f"update: digest mismatch (got {short(actual)}, expected {short(self.header.payload.sha256)})"
+                f"update: digest mismatch (got {short(actual)}, expected {short(self.header.payload.sha256)})",
+                code="FN-0000",
             )
         disk.sync_file(self._file.fileno())
 

@@ -74,7 +74,8 @@ def keep_local(stored: StoredStates, bundle: Bundle, assignment: m.Assignment, v
         received = "none" if values is None else f"{values.dtype} {values.shape}"
         raise InvalidInput(
             f"training: got {received} as personal parameters, expected float32 ({expected},); return them as "
-            "Change.local"
+            "Change.local",
+            code="FN-0000",
         )
     if not np.isfinite(values).all():
         raise ValueError("personal parameters: got NaN or infinity, expected finite values; lower the learning rate")

@@ -60,4 +60,6 @@ class Records:
             return {run_id: (epoch, number) for run_id, (epoch, number) in rows.items()}
         except (ValueError, TypeError) as exc:
             # Without the record an old Version would be accepted again; the operator of the device must decide.
-            raise Corrupted(f"{path}: not readable ({exc}); remove it to forget which versions were seen") from exc
+            raise Corrupted(
+                f"{path}: not readable ({exc}); remove it to forget which versions were seen", code="FN-0000"
+            ) from exc

@@ -133,7 +133,9 @@ def _pieces(index: int, data: bytes, digest: "hashlib._Hash") -> Iterator[bytes]
 
 def _check(digest: bytes, expected: bytes) -> None:
     if digest != expected:
-        raise InvalidUpdate(f"bare stream: digest mismatch (got {digest.hex()[:8]}.., expected {expected.hex()[:8]}..)")
+        raise InvalidUpdate(
+            f"bare stream: digest mismatch (got {digest.hex()[:8]}.., expected {expected.hex()[:8]}..)", code="FN-0000"
+        )
 
 
 def main(argv: Sequence[str]) -> int:

@@ -144,7 +144,8 @@ class RankDraws:
             unknown = f"; its draws could not be found before: {self._model.fault}" if self._model.fault else ""
             raise UnsupportedModel(
                 f"model: draws random numbers by {' and '.join(sources)} that are unknown before the first step, "
-                f"expected the same draws in each pass{unknown}; {DRAW_BY_TORCH}"
+                f"expected the same draws in each pass{unknown}; {DRAW_BY_TORCH}",
+                code="FN-0000",
             )
 
     def of(self, name: str, function: Callable[P, T]) -> Callable[P, T]:
@@ -165,7 +166,9 @@ class RankDraws:
                 with plain, mode if is_outermost else nullcontext():
                     return function(*args, **kwargs)
             except RandomDraw as exc:
-                raise UnsupportedModel(f"model: {name} draws random numbers by {exc}; {exc.advice}") from exc
+                raise UnsupportedModel(
+                    f"model: {name} draws random numbers by {exc}; {exc.advice}", code="FN-0000"
+                ) from exc
             finally:
                 self._names.pop()
 

@@ -71,7 +71,8 @@ class Pipeline:
         if fault:
             raise InvalidInput(
                 f"pipeline: {fault} (schedule {self.schedule}, pp {self.num_ranks}, {self.stages_per_rank} stages a "
-                f"rank, {self.microbatches} microbatches, {'compiled' if self.compiled else 'not compiled'})"
+                f"rank, {self.microbatches} microbatches, {'compiled' if self.compiled else 'not compiled'})",
+                code="FN-0000",
             )
 
     @property

@@ -108,7 +108,9 @@ def stage_of_parameters(
         stage = _stage_of(name, layout, shares)
         if stage is None:
             raise InvalidInput(
-                f"pipeline: parameter {name} is in none of {_parts(layout)}; name its module in the layout, or use pp=1"
+                f"pipeline: parameter {name} is in none of {_parts(layout)}; name its module in the layout, or use "
+                "pp=1",
+                code="FN-0000",
             )
         stages[name] = stage
     return stages
@@ -125,12 +127,14 @@ def check_draws(draws: ModelDraws, layout: Layout, num_stages: int, times: Seque
         if None in stages and any(draw.dim is not None for draw in site.train):
             raise InvalidInput(
                 f"pipeline: {name or 'the forward of the model'} draws random numbers and is in none of "
-                f"{_parts(layout)}, so each stage would repeat it; draw in one of these modules, or use pp=1"
+                f"{_parts(layout)}, so each stage would repeat it; draw in one of these modules, or use pp=1",
+                code="FN-0000",
             )
         if len(stages) > 1:
             raise InvalidInput(
                 f"pipeline: {' and '.join(site.names)} are one module that draws random numbers in several stages, "
-                "expected one stage; create a module for each layer, or use pp=1"
+                "expected one stage; create a module for each layer, or use pp=1",
+                code="FN-0000",
             )
 
 
@@ -149,7 +153,8 @@ def check_skips(draws: ModelDraws, module: nn.Module, layout: Layout, num_stages
                 f"pipeline: {name or 'the forward of the model'} draws one random number for all examples and may skip "
                 f"a layer by it (LayerDrop), got no parameter that is trained before {layout.layers}, expected one: a "
                 "first stage whose layers are all skipped has no gradient; name a trained module in inputs of the "
-                "layout, or use pp=1"
+                "layout, or use pp=1",
+                code="FN-0000",
             )
 
 

@@ -33,7 +33,8 @@ def check_copies(runners: Iterable[nn.Module]) -> None:
                 raise UnsupportedModel(
                     f"dp_replicate: got no gradient for {', '.join(unused[:5])}, expected one for each parameter in "
                     "each step on each rank; freeze or remove parameters that the loss does not use, or train with "
-                    "dp_shard"
+                    "dp_shard",
+                    code="FN-0000",
                 )
 
 

@@ -60,7 +60,8 @@ def check_own(what: str, own: Decompositions) -> None:
     if not isinstance(decompositions, Mapping):
         raise UnsupportedModel(
             f"{what}: got {decompositions!r}, expected a function by operator overload, such as "
-            "{torch.ops.aten.hypot.default: form}"
+            "{torch.ops.aten.hypot.default: form}",
+            code="FN-0000",
         )
     for operator, form in own.items():
         _check_operator(what, operator)
@@ -70,13 +71,16 @@ def check_own(what: str, own: Decompositions) -> None:
 def _check_operator(what: str, operator: object) -> None:
     if not isinstance(operator, OpOverload):
         raise UnsupportedModel(
-            f"{what}: got the key {operator!r}, expected an operator overload, such as torch.ops.aten.hypot.default"
+            f"{what}: got the key {operator!r}, expected an operator overload, such as torch.ops.aten.hypot.default",
+            code="FN-0000",
         )
 
 
 def _check_signature(what: str, operator: OpOverload, form: Callable[..., object]) -> None:
     if not callable(form):
-        raise UnsupportedModel(f"{what}: got {form!r}, expected a function with the arguments {operator._schema}")
+        raise UnsupportedModel(
+            f"{what}: got {form!r}, expected a function with the arguments {operator._schema}", code="FN-0000"
+        )
     parameters = list(inspect.signature(form).parameters.values())
     hidden = [str(each) for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     plain = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
@@ -89,7 +93,8 @@ def _check_signature(what: str, operator: OpOverload, form: Callable[..., object
     if hidden or not fits or named != {each.name for each in arguments if each.kwarg_only}:
         raise UnsupportedModel(
             f"{what}: got a function with the arguments {inspect.signature(form)}, expected those of the operator, by "
-            f"name and in order: {operator._schema}"
+            f"name and in order: {operator._schema}",
+            code="FN-0000",
         )
 
 
@@ -140,7 +145,8 @@ class _ComputedConstants(TorchFunctionMode):
         if value.numel() > MAX_CONSTANT:
             raise UnsupportedModel(
                 f"{self._what}: got a constant tensor of {value.numel()} numbers, expected at most {MAX_CONSTANT}; "
-                "compute them from torch.arange, or keep them as a buffer of the module"
+                "compute them from torch.arange, or keep them as a buffer of the module",
+                code="FN-0000",
             )
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
             listed = value.flatten().tolist()
@@ -176,7 +182,8 @@ class _Rules(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
         if func._schema.is_mutable and func is not torch.ops.aten.detach_.default:
             raise UnsupportedModel(
                 f"{self._what}: the function writes to a tensor ({func}), expected one that writes to none; compute a "
-                "new tensor: y = x + 1 instead of x += 1, and torch.where or torch.cat instead of x[:, 0] = 1"
+                "new tensor: y = x + 1 instead of x += 1, and torch.where or torch.cat instead of x[:, 0] = 1",
+                code="FN-0000",
             )
         return func(*args, **(kwargs or {}))
 
@@ -184,7 +191,8 @@ class _Rules(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
 def _calls_itself(what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{what}: the function calls its own operator, or another form that does, expected other operators alone, "
-        "because an export replaces that call, too; return NotImplemented to leave the operator as it is"
+        "because an export replaces that call, too; return NotImplemented to leave the operator as it is",
+        code="FN-0000",
     )
 
 
@@ -214,7 +222,8 @@ def _checked(operator: OpOverload, form: Callable[..., object]) -> Callable[...,
         if _shapes(result) != _shapes(expected):
             raise UnsupportedModel(
                 f"{what}: got {_shapes(result)}, expected {_shapes(expected)} like the operator; "
-                "return tensors of its shapes and dtypes, and a tuple only if the operator returns several"
+                "return tensors of its shapes and dtypes, and a tuple only if the operator returns several",
+                code="FN-0000",
             )
         return result
 
@@ -273,7 +282,9 @@ def check_decomposition(
     form = _checked(operator, function)
     num = 0
     if isinstance(examples, Tensor) or not isinstance(examples, Iterable):
-        raise InvalidInput(f"{what}: examples: got {type(examples).__name__}, expected a list of tuples; write [(x,)]")
+        raise InvalidInput(
+            f"{what}: examples: got {type(examples).__name__}, expected a list of tuples; write [(x,)]", code="FN-0000"
+        )
     for num, example in enumerate(examples, start=1):
         where = f"{what}: example {num}"
         _check_example(where, operator, example)
@@ -291,14 +302,16 @@ def _check_example(where: str, operator: OpOverload, example: object) -> None:
     if not isinstance(example, tuple | list):
         raise InvalidInput(
             f"{where}: got {type(example).__name__}, expected a tuple of the arguments {operator._schema}; write (x,) "
-            "for a single one"
+            "for a single one",
+            code="FN-0000",
         )
     try:
         operator(*example)
     except (RuntimeError, TypeError, ValueError, IndexError) as exc:
         text = str(exc).strip().splitlines()[0]
         raise InvalidInput(
-            f"{where}: torch refuses the arguments ({text}), expected those of {operator._schema}; correct the example"
+            f"{where}: torch refuses the arguments ({text}), expected those of {operator._schema}; correct the example",
+            code="FN-0000",
         ) from exc
 
 

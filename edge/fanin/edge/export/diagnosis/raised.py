@@ -80,13 +80,17 @@ def refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
     where, text = str(place), str(exc)
     if NO_GRADIENT in text:
         advice = "an operator between them has none, or the loss does not depend on them; use operators with a gradient"
-        return NoGradient(f"{what}: no gradient reaches the parameters that learn from the loss", advice)
+        return NoGradient(
+            f"{what}: no gradient reaches the parameters that learn from the loss", advice, code="FN-0000"
+        )
     clause, advice = CLAUSES.get(type(exc), ("", ""))
     if not clause and READS_A_VALUE.search(text):
         clause, advice = f"reads the value of a tensor; {KEPT}", KEEP_TENSORS
     if clause:
         advice = exc.advice if isinstance(exc, RandomDraw) else advice
-        return Untraceable(f"{what} cannot be traced: {where or 'its code'} {clause.format(text)}", advice, place)
+        return Untraceable(
+            f"{what} cannot be traced: {where or 'its code'} {clause.format(text)}", advice, place, code="FN-0000"
+        )
     kind = FixedBatch if FIXED.search(text) else Untraceable
     if type(exc).__module__.startswith("torch"):
         # The further lines are hints for developers of torch.
@@ -105,9 +109,11 @@ def refusal_of_form(what: str, exc: Exception) -> UnsupportedModel:
     if isinstance(exc, DataDependentOutputException | DynamicOutputShapeException) or is_read:
         return UnsupportedModel(
             f"{what}: got a function that reads values of a tensor{where}, expected one of operators "
-            "alone, because an export traces it once; use torch.where instead of a branch"
+            "alone, because an export traces it once; use torch.where instead of a branch",
+            code="FN-0000",
         )
     return UnsupportedModel(
         f"{what}: the function fails{where} ({type(exc).__name__}: {first_line(exc)}), expected a result for all "
-        "arguments of the operator; correct it, or return NotImplemented to leave the operator as it is"
+        "arguments of the operator; correct it, or return NotImplemented to leave the operator as it is",
+        code="FN-0000",
     )

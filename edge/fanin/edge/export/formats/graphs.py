@@ -118,6 +118,7 @@ def onnx_infer(prepared: Prepared, infer: Infer, grids: Grids | None = None) -> 
                 "with a projection",
                 "use proj_size=0 and a linear layer after it",
                 place,
+                code="FN-0000",
             )
     float_infer = to_onnx(infer.traced, f"{prepared.what}: the infer graph")
     inputs_to_initializers(float_infer, {parameter_port(name): value for name, value in infer.values.items()})
@@ -183,7 +184,8 @@ def _check_scales(prepared: Prepared, graphs: Graphs) -> None:
                 f"{prepared.what}: module {path or 'itself'} ({kind}) receives "
                 f"values of up to about {255 * slot.input_scale:.1e} on the calibration data, expected at "
                 f"least {255 * MIN_INPUT_SCALE:.1e} and at most {255 / MIN_INPUT_SCALE:.1e}; scale the data, or put a "
-                "norm before the module"
+                "norm before the module",
+                code="FN-0000",
             )
 
 
@@ -196,7 +198,8 @@ def _of_lengths(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
         if short.derived != graphs.derived:
             raise UnsupportedModel(
                 f"{prepared.what}: the graphs of the length {size} have other constants than those of the longest, "
-                "expected the same; please report the module"
+                "expected the same; please report the module",
+                code="FN-0000",
             )
         graphs = replace(
             graphs,
@@ -223,7 +226,8 @@ def ports_of(prepared: Prepared, traced: Traced) -> Ports:
             if tensor.dtype not in DTYPES:
                 raise UnsupportedModel(
                     f"{prepared.what}: {name!r} is {tensor.dtype}, expected one of {[str(dtype) for dtype in DTYPES]}; "
-                    "convert it in the module"
+                    "convert it in the module",
+                    code="FN-0000",
                 )
             shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
             ports.append(Port(name=name, dtype=DTYPES[tensor.dtype], shape=shape))

@@ -48,7 +48,8 @@ def assembled(
         if graphs.ports != ports or graphs.derived != derived:
             raise UnsupportedModel(
                 f"{prepared.what}: the graphs in {name} have other ports or constants than those in "
-                f"{next(iter(formats))}; please report the module"
+                f"{next(iter(formats))}; please report the module",
+                code="FN-0000",
             )
     signatures = {
         name: Signature(

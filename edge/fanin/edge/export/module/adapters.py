@@ -220,7 +220,8 @@ def _margins(layer: nn.Conv2d, name: str) -> list[int]:
         if (sides - reach) % 2:
             raise UnsupportedModel(
                 f"adapters: module {name} (Conv2d) has kernel size {layer.kernel_size}, expected an odd one, "
-                "whose windows have a middle; exclude the layer or train 'head' instead"
+                "whose windows have a middle; exclude the layer or train 'head' instead",
+                code="FN-0000",
             )
         margins += [(sides - reach) // 2] * 2
     return margins
@@ -266,5 +267,6 @@ def add_adapters(module: nn.Module, adapters: Adapters, seed: int) -> None:
     if not num_adapted:
         raise UnsupportedModel(
             "adapters: got a module without linear layers, 2-D convolutions and attention inside, expected at least "
-            "one; let 'head' or 'bias' train instead"
+            "one; let 'head' or 'bias' train instead",
+            code="FN-0000",
         )

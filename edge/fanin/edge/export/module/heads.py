@@ -36,7 +36,8 @@ def head_of(app: App, module: nn.Module) -> tuple[set[nn.Parameter], str]:
         last = _described(finished[-1], module.get_submodule(finished[-1]))
         raise UnsupportedModel(
             f"App {app.name}: trains 'head' selects {what}, the last layer registered, but the module's output comes "
-            f"from {last}; register that layer last, or freeze the rest with requires_grad_(False) and train 'full'"
+            f"from {last}; register that layer last, or freeze the rest with requires_grad_(False) and train 'full'",
+            code="FN-0000",
         )
     chosen = {value for name, value in trainable if name.rpartition(".")[0] == owner}
     return chosen, f"head: {what}, the last layer registered, is all that learns"

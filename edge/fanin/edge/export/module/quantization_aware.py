@@ -119,7 +119,8 @@ def round_layers(module: nn.Module, calibration: Tensors, batch_size: int) -> No
     replace_modules(module, rounding)
     if not layers:
         raise UnsupportedModel(
-            "quantization_aware: got a module without linear layers and convolutions inside, expected at least one"
+            "quantization_aware: got a module without linear layers and convolutions inside, expected at least one",
+            code="FN-0000",
         )
     _measure(module, layers, calibration, batch_size)
 

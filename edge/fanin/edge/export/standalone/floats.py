@@ -66,7 +66,8 @@ def float_models(app: App, bundle: Bundle, parameters: Float32s, graph_format: s
     if app.lengths != bundle.manifest.lengths:
         raise InvalidInput(
             f"{prepared.what}: got {_shown(app.lengths)}, expected {_shown(bundle.manifest.lengths)} as in the Bundle; "
-            "pass the App that was exported"
+            "pass the App that was exported",
+            code="FN-0000",
         )
     singles = {INFER: (prepared, bundle)}
     if app.lengths is not None:
@@ -99,14 +100,17 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
     if (app.batch_size, app.num_classes) != (manifest.batch_size, manifest.num_classes):
         raise InvalidInput(
             f"{prepared.what}: got batch_size {app.batch_size} and num_classes {app.num_classes}, expected "
-            f"{manifest.batch_size} and {manifest.num_classes} as in the Bundle; pass the App that was exported"
+            f"{manifest.batch_size} and {manifest.num_classes} as in the Bundle; pass the App that was exported",
+            code="FN-0000",
         )
     inputs, y, mask = example_batch(prepared)
     batch = PaddedBatch(inputs=numpy_inputs(inputs), y=y.numpy(), mask=mask.numpy())
     try:
         evaluation = runtime.open_evaluate(bundle)(parameters, batch)
     except ValueError as exc:
-        raise InvalidInput(f"{prepared.what}: does not fit the Bundle ({exc}); pass the App that was exported") from exc
+        raise InvalidInput(
+            f"{prepared.what}: does not fit the Bundle ({exc}); pass the App that was exported", code="FN-0000"
+        ) from exc
     with torch.no_grad():
         output = _output(app, module, inputs)
         expected = float((app.loss(output, loss_targets(y)) * mask).sum())
@@ -115,7 +119,8 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
         raise InvalidInput(
             f"{prepared.what}: has a loss of {expected:g} on its calibration data with the Version's parameters, "
             f"expected that of the Bundle, {loss:g}: its frozen weights or its data are others; pass the App that was "
-            "exported, with a seed for random weights"
+            "exported, with a seed for random weights",
+            code="FN-0000",
         )
     _check_predictions(prepared, app.predicted(output).numpy(), evaluation.predicted)
 
@@ -125,7 +130,8 @@ def _check_predictions(prepared: Prepared, logits: Float32s, predictions: Inputs
     shape = logits.shape[:-1] if prepared.app.num_classes else logits.shape
     if shape != predictions.shape:
         raise InvalidInput(
-            f"{prepared.what}: predicts the shape {shape}, expected {predictions.shape} as in the Bundle; {EXPORTED}"
+            f"{prepared.what}: predicts the shape {shape}, expected {predictions.shape} as in the Bundle; {EXPORTED}",
+            code="FN-0000",
         )
     actual, expected = predictions, logits
     if prepared.app.num_classes:
@@ -136,7 +142,8 @@ def _check_predictions(prepared: Prepared, logits: Float32s, predictions: Inputs
     if not error <= TOLERANCE * max(1.0, float(np.linalg.norm(logits))):
         raise InvalidInput(
             f"{prepared.what}: has other predictions on its calibration data than the Bundle, with the Version's "
-            f"parameters; {EXPORTED}"
+            f"parameters; {EXPORTED}",
+            code="FN-0000",
         )
 
 
@@ -150,7 +157,8 @@ def _check_logits(prepared: Prepared, module: Module, runtime: Runtime, data: by
     if not error <= TOLERANCE * float(np.linalg.norm(expected)):
         raise UnsupportedModel(
             f"{prepared.what}: the float model in {runtime.name} differs from torch's logits by {error:.1e} in norm, "
-            f"expected at most {TOLERANCE:.0e} of their norm; please report the module"
+            f"expected at most {TOLERANCE:.0e} of their norm; please report the module",
+            code="FN-0000",
         )
 
 

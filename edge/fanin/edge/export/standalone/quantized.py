@@ -58,7 +58,8 @@ def check_format(bundle: Bundle, graph_format: str) -> None:
     if graph_format not in formats:
         raise InvalidInput(
             f"--{graph_format}: the run's bundle has graphs in {sorted(formats)} only, expected also {graph_format!r}; "
-            "export the App in this format"
+            "export the App in this format",
+            code="FN-0000",
         )
 
 

@@ -51,7 +51,9 @@ class TorchRuntime:
         self._prepared = checked(app, ("onnx",))
         for name, value in (("lengths", app.lengths), ("preprocess", app.preprocess), ("local", app.recipe.local)):
             if value:
-                raise UnsupportedModel(f"App {app.name}: {name}: got a value, expected none without an export")
+                raise UnsupportedModel(
+                    f"App {app.name}: {name}: got a value, expected none without an export", code="FN-0000"
+                )
         sizes = (app.batch_size, *app.other_batch_sizes)
         self._trains = {size: trace_train(self._prepared.for_batches(size), EAGER) for size in sizes}
         self._evaluate = trace_evaluate(self._prepared, EAGER)
@@ -77,11 +79,15 @@ class TorchRuntime:
 
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
         """See Runtime. Raises InvalidBundle."""
-        raise InvalidBundle("bundle: got no graphs, expected an infer graph: without an export there is no int8 model")
+        raise InvalidBundle(
+            "bundle: got no graphs, expected an infer graph: without an export there is no int8 model", code="FN-0000"
+        )
 
     def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         """See Runtime. Raises InvalidBundle."""
-        raise InvalidBundle(f"{what}: got a graph file, expected none: torch runs the traced steps of an App alone")
+        raise InvalidBundle(
+            f"{what}: got a graph file, expected none: torch runs the traced steps of an App alone", code="FN-0000"
+        )
 
     def write(self, folder: Path, key: SigningKey) -> Bundle:
         """Sign a Bundle with the App's Signatures, without graphs, and write it to a new or empty folder."""

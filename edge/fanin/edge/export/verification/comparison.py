@@ -117,7 +117,8 @@ def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Ne
             where = first_not_finite(prepared.eager, call)
             raise UnsupportedModel(
                 f"{prepared.what}: {what.format(name + _module_of(prepared, name))} is not finite in torch either"
-                f"{f': {where}' if where else ''}, expected finite gradients; {KEEP_FINITE}"
+                f"{f': {where}' if where else ''}, expected finite gradients; {KEEP_FINITE}",
+                code="FN-0000",
             )
         allowed = tolerance * sizes[name] + NOISE_FACTOR * row.noise + floor * largest
         if not error <= allowed and math.isfinite(error):
@@ -127,7 +128,8 @@ def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Ne
             raise UnsupportedModel(
                 f"{prepared.what}: {what.format(name + _module_of(prepared, name))} of the exported graph differs from "
                 f"torch's by {error:.1e} (L2 norm), expected at most {allowed:.1e} (the norm of its own change or "
-                f"value is {sizes[name]:.1e}); {advice(prepared)}"
+                f"value is {sizes[name]:.1e}); {advice(prepared)}",
+                code="FN-0000",
             )
 
 
@@ -161,7 +163,8 @@ def check_loss(prepared: Prepared, what: str, actual: float, expected: tuple[flo
     if not error <= allowed:
         raise UnsupportedModel(
             f"{prepared.what}: {what} of the exported graph differs from torch's by {error:.1e}, expected at most "
-            f"{allowed:.1e}; {advice(prepared)}"
+            f"{allowed:.1e}; {advice(prepared)}",
+            code="FN-0000",
         )
 
 

@@ -71,7 +71,9 @@ def check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float 
     try:
         note = check_drop(f"{prepared.what}: {name}", quality, max_drop)
     except InvalidVersion as exc:
-        raise UnsupportedModel("; ".join([str(exc), *untrained(prepared.app, {name: quality}, {})])) from exc
+        raise UnsupportedModel(
+            "; ".join([str(exc), *untrained(prepared.app, {name: quality}, {})]), code="FN-0000"
+        ) from exc
     return [note] if note else []
 
 

@@ -50,7 +50,9 @@ def _load(file: GraphFile, *, interpreter: "MakeInterpreter") -> LoadedGraph:
     opened = interpreter(model_content=data, num_threads=1)
     signatures = sorted(opened.get_signature_list())
     if (file.signature or len(signatures) > 1) and file.signature not in signatures:
-        raise InvalidInput(f"{file.what}: got signature {file.signature!r}, expected one of {signatures}")
+        raise InvalidInput(
+            f"{file.what}: got signature {file.signature!r}, expected one of {signatures}", code="FN-0000"
+        )
     signature = file.signature or "".join(signatures)
     if signature:
         runner = opened.get_signature_runner(signature)
@@ -100,7 +102,7 @@ def _port(what: str, name: str, details: Details) -> ModelPort:
     """Return a tensor's facts. Raises InvalidBundle if it does not hold numbers."""
     dtype = np.dtype(details["dtype"]).name  # type: ignore[call-overload]
     if np.dtype(dtype).kind not in "biuf":
-        raise InvalidBundle(f"{what}: {name!r} is {dtype}, expected numbers")
+        raise InvalidBundle(f"{what}: {name!r} is {dtype}, expected numbers", code="FN-0000")
     shape, quantization = details["shape_signature"], details["quantization"]
     assert isinstance(shape, np.ndarray) and isinstance(quantization, tuple)
     scale, zero_point = quantization

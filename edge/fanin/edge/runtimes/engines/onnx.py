@@ -157,7 +157,9 @@ class _Graph:
         """Return inputs or outputs. Raises InvalidBundle for an element type that numpy lacks."""
         for node in nodes:
             if node.type not in DTYPES:
-                raise InvalidBundle(f"{self._what}: {node.name!r} is {node.type}, expected one of {sorted(DTYPES)}")
+                raise InvalidBundle(
+                    f"{self._what}: {node.name!r} is {node.type}, expected one of {sorted(DTYPES)}", code="FN-0000"
+                )
         return tuple(ModelPort(name=node.name, dtype=DTYPES[node.type], shape=_shape(node)) for node in nodes)
 
 

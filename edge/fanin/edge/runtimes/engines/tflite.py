@@ -17,7 +17,8 @@ def tflite_engine() -> GraphEngine:
     if int(np.__version__.partition(".")[0]) >= 2:
         raise RuntimeMissing(
             f"runtime 'tflite': tflite-runtime was built for numpy 1, got numpy {np.__version__}; "
-            "pip install 'fanin[tflite]', or use LiteRT: 'fanin[litert]'"
+            "pip install 'fanin[tflite]', or use LiteRT: 'fanin[litert]'",
+            code="FN-0000",
         )
     from tflite_runtime import __version__
     from tflite_runtime.interpreter import Interpreter

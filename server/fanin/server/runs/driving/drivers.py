@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from fanin.protos.chunks import short
-from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, Unavailable, public_text
+from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, Unavailable, public
 from fanin.protos.messages import RunState
 from fanin.protos.names import check_name
 from fanin.server.rounds.troubles import RepeatedTroubles, reason_of
@@ -117,7 +117,7 @@ class Drivers:
         """
         driver = self._drivers.get(run_id)
         if run_id in self._broken:
-            raise Conflict(self._broken[run_id])
+            raise Conflict(self._broken[run_id], code="FN-0000")
         if driver is None:
             raise unknown_run(run_id)
         return driver
@@ -133,9 +133,11 @@ class Drivers:
         try:
             driver = self.driver(run_id)
         except NotFound as exc:
-            raise NotFound(f"assignment {_tag(assignment_id)} of run {run_id}: {exc}; check in again") from exc
+            raise NotFound(
+                f"assignment {_tag(assignment_id)} of run {run_id}: {exc}; check in again", code="FN-0000"
+            ) from exc
         except Conflict as exc:
-            raise Unavailable(f"assignment {_tag(assignment_id)} of run {run_id}: {exc}") from exc
+            raise Unavailable(f"assignment {_tag(assignment_id)} of run {run_id}: {exc}", code="FN-0000") from exc
         return driver, driver.course.assignments.check(assignment_id, device)
 
     def control(self, run_id: str) -> RunControl:
@@ -206,7 +208,7 @@ class Drivers:
         except Exception as exc:  # Any error: devices and operators receive a public reason, and the log has the error.
             self._broken[run_id] = f"run {run_id}: cannot be taken up: {reason_of(exc)}"
             LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
-            raise Conflict(self._broken[run_id]) from exc
+            raise Conflict(self._broken[run_id], code="FN-0000") from exc
         self._drivers[run_id] = driver
         self._controls[run_id] = RunControl(driver, self._stores)
         self._publications[run_id] = publications
@@ -218,7 +220,7 @@ class Drivers:
         LOG.warning("run %s: left to another coordinator: %s", run_id, superseded)
         self._superseded.append(self._drivers.pop(run_id))
         self._controls.pop(run_id)
-        self._broken[run_id] = f"run {run_id}: {public_text(superseded)}"
+        self._broken[run_id] = f"run {run_id}: {public(superseded)[0]}"
         self._followers.begin(run_id, self._publications[run_id])
 
     def _notify(self) -> None:
@@ -231,7 +233,7 @@ def run_of(assignment_id: str) -> str:
     check_name("assignment", assignment_id)
     run_id, *tail = assignment_id.rsplit(".", 2)
     if len(tail) != 2:
-        raise NotFound(f"assignment {assignment_id}: got no run and round in it; check in again")
+        raise NotFound(f"assignment {assignment_id}: got no run and round in it; check in again", code="FN-0000")
     return run_id
 
 
@@ -241,4 +243,4 @@ def _tag(assignment_id: str) -> str:
 
 def unknown_run(run_id: str) -> NotFound:
     """Return the error for a Run that the record does not have."""
-    return NotFound(f"run {run_id[:64]!r}: there is none of this id here")
+    return NotFound(f"run {run_id[:64]!r}: there is none of this id here", code="FN-0000")

@@ -107,5 +107,6 @@ def _check_block(spec: TensorSpec, values: np.ndarray, step: float) -> None:
     if limited(rounded, spec.role, step) is None:
         raise InvalidUpdate(
             f"update: tensor {spec.name!r}: after the training it has {problem_of(rounded, spec.role)}; correct the "
-            "training, or the role or range that the run declares for the tensor"
+            "training, or the role or range that the run declares for the tensor",
+            code="FN-0000",
         )

@@ -186,7 +186,9 @@ class Updates:
             recorded = await self._writer.commit(update, buffer=course.run.start.plan.cohort.buffer)
         except Superseded as exc:
             course.leave(exc)
-            raise Unavailable(f"run {course.run_id}: another coordinator drives it; upload again there") from exc
+            raise Unavailable(
+                f"run {course.run_id}: another coordinator drives it; upload again there", code="FN-0000"
+            ) from exc
         if recorded is not None:
             self._count(recorded, upload.resumed_bytes if recorded is update else 0)
         return recorded

@@ -19,10 +19,10 @@ class MemoryBlobs:
         """See ``BlobReader.read``."""
         check_sha256("chunk", digest)
         if digest not in self._chunks:
-            raise NotFound(f"chunk {short(digest)}: not stored here")
+            raise NotFound(f"chunk {short(digest)}: not stored here", code="FN-0000")
         data = self._chunks[digest]
         if not 0 <= offset <= len(data):
-            raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {len(data)}")
+            raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {len(data)}", code="FN-0000")
         return data[offset:] if size_bytes < 0 else data[offset : offset + size_bytes]
 
     def read_artifact(self, what: str, artifact: Artifact) -> bytes:
@@ -38,7 +38,9 @@ class MemoryBlobs:
         """See ``Blobs.put``."""
         check_sha256("chunk", digest)
         if sha256_hex(data) != digest:
-            raise InvalidInput(f"chunk: digest mismatch (got {short(sha256_hex(data))}, expected {short(digest)})")
+            raise InvalidInput(
+                f"chunk: digest mismatch (got {short(sha256_hex(data))}, expected {short(digest)})", code="FN-0000"
+            )
         self._chunks[digest] = bytes(data)
 
     def put_pieces(self, pieces: Iterable[bytes]) -> Artifact:

@@ -42,9 +42,13 @@ class MemoryUpload:
         """See ``Upload.add``."""
         end, size_bytes = piece.offset + len(piece.data), self.header.payload.size_bytes
         if piece.offset != self.received_bytes:
-            raise InvalidUpdate(f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}")
+            raise InvalidUpdate(
+                f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}", code="FN-0000"
+            )
         if not piece.data or end > size_bytes:
-            raise InvalidUpdate(f"update: got bytes {piece.offset} to {end}, expected some, up to {size_bytes}")
+            raise InvalidUpdate(
+                f"update: got bytes {piece.offset} to {end}, expected some, up to {size_bytes}", code="FN-0000"
+            )
         self._pending += piece.data
         self.received_bytes = end
         return len(self._pending) >= self.header.payload.chunks[len(self.part.chunks)].size_bytes
@@ -61,7 +65,7 @@ class MemoryUpload:
             try:
                 check_digest(f"update: chunk {number}", ref, len(data), sha256_hex(data))
             except InvalidInput as exc:
-                raise InvalidUpdate(str(exc)) from exc
+                raise InvalidUpdate(str(exc), code="FN-0000") from exc
             self.part.chunks.append(data)
 
     def close(self) -> None:
@@ -95,12 +99,15 @@ class MemorySpool:
         digest = refs[0].sha256 if len(refs) == 1 else hashlib.sha256(b"".join(chunks)).hexdigest()
         if digest != header.payload.sha256:
             raise InvalidUpdate(
-                f"update: digest mismatch (got {short(digest)}, expected {short(header.payload.sha256)})"
+                f"update: digest mismatch (got {short(digest)}, expected {short(header.payload.sha256)})",
+                code="FN-0000",
             )
         if self._payloads.get(_name(header, device)) == chunks:
             return
         if self._parts.get(header.assignment_id) is not upload.part:
-            raise Unavailable(f"spool {header.assignment_id}: a later upload replaced this one; continue")
+            raise Unavailable(
+                f"spool {header.assignment_id}: a later upload replaced this one; continue", code="FN-0000"
+            )
         self._payloads[_name(header, device)] = chunks
         self.discard(header.assignment_id)
 
@@ -136,14 +143,16 @@ class MemorySpool:
         """See ``Payloads.read_part``."""
         data = b"".join(self._chunks(header, device))[offset : offset + size_bytes]
         if len(data) != size_bytes:
-            raise Corrupted(f"update of {device}: got {len(data)} bytes at offset {offset}, expected {size_bytes}")
+            raise Corrupted(
+                f"update of {device}: got {len(data)} bytes at offset {offset}, expected {size_bytes}", code="FN-0000"
+            )
         return data
 
     def _chunks(self, header: UpdateHeader, device: str) -> tuple[bytes, ...]:
         try:
             return self._payloads[_name(header, device)]
         except KeyError as exc:
-            raise Corrupted(f"update of {device}: a committed update is missing") from exc
+            raise Corrupted(f"update of {device}: a committed update is missing", code="FN-0000") from exc
 
     def _drop_parts(self, names: Collection[str]) -> None:
         for name in names:

@@ -114,7 +114,10 @@ class MemoryWriter:
         if record.mark.is_final:
             return record
         if version.number in rows.versions:
-            raise Conflict(f"run {version.run_id}: version {version.number} is recorded already; read the state again")
+            raise Conflict(
+                f"run {version.run_id}: version {version.number} is recorded already; read the state again",
+                code="FN-0000",
+            )
         rows.add_version(version, event.round)
         rows.outer_states[event.round] = dict(outer_state)
         rows.rounds[event.round] = replace(record, mark=RoundMark.PUBLISHED, next_grid=tuple(next_grid))

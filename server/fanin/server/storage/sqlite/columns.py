@@ -29,4 +29,6 @@ def decode(what: str, kind: type[ValueT], message: type[Message], data: bytes) -
     try:
         return from_proto(kind, message.FromString(data))
     except (DecodeError, FaninError) as exc:
-        raise Corrupted(f"fanin.db: {what}: the record is damaged ({exc}); restore a backup of the folder") from exc
+        raise Corrupted(
+            f"fanin.db: {what}: the record is damaged ({exc}); restore a backup of the folder", code="FN-0000"
+        ) from exc

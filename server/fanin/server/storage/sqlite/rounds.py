@@ -185,7 +185,8 @@ def _record(row: RowMapping) -> RoundRecord:
     except (ValueError, TypeError) as exc:
         raise Corrupted(
             f"fanin.db: run {row['run_id']}, round {row['round']}: the record is damaged ({exc}); restore a backup of "
-            "the folder"
+            "the folder",
+            code="FN-0000",
         ) from exc
 
 

@@ -21,13 +21,13 @@ def integer(what: str, value: object) -> int:
             return operator.index(value)  # type: ignore[arg-type]  # a TypeError otherwise
     except TypeError:
         pass
-    raise UnsupportedModel(f"{what}: got {value!r}, expected an int")
+    raise UnsupportedModel(f"{what}: got {value!r}, expected an int", code="FN-0000")
 
 
 def check_switch(what: str, value: object) -> None:
     """Raise UnsupportedModel unless a value is True or False."""
     if not isinstance(value, bool):
-        raise UnsupportedModel(f"{what}: got {value!r}, expected True or False")
+        raise UnsupportedModel(f"{what}: got {value!r}, expected True or False", code="FN-0000")
 
 
 def are_names(value: object) -> TypeGuard[Sequence[str]]:
@@ -61,7 +61,8 @@ def checked_settable(optimizer: str, settable: object, known: Collection[str]) -
     if not are_names(settable) or not {*settable} <= {*known}:
         raise UnsupportedModel(
             f"{optimizer}: settable: got {settable!r}, expected a tuple of names of {sorted(known)}, such as "
-            f"({min(known)!r},)"
+            f"({min(known)!r},)",
+            code="FN-0000",
         )
     return tuple(settable)
 
@@ -71,11 +72,14 @@ def check_epsilon(name: str, epsilon: object) -> None:
     # ``rules.SCALE`` times a smaller one would be an added constant that is replaced by 0.
     if not (is_number(epsilon) and MIN_EPSILON <= epsilon < 1.0):
         raise UnsupportedModel(
-            f"{name}: got epsilon {epsilon!r}, expected a float of at least {MIN_EPSILON:g} and below 1.0"
+            f"{name}: got epsilon {epsilon!r}, expected a float of at least {MIN_EPSILON:g} and below 1.0",
+            code="FN-0000",
         )
 
 
 def check_range(name: str, value: object, end: float) -> None:
     """Raise UnsupportedModel unless a setting is at least 0.0 and below ``end``."""
     if not (is_number(value) and 0.0 <= value < end):
-        raise UnsupportedModel(f"optimizer: got {name} {value!r}, expected a float of at least 0.0 and below {end}")
+        raise UnsupportedModel(
+            f"optimizer: got {name} {value!r}, expected a float of at least 0.0 and below {end}", code="FN-0000"
+        )

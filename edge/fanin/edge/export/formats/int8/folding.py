@@ -105,7 +105,9 @@ def fold_norms(traced: Traced, prepared: Prepared, forms: Forms) -> Infer:
         # Plain dicts: graphs may be sent from another process.
         derived = Derived(constants=dict(folding.constants), folded=dict(folding.folded))
     except InvalidBundle as exc:
-        raise UnsupportedModel(f"{prepared.what}: {exc}; train the norm to which it belongs, or reset it") from exc
+        raise UnsupportedModel(
+            f"{prepared.what}: {exc}; train the norm to which it belongs, or reset it", code="FN-0000"
+        ) from exc
     values = with_derived(parameters, derived)
     names, examples, program = traced.inputs, traced.examples, traced.program
     if folding.is_changed:
@@ -139,7 +141,8 @@ def _check_same(
         raise UnsupportedModel(
             f"{prepared.what}: infer: the logits of the decomposed graph differ from torch's by {error:.1e} (L2 norm), "
             f"expected at most {DECOMPOSED_TOLERANCE * size:.1e}; check the App's own decompositions, or report the "
-            "module"
+            "module",
+            code="FN-0000",
         )
 
 

@@ -109,7 +109,8 @@ class SlotFinder:
         users = self._users[name]
         if len(users) != 1:
             raise UnsupportedModel(
-                f"infer graph: {name} is used {len(users)} times, expected once; give each layer a bias of its own"
+                f"infer graph: {name} is used {len(users)} times, expected once; give each layer a bias of its own",
+                code="FN-0000",
             )
         return users[0]
 
@@ -176,7 +177,8 @@ class SlotFinder:
         if zero_point.ndim != 1 or zero_point.any():
             raise UnsupportedModel(
                 f"infer graph: {name} has zero points {zero_point.tolist()}, expected a 0 for each channel; "
-                "please report the module"
+                "please report the module",
+                code="FN-0000",
             )
         axes = [helper.get_attribute_value(row) for row in node.attribute if row.name == "axis"]
         rank = len(self._values[name].dims)

@@ -81,7 +81,8 @@ def quantize_infer(
     if file != other:
         raise UnsupportedModel(
             "infer graph: the quantized file depends on the values of parameters, expected them in slots only; "
-            "please report the module"
+            "please report the module",
+            code="FN-0000",
         )
     return replace(file, grids={name: (ranges[tensor].low, ranges[tensor].high) for tensor, name in names.items()})
 

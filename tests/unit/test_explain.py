@@ -1,0 +1,55 @@
+"""``fanin explain``, and the codes that commands print with their errors: as text, and as JSON."""
+
+import json
+
+import pytest
+
+from fanin.commands.main import main
+from fanin.protos.codes import entries
+
+
+@pytest.mark.parametrize("word", ["FN-0023", "fn-0023", "FN0023", "23"])
+def test_explain_shows_meaning_cause_and_remedy(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", word]) == 0
+    entry = entries()["FN-0023"]
+    assert capsys.readouterr().out == f"{entry.meaning}\n\nCause: {entry.cause}\n\nRemedy: {entry.remedy}\n"
+
+
+@pytest.mark.parametrize("word", ["FN-9999", "FN-00231", "E0023", "", "٢٣", "FN-" + "9" * 5000])
+def test_an_unknown_code_is_an_error_that_names_a_known_one(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", word]) == 1
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("fanin explain: got the code") and error.endswith(" [FN-0027]\n")
+    assert len(error) < 300
+
+
+def test_a_code_with_a_wrong_digit_names_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "FN-9023"]) == 1
+    assert "; did you mean FN-0023?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "code", "kind"),
+    [
+        (["inspect", "absent", "--json"], 1, "FN-0301", "InvalidBundle"),
+        (["inspect", "--json", "-", "absent"], 1, "FN-0301", "InvalidBundle"),
+        (["inspect", "--json=-", "absent"], 1, "FN-0301", "InvalidBundle"),
+        (["explain", "FN-9999", "--json"], 1, "FN-0027", "InvalidInput"),
+        (["explain", "--unknown", "--json"], 2, "FN-0023", ""),
+        (["expain", "--json"], 2, "FN-0023", ""),
+    ],
+)
+def test_an_error_is_a_line_of_json_where_the_result_would_be(
+    words: list[str], status: int, code: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == status
+    out, error = capsys.readouterr()
+    row = json.loads(out)["error"]
+    assert (row["code"], row["kind"]) == (code, kind)
+    assert error.rstrip().endswith(f"{row['message']} [{code}]")
+
+
+def test_an_error_is_text_alone_where_the_result_would_be_text(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "FN-9999"]) == 1
+    assert capsys.readouterr().out == ""
