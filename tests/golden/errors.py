@@ -6,6 +6,7 @@
 """
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -72,6 +73,7 @@ def errors_in(module: Module) -> list[tuple[ast.Call, str]]:
     return [(call, name) for call, name in named if name in kinds]
 
 
+@cache
 def error_classes() -> frozenset[str]:
     """Return the names of ``FaninError`` and of all its subclasses in the package."""
     bases = {

@@ -68,6 +68,7 @@ COMMANDS = [
     "demo",
     "describe",
     "evaluations",
+    "explain",
     "export",
     "fetch",
     "infer",

@@ -172,7 +172,7 @@ class Operator:
             raise InvalidVersion(
                 f"run {run_id}: got the key {short(publisher.public)}, expected {short(source.bundle.public_key)}, "
                 "which signed the run's bundle; pass it with --key",
-                code="FN-0000",
+                code="FN-1015",
             )
         # The publisher signs these parameters again, so it must not take them from a stranger.
         check_version(

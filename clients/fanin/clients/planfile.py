@@ -83,7 +83,7 @@ def parse_plan(text: str, where: str, overrides: Sequence[str | Override] = ()) 
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as exc:
         # A ValueError that is no TOMLDecodeError: Python refuses integers of thousands of digits.
-        raise InvalidPlan(f"{where}: not TOML ({exc})", code="FN-0000") from exc
+        raise InvalidPlan(f"{where}: not TOML ({exc})", code="FN-0280") from exc
     parsed = (override_of(each) if isinstance(each, str) else each for each in overrides)
     reader = _Reader(where, tuple(parsed))
     reader.override(tables)
@@ -91,7 +91,7 @@ def parse_plan(text: str, where: str, overrides: Sequence[str | Override] = ()) 
     app, bundle = str(row.pop("app")), str(row.pop("bundle"))
     if bool(app) == bool(bundle):
         raise InvalidPlan(
-            f"{reader.sources}: expected either app or bundle, got {'both' if app else 'neither'}", code="FN-0000"
+            f"{reader.sources}: expected either app or bundle, got {'both' if app else 'neither'}", code="FN-0281"
         )
     return PlanFile(plan=reader.build(Plan, row), app=app, bundle=bundle)
 
@@ -101,7 +101,7 @@ def read_plan(path: Path, overrides: Sequence[str | Override] = ()) -> PlanFile:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidPlan(f"{path}: cannot be read ({reason_of(exc)})", code="FN-0000") from exc
+        raise InvalidPlan(f"{path}: cannot be read ({reason_of(exc)})", code="FN-0280") from exc
     return parse_plan(text, str(path), overrides)
 
 
@@ -119,7 +119,7 @@ def override_of(text: str, source: str = SET) -> Override:
     path, equals, value = text.partition("=")
     if not equals or not path.strip():
         raise InvalidPlan(
-            f"{source} {text}: expected KEY=VALUE, for example {source} cohort.concurrency=8", code="FN-0000"
+            f"{source} {text}: expected KEY=VALUE, for example {source} cohort.concurrency=8", code="FN-0283"
         )
     try:
         tables = tomllib.loads(f"value = {value}")
@@ -140,7 +140,7 @@ def _unquoted(path: str, source: str) -> str:
         raise InvalidPlan(
             f"{source} {path}: got quotes that TOML does not read ({exc}), expected a name in quotes as in "
             f"{source} 'flower.roles.\"layer.*\"=statistic'; a name without = and quotes needs none",
-            code="FN-0000",
+            code="FN-0283",
         ) from exc
     names = []
     while isinstance(table, dict):
@@ -191,7 +191,7 @@ class _Reader:
                     form = f": {self._form(field, path, override.source)}" if isinstance(field, SectionField) else ""
                     raise InvalidPlan(
                         f"{override.source}: {override.path}: {path} is not a section; set {path} as a whole{form}",
-                        code="FN-0000",
+                        code="FN-0284",
                     )
                 fields = fields_of(field.section)
             # A value in place of a table is an error of the document: ``row`` reports it.
@@ -219,14 +219,14 @@ class _Reader:
         try:
             return kind(**row)
         except InvalidPlan as exc:
-            raise InvalidPlan(f"{self.sources}: {str(exc).removeprefix('plan: ')}", code="FN-0000") from exc
+            raise InvalidPlan(f"{self.sources}: {str(exc).removeprefix('plan: ')}", code=exc.code) from exc
 
     def _section(self, field: SectionField, value: object, path: str) -> object:
         if field.is_list:
             if not isinstance(value, list):
                 expected = self._form(field, path, self.source(path))
                 raise InvalidPlan(
-                    f"{self.source(path)}: {path}: got {shown(value)}, expected {expected}", code="FN-0000"
+                    f"{self.source(path)}: {path}: got {shown(value)}, expected {expected}", code="FN-0284"
                 )
             return tuple(self._table(field, table, joined(path, str(index))) for index, table in enumerate(value))
         return self._table(field, value, path)
@@ -244,7 +244,7 @@ class _Reader:
     def _table(self, field: SectionField, value: object, path: str) -> object:
         if not isinstance(value, dict):
             raise InvalidPlan(
-                f"{self.source(path)}: {path}: got {shown(value)}, expected a section [{path}]", code="FN-0000"
+                f"{self.source(path)}: {path}: got {shown(value)}, expected a section [{path}]", code="FN-0284"
             )
         return self.build(field.section, self.row(fields_of(field.section), value, path))
 
@@ -256,10 +256,10 @@ class _Reader:
             for name, item in value.items():
                 if not field.accepts({name: item}):
                     raise InvalidPlan(
-                        f"{self.source(joined(path, name))}: {field.problem(path, {name: item})}", code="FN-0000"
+                        f"{self.source(joined(path, name))}: {field.problem(path, {name: item})}", code="FN-0285"
                     )
         if type(value) is not field.type or not field.accepts(value):
-            raise InvalidPlan(f"{self.source(path)}: {field.problem(path, value)}", code="FN-0000")
+            raise InvalidPlan(f"{self.source(path)}: {field.problem(path, value)}", code="FN-0285")
         return value
 
     def _default(self, field: KeyField, values: Mapping[str, object], path: str) -> object:
@@ -267,7 +267,7 @@ class _Reader:
             return field.key.derived.value(values)
         if field.default is MISSING:
             raise InvalidPlan(
-                f"{self.source(path)}: {path}: missing, expected {field.expected}; add the key", code="FN-0000"
+                f"{self.source(path)}: {path}: missing, expected {field.expected}; add the key", code="FN-0286"
             )
         return field.default
 
@@ -288,7 +288,7 @@ def _declaration(name: str, fields: Fields, path: str, problem: str) -> KeyField
     names = ", ".join(_notation(each, field) for each, field in fields.items())
     nearest = _nearest(name, path, fields)
     advice = f"did you mean {nearest}?" if nearest else f"{PAGE} lists the keys"
-    raise InvalidPlan(f"{problem.replace('{}', joined(path, name))}, expected one of {names}; {advice}", code="FN-0000")
+    raise InvalidPlan(f"{problem.replace('{}', joined(path, name))}, expected one of {names}; {advice}", code="FN-0287")
 
 
 def _notation(name: str, field: KeyField | SectionField) -> str:

@@ -82,7 +82,7 @@ def unreachable(route: Route, error: OSError) -> Unavailable:
             remedy = "check the address, and that no firewall drops the connection"
         case _:
             problem = f"cannot be reached ({error.strerror or error})"
-    return Unavailable(f"{what}: {problem}; {remedy}", code="FN-0000")
+    return Unavailable(f"{what}: {problem}; {remedy}", code="FN-0811")
 
 
 @contextmanager
@@ -113,11 +113,11 @@ def _open_tunnel(route: Route, proxy: Proxy, sock: socket.socket) -> None:
     except OSError as exc:
         raise Unavailable(
             f"{route.target}: {proxy} does not answer ({exc.strerror or exc}); {_other_proxy(proxy, route)}",
-            code="FN-0000",
+            code="FN-0813",
         ) from exc
     version, _, status = header.partition(b"\r\n")[0].decode("ascii", "replace").partition(" ")
     if not version.startswith("HTTP/1"):
-        raise Unavailable(f"{route.target}: {proxy} is no HTTP proxy; {_other_proxy(proxy, route)}", code="FN-0000")
+        raise Unavailable(f"{route.target}: {proxy} is no HTTP proxy; {_other_proxy(proxy, route)}", code="FN-0813")
     code = status[:3]
     if code[:1] == "2":
         return
@@ -126,7 +126,7 @@ def _open_tunnel(route: Route, proxy: Proxy, sock: socket.socket) -> None:
         "403": f"its rules forbid this connection: let its administrator allow it, or {_other_proxy(proxy, route)}",
     }.get(code, f"is the coordinator running, and may the proxy reach it? Or {_other_proxy(proxy, route)}")
     shown = "".join(char for char in status[:80] if char.isprintable())
-    raise Unavailable(f"{route.target}: {proxy} does not connect to it (HTTP {shown}); {remedy}", code="FN-0000")
+    raise Unavailable(f"{route.target}: {proxy} does not connect to it (HTTP {shown}); {remedy}", code="FN-0813")
 
 
 def _verified(route: Route, context: ssl.SSLContext, sock: socket.socket) -> ssl.SSLObject:
@@ -173,7 +173,7 @@ def _certificate_problem(route: Route, ca_certificate: bytes, error: ssl.SSLCert
         problem = text
     else:
         problem = f"its certificate is not valid ({error.verify_message}); check the coordinator's tls/server.pem"
-    return Untrusted(f"{route.target}: {problem}{_suffix(route)}", code="FN-0000")
+    return Untrusted(f"{route.target}: {problem}{_suffix(route)}", code="FN-0814")
 
 
 def _served_certificate(route: Route) -> "x509.Certificate | None":
@@ -246,7 +246,7 @@ def _no_coordinator(route: Route, problem: str) -> Untrusted:
     return Untrusted(
         f"{route.target}: the program there {problem}, so it is no coordinator; check the address and the "
         f"port{_suffix(route)}",
-        code="FN-0000",
+        code="FN-0815",
     )
 
 
@@ -255,7 +255,7 @@ def _broken(route: Route, reason: str) -> Unavailable:
     return Unavailable(
         f"{route.target}: the connection ended before it was secure ({reason}); is the coordinator starting or "
         f"overloaded? try again later{_suffix(route)}",
-        code="FN-0000",
+        code="FN-0816",
     )
 
 

@@ -94,13 +94,13 @@ def _proxy(variable: str, value: str, target: Address) -> Proxy:
     user, _, place = rest.removesuffix("/").rpartition("@")
     try:
         if scheme.lower() not in ("", "http"):
-            raise InvalidInput(f"scheme {scheme}", code="FN-0000")
+            raise InvalidInput(f"scheme {scheme}", code="FN-0812")
         address = parse_address(variable, place)
     except InvalidInput as exc:
         # Without the user and the password of the value.
         raise InvalidInput(
             f"${variable}: got {scheme}{'://' if scheme else ''}{place}, expected http://HOST:PORT of an HTTP proxy; "
             f"correct it, or to connect without a proxy set NO_PROXY={target.host}",
-            code="FN-0000",
+            code="FN-0812",
         ) from exc
     return Proxy(address=address, variable=variable, user=user)

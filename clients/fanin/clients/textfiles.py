@@ -17,7 +17,7 @@ def read_token(path: Path | None, variable: str) -> str:
     text = read_text(path, "token") if path is not None else os.environ.get(variable, "")
     if not text.strip():
         raise InvalidInput(
-            f"token: got none, expected a file that holds it (--token-file) or the variable {variable}", code="FN-0000"
+            f"token: got none, expected a file that holds it (--token-file) or the variable {variable}", code="FN-0804"
         )
     return clean_token("token", text)
 
@@ -31,7 +31,7 @@ def read_public_key(path: Path) -> str:
         raise InvalidInput(
             f"--publisher: {path} has the name of a private key, expected a public one; pass "
             f"{path.with_suffix('.pub')}",
-            code="FN-0000",
+            code="FN-0805",
         )
     key = read_text(path, "--publisher").strip()
     check_key(f"--publisher: {path}", key)
@@ -43,9 +43,9 @@ def read_text(path: Path, what: str) -> str:
     try:
         return path.read_text()
     except OSError as exc:
-        raise InvalidInput(f"{what}: {path} cannot be read ({reason_of(exc)})", code="FN-0000") from exc
+        raise InvalidInput(f"{what}: {path} cannot be read ({reason_of(exc)})", code="FN-0806") from exc
     except UnicodeDecodeError as exc:
-        raise InvalidInput(f"{what}: {path} is no text ({exc.reason} at byte {exc.start})", code="FN-0000") from exc
+        raise InvalidInput(f"{what}: {path} is no text ({exc.reason} at byte {exc.start})", code="FN-0806") from exc
 
 
 def reason_of(exc: Exception) -> str:

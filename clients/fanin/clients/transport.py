@@ -160,11 +160,11 @@ class Connection:
                 error = cause_of_failure(self._route, self._ca_certificate) or error
             raise error from exc
         except DecodeError as exc:
-            raise InvalidInput(f"{self.address}: the reply does not parse ({exc})", code="FN-0000") from exc
+            raise InvalidInput(f"{self.address}: the reply does not parse ({exc})", code="FN-0817") from exc
         except ValueError as exc:
             # gRPC's error for a call on a closed channel.
             raise Unavailable(
-                f"{self.address}: the connection is closed ({exc}); open another one", code="FN-0000"
+                f"{self.address}: the connection is closed ({exc}); open another one", code="FN-0818"
             ) from exc
 
 
@@ -236,7 +236,7 @@ class GrpcTransport:
             raise faults[0]
         if last is None:
             raise Unavailable(
-                f"{self._connection.address}: the upload ended without a reply; try again later", code="FN-0000"
+                f"{self._connection.address}: the upload ended without a reply; try again later", code="FN-0819"
             )
         return last
 
@@ -264,7 +264,7 @@ class GrpcTransport:
         except _ClockOff as exc:
             self._set_clock(exc.offset_s)
             raise Unavailable(
-                f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s", code="FN-0000"
+                f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s", code="FN-0820"
             ) from exc
 
     def _now(self) -> float:
@@ -313,7 +313,7 @@ def _open_channel(route: Route, ca_certificate: bytes) -> grpc.Channel:
     except (ssl.SSLError, ValueError) as exc:
         raise InvalidInput(
             "certificate authority (--ca): got no PEM certificate, expected the coordinator's tls/ca.pem",
-            code="FN-0000",
+            code="FN-0807",
         ) from exc
     credentials = grpc.ssl_channel_credentials(root_certificates=ca_certificate)
     options = (
@@ -346,11 +346,11 @@ def _upload_requests(
         try:
             data = read(offset, PIECE_BYTES)
         except (FaninError, OSError, ValueError) as exc:
-            faults.append(InvalidUpdate(f"{what}: its payload cannot be read at byte {offset} ({exc})", code="FN-0000"))
+            faults.append(InvalidUpdate(f"{what}: its payload cannot be read at byte {offset} ({exc})", code="FN-0823"))
             return
         if not data:
             faults.append(
-                InvalidUpdate(f"{what}: its payload ends at byte {offset}, expected {size_bytes} bytes", code="FN-0000")
+                InvalidUpdate(f"{what}: its payload ends at byte {offset}, expected {size_bytes} bytes", code="FN-0823")
             )
             return
         yield to_proto(m.UploadRequest(part=m.Piece(offset=offset, data=data)), pb.UploadRequest).SerializeToString()
@@ -370,9 +370,9 @@ def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninErro
     if named is not None:
         return named
     if exc.code() is grpc.StatusCode.INTERNAL:
-        return Unavailable(f"{address}: the coordinator failed ({details})", code="FN-0000")
+        return Unavailable(f"{address}: the coordinator failed ({details})", code="FN-0821")
     return Unavailable(
-        f"{address}: cannot be reached ({exc.code().name}: {details}); is the coordinator running?", code="FN-0000"
+        f"{address}: cannot be reached ({exc.code().name}: {details}); is the coordinator running?", code="FN-0811"
     )
 
 

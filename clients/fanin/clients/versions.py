@@ -54,9 +54,9 @@ def fetch_version(operator: "Operator", run_id: str, number: int | None, publish
     check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=UNSEEN)
     what = f"version {version.number} of run {run_id}"
     if number is not None and version.number != number:
-        raise InvalidVersion(f"{what}: got number {version.number}, expected number {number}", code="FN-0000")
+        raise InvalidVersion(f"{what}: got number {version.number}, expected number {number}", code="FN-0828")
     parameters = operator.parameter_bytes(version)
     if decode_parameters(parameters)[0] != bundle.manifest.table:
-        raise InvalidVersion(f"{what}: names or shapes differ from its bundle's", code="FN-0000")
+        raise InvalidVersion(f"{what}: names or shapes differ from its bundle's", code="FN-0828")
     layout = None if bundle.manifest.signatures else read_layout(bundle)
     return FetchedVersion(version=version, data=parameters, bundle=bundle, layout=layout)

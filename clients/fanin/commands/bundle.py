@@ -72,7 +72,7 @@ def _check_source(initial: str, flower: str) -> None:
         raise InvalidInput(
             f"--initial and --flower: got {'both' if initial else 'neither'}, expected one: --initial FILE.npz or "
             "MODULE:NAME, or --flower MODULE:APP for an app of a NumPyClient",
-            code="FN-0000",
+            code="FN-0916",
         )
 
 

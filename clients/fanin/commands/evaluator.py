@@ -139,7 +139,7 @@ class JobEvaluator:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             if _state(path) != state:
                 raise InvalidInput(
-                    f"{path}: was changed while it was read; write another file and rename it", code="FN-0000"
+                    f"{path}: was changed while it was read; write another file and rename it", code="FN-1053"
                 )
             self._data = HeldOutData(path=path, state=state, sha256=sha256, examples=examples)
         return self._data

@@ -115,19 +115,19 @@ def export(
 def _check_target(out: Path | None, *, check: bool) -> None:
     """Raise InvalidInput unless there is either a new folder or ``--check``."""
     if check and out is not None:
-        raise InvalidInput("--out: got --check too, which writes nothing; expected one of them", code="FN-0000")
+        raise InvalidInput("--out: got --check too, which writes nothing; expected one of them", code="FN-1003")
     if not check:
         if out is None:
-            raise InvalidInput("--out: expected a folder for the bundle, or --check to write none", code="FN-0000")
+            raise InvalidInput("--out: expected a folder for the bundle, or --check to write none", code="FN-1006")
         new_folder("--out", out)
 
 
 def _check_pretraining(data: str, *, check: bool, is_set: bool) -> None:
     """Raise InvalidInput for wrong data of ``--pretrain``, or options that do not go with it."""
     if not data and is_set:
-        raise InvalidInput("--epochs and --learning-rate: expected --pretrain DATA with them", code="FN-0000")
+        raise InvalidInput("--epochs and --learning-rate: expected --pretrain DATA with them", code="FN-1004")
     if check and data:
-        raise InvalidInput("--pretrain: got --check too, which does not train; expected one of them", code="FN-0000")
+        raise InvalidInput("--pretrain: got --check too, which does not train; expected one of them", code="FN-1003")
     if data:
         check_name(data)
 
@@ -138,7 +138,7 @@ def _formats(names: Sequence[str] | None) -> list[str]:
 
     formats = list(dict.fromkeys(names or FORMATS))
     if unknown := sorted(set(formats) - set(FORMATS)):
-        raise InvalidInput(f"--format: got {unknown}, expected some of {sorted(FORMATS)}", code="FN-0000")
+        raise InvalidInput(f"--format: got {unknown}, expected some of {sorted(FORMATS)}", code="FN-0708")
     return formats
 
 
@@ -172,7 +172,7 @@ def _load_trained(app: "App", path: Path) -> None:
         raise InvalidInput(
             f"--parameters: got an App that trains {app.recipe.trains!r}, expected 'full': other weights of its "
             "Bundle are frozen; publish the parameters as a Version of a Run",
-            code="FN-0000",
+            code="FN-1021",
         )
     if path.is_dir():
         tensors = read_trained(path).of_model([spec.name for spec in parameter_table(app.module).specs])
@@ -186,7 +186,7 @@ def _load_trained(app: "App", path: Path) -> None:
         raise InvalidInput(
             f"--parameters: got {path} for an App with running statistics, which the file does not have; expected the "
             "parameters.bin that fanin train leaves in --state",
-            code="FN-0000",
+            code="FN-1021",
         )
     load_weights(app.module, path)
 

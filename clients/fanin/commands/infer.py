@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
         opened = _open_bundle(path, options) if path.is_dir() else _open_file(path, options)
     if options.classes and opened.has_values:
         raise InvalidInput(
-            f"--classes: got it for {path}, a bundle of values, expected a model of classes; remove it", code="FN-0000"
+            f"--classes: got it for {path}, a bundle of values, expected a model of classes; remove it", code="FN-1026"
         )
     samples = read_samples([Path(name) for name in options.data], opened.target, options.scale)
     names = read_names(Path(options.classes)) if options.classes else ()
@@ -117,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         outputs = opened.run(samples.feed)
     except ValueError as exc:
-        raise InvalidInput(f"{options.data[0]}: {exc}", code="FN-0000") from exc
+        raise InvalidInput(f"{options.data[0]}: {exc}", code="FN-1031") from exc
     seconds = time.monotonic() - started_s
     labels = _labels(opened.bundle, outputs, samples.labels)
     predicted = None if opened.has_values else _predictions(outputs, names, labels, is_known=opened.has_classes)
@@ -154,24 +154,24 @@ def _check_options(path: Path, options: argparse.Namespace) -> None:
     if Cache.is_device(path):
         if options.signature or options.version:
             raise InvalidInput(
-                f"{path}: --signature and --version are for others, a device has one version to ask", code="FN-0000"
+                f"{path}: --signature and --version are for others, a device has one version to ask", code="FN-1025"
             )
         if not options.publisher:
-            raise InvalidInput(f"{path}: expected --publisher, the key that the device trusts", code="FN-0000")
+            raise InvalidInput(f"{path}: expected --publisher, the key that the device trusts", code="FN-1025")
     elif path.is_dir():
         if options.signature:
             raise InvalidInput(
-                f"{path}: --signature is for a file, got a bundle; it is opened by its infer graph", code="FN-0000"
+                f"{path}: --signature is for a file, got a bundle; it is opened by its infer graph", code="FN-1025"
             )
     else:
         if options.publisher or options.version:
             raise InvalidInput(
-                f"{path}: --publisher and --version are for a bundle's folder, got a file", code="FN-0000"
+                f"{path}: --publisher and --version are for a bundle's folder, got a file", code="FN-1025"
             )
         if options.signature and not file_format(format_of(path.name)).has_signatures:
             raise InvalidInput(
                 f"{path}: got --signature {options.signature!r}, but an {path.suffix.lower()} file has a single graph",
-                code="FN-0000",
+                code="FN-1025",
             )
         format_of(path.name)
 
@@ -198,7 +198,7 @@ def _predictions(
         shapes = {name: array.shape for name, array in outputs.items()}
         raise InvalidInput(
             f"--classes: got outputs {shapes}, expected floats (n, ..., classes); add --float for an int8 output",
-            code="FN-0000",
+            code="FN-1026",
         )
     if not has_classes:
         return None
@@ -251,7 +251,7 @@ def _open_device(folder: Path, options: argparse.Namespace) -> OpenedInference:
         raise NotFound(
             f"{folder}: this device has no served model; run fanin join with --serve until it has taken part in a "
             "round",
-            code="FN-0000",
+            code="FN-0833",
         )
 
     bundle = serving.bundle
@@ -271,7 +271,7 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
         raise InvalidInput(
             f"{folder}: the bundle has no graphs, expected an infer graph; run its model in your own framework, with "
             "the parameters of fanin fetch",
-            code="FN-0000",
+            code="FN-0846",
         )
     runtime = open_format(bundle.manifest.signatures["infer"].graphs.keys(), options.runtime)
     parameters = _parameters(bundle, Path(options.version)) if options.version else bundle.initial_parameters()
@@ -320,7 +320,7 @@ def _parameters(bundle: Bundle, path: Path) -> Float32s:
     table, flat = read_parameters(path)
     if table != bundle.manifest.table:
         raise InvalidInput(
-            f"{path}: has parameters of other names or shapes than the bundle, expected its own", code="FN-0000"
+            f"{path}: has parameters of other names or shapes than the bundle, expected its own", code="FN-1021"
         )
     return flat
 
@@ -329,7 +329,7 @@ def _write(path: Path, outputs: Feed) -> None:
     if path.suffix == ".npy":
         if len(outputs) > 1:
             raise InvalidInput(
-                f"{path}: got outputs {sorted(outputs)}, expected one for .npy; name an .npz file", code="FN-0000"
+                f"{path}: got outputs {sorted(outputs)}, expected one for .npy; name an .npz file", code="FN-1006"
             )
         with path.open("wb") as file:
             np.save(file, next(iter(outputs.values())), allow_pickle=False)

@@ -214,23 +214,23 @@ def _check_options(options: argparse.Namespace) -> None:
         raise InvalidInput(
             "--flower: got it with --data, --serve or --runtime, expected it alone: the app loads its own data, and "
             "its bundle has no graphs to serve",
-            code="FN-0000",
+            code="FN-0915",
         )
     if not options.flower and (options.node_config or options.run_config):
         raise InvalidInput(
             "--node-config, --run-config: got them without --flower, expected them for a Flower app only",
-            code="FN-0000",
+            code="FN-0914",
         )
     if not options.flower and not options.data:
         raise InvalidInput(
-            "--data: got none, expected an .npz file of examples; name one, or an app with --flower", code="FN-0000"
+            "--data: got none, expected an .npz file of examples; name one, or an app with --flower", code="FN-0916"
         )
     if not 0.0 <= options.validation < 1.0:
         raise InvalidInput(
             f"--validation: got {options.validation:g}, expected a share of at least 0 and less than 1, as in 0.2",
-            code="FN-0000",
+            code="FN-1008",
         )
     for option, least in (("partition", 0), ("cache_mb", 1), ("max_updates", 0), ("max_failures", 0)):
         value = getattr(options, option)
         if value is not None and value < least:
-            raise InvalidInput(f"--{option.replace('_', '-')}: got {value}, expected at least {least}", code="FN-0000")
+            raise InvalidInput(f"--{option.replace('_', '-')}: got {value}, expected at least {least}", code="FN-1008")

@@ -179,7 +179,7 @@ def data_sets(texts: Sequence[str]) -> dict[str, Path]:
         if not equals or not path or name in paths:
             problem = "the name a second time" if name in paths else "no path"
             raise InvalidInput(
-                f"--data {text}: got {problem}, expected NAME=PATH with a name for each file", code="FN-0000"
+                f"--data {text}: got {problem}, expected NAME=PATH with a name for each file", code="FN-1008"
             )
         paths[name] = Path(path).absolute()
     return paths

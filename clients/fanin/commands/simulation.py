@@ -260,16 +260,16 @@ class _FlowerNames:
                 raise InvalidInput(
                     "--initial, --node-config, --run-config: got them without --flower, expected them for a Flower app "
                     "only",
-                    code="FN-0000",
+                    code="FN-0914",
                 )
             if not first:
                 raise InvalidInput(
-                    "APP: got none, expected package.module:name, or a Flower app with --flower", code="FN-0000"
+                    "APP: got none, expected package.module:name, or a Flower app with --flower", code="FN-0916"
                 )
             return first, second
         if second is not None:
             raise InvalidInput(
-                f"--flower: got it with the App {first}, expected a plan alone; remove the App", code="FN-0000"
+                f"--flower: got it with the App {first}, expected a plan alone; remove the App", code="FN-0915"
             )
         return "", Path(first) if first else None
 
@@ -289,12 +289,12 @@ def _cluster(backend: str, address: str, cpus: float, gpus: float) -> "RayCluste
 
     cluster = RayCluster(address=address, cpus=cpus, gpus=gpus)
     if backend not in BACKENDS:
-        raise InvalidInput(f"--backend: got {backend!r}, expected one of {', '.join(BACKENDS)}", code="FN-0000")
+        raise InvalidInput(f"--backend: got {backend!r}, expected one of {', '.join(BACKENDS)}", code="FN-1008")
     if backend == "ray":
         return cluster
     if cluster != RayCluster():
         raise InvalidInput(
-            "--ray-address, --client-cpus, --client-gpus: got them without --backend ray", code="FN-0000"
+            "--ray-address, --client-cpus, --client-gpus: got them without --backend ray", code="FN-1004"
         )
     return None
 
@@ -303,11 +303,11 @@ def _seeds(text: str, seed: int | None) -> tuple[int, ...]:
     """Return the seeds of ``--seeds``. Raises InvalidInput, also if ``--seed`` is set."""
     words = text.split(",") if text else []
     if not all(word.strip().isdigit() for word in words):
-        raise InvalidInput(f"--seeds {text}: expected integers of 0 or more, as in 0,1,2", code="FN-0000")
+        raise InvalidInput(f"--seeds {text}: expected integers of 0 or more, as in 0,1,2", code="FN-1008")
     if words and seed is not None:
         raise InvalidInput(
             f"--seeds, --seed: got the seeds {text} and the seed {seed}, expected one of them; remove --seed",
-            code="FN-0000",
+            code="FN-1003",
         )
     return tuple(map(int, words))
 
@@ -330,7 +330,7 @@ def _tracebacks() -> Iterator[None]:
         yield
     except ClientFailed as exc:
         # It was printed as it happened.
-        raise FaninError(str(exc), code="FN-0000") from exc
+        raise FaninError(str(exc), code="FN-1189") from exc
     except AppFailed as exc:
         sys.stderr.write(exc.trace)
         raise

@@ -134,7 +134,7 @@ def _bounds(nodes: str) -> dict[str, int]:
     match = NODES.match(nodes)
     if match is None:
         raise InvalidInput(
-            f"--nodes: got {nodes!r}, expected the fewest and the most machines, such as 1:4", code="FN-0000"
+            f"--nodes: got {nodes!r}, expected the fewest and the most machines, such as 1:4", code="FN-1008"
         )
     return {"min_nodes": int(match[1]), "max_nodes": int(match[2] or match[1])}
 
@@ -179,7 +179,7 @@ def _metrics_of(job: "TrainConfig", num_processes: int | None, state: Path | Non
             error = read_error(folder) if folder is not None and new else None
             raise error or Conflict(
                 "stopped before the first result; if the job writes checkpoints, run the same command to resume",
-                code="FN-0000",
+                code="FN-1055",
             ) from None
         finally:
             signal.signal(signal.SIGTERM, handler)

@@ -126,7 +126,7 @@ def simulate(
     except Exception as exc:  # Any error: the results of the earlier seeds are kept.
         if not results:
             raise
-        raise RunStopped(_text_of(exc), _total(results, settings), code="FN-0000") from exc
+        raise RunStopped(_text_of(exc), _total(results, settings), code=_code_of(exc)) from exc
     except KeyboardInterrupt:
         # Ctrl-C before the first Round of a later seed, or while the workers end.
         if not results:
@@ -137,6 +137,10 @@ def simulate(
 def _text_of(error: Exception) -> str:
     """Return the text of an error that ends a simulation: of an evaluation, or of a function of the settings."""
     return str(error) if isinstance(error, FaninError) else f"simulate: {type(error).__name__}: {error}"
+
+
+def _code_of(error: Exception) -> str:
+    return error.code if isinstance(error, FaninError) else "FN-1189"
 
 
 def _total(results: Sequence[Result], settings: SimulationSettings) -> Result:
@@ -221,10 +225,10 @@ def _simulated(
     except Exception as exc:  # Any error, also of the user's functions: the Rounds before it are kept.
         if not rows.rounds:
             raise
-        raise RunStopped(_text_of(exc), _result(prepared, plan, parts.engine, rows), code="FN-0000") from exc
+        raise RunStopped(_text_of(exc), _result(prepared, plan, parts.engine, rows), code=_code_of(exc)) from exc
     result = _result(prepared, plan, parts.engine, rows)
     if rows.reason:
-        raise RunStopped(f"simulate: {rows.reason}", parts.baseline(result), code="FN-0000")
+        raise RunStopped(f"simulate: {rows.reason}", parts.baseline(result), code="FN-1188")
     # After Ctrl-C, the user wants the result.
     return parts.baseline(result) if rows.is_complete else result
 

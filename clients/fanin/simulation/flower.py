@@ -68,7 +68,7 @@ class FlowerSubject:
             raise InvalidInput(
                 f"simulate: clients: got {received} with a Flower app, expected the number of clients, 1 or more: the "
                 "app loads the data of its partition itself",
-                code="FN-0000",
+                code="FN-1170",
             )
         if isinstance(app, FlowerSettings):
             return cls(settings=app, app=None, num_clients=num_clients)
@@ -112,7 +112,7 @@ class FlowerSubject:
             f"simulate: initial: got none, but {self.settings.app} has no NumPyClient.get_parameters; set initial in "
             "the settings to a torch module, a state dict or a list of arrays (--initial of the command): the "
             "ServerApp, which has them, is not run",
-            code="FN-0000",
+            code="FN-1171",
         )
 
 
@@ -223,4 +223,4 @@ def _opened(placed: Placed[_Shared]) -> _Opened:
 def _require_flwr() -> None:
     """Raise RuntimeMissing if flwr is not installed."""
     if find_spec(LIBRARY) is None:
-        raise RuntimeMissing(f"simulate: got a Flower app, but {INSTALL}", code="FN-0000")
+        raise RuntimeMissing(f"simulate: got a Flower app, but {INSTALL}", code="FN-1104")

@@ -108,7 +108,7 @@ class Result:
             InvalidInput: A Flower app was trained; ``arrays`` has its parameters.
         """
         if self.app is None:
-            raise InvalidInput("result: got no module of a Flower app; load Result.arrays into yours", code="FN-0000")
+            raise InvalidInput("result: got no module of a Flower app; load Result.arrays into yours", code="FN-1196")
         return _module(self.app, self.table, self.parameters)
 
     def module_of(self, client: int) -> "Module":
@@ -121,7 +121,7 @@ class Result:
             raise InvalidInput(
                 f"result: got client {client}, expected one of the {len(self.local)} clients with personal parameters "
                 "that have trained; name the parameters by Recipe(local=[...])",
-                code="FN-0000",
+                code="FN-1196",
             )
         from fanin.edge.export.module.prepare import with_parameters
 

@@ -94,7 +94,7 @@ class SimulationSettings:
         if not isinstance(several, Mapping) or not all(isinstance(name, str) for name in several):
             raise InvalidInput(
                 f"simulate: metrics: got {several!r}, expected metrics by name, such as {{'errors': count_errors}}",
-                code="FN-0000",
+                code="FN-1182",
             )
         return {name: metric_of(f"simulate: metrics: {name!r}", name, value) for name, value in self.metrics.items()}
 
@@ -114,17 +114,17 @@ class SimulationSettings:
                 f"simulate: selection: got {type(policy).__name__}, expected a function (waiting, num_places, "
                 "round_number, rng) or a class of such objects; name an installed policy by the key cohort.selection "
                 "of plan",
-                code="FN-0000",
+                code="FN-1174",
             )
         name = getattr(selection, "__name__", type(selection).__name__)
         try:
             check_name("simulate: selection", name)
         except InvalidInput as exc:
-            raise InvalidInput(f"{exc}; define a function with def", code="FN-0000") from exc
+            raise InvalidInput(f"{exc}; define a function with def", code="FN-1174") from exc
         if name in POLICIES:
             raise InvalidInput(
                 f"simulate: selection: got a policy named {name!r}, which fanin has itself; rename yours",
-                code="FN-0000",
+                code="FN-1174",
             )
         return {name: policy}
 

@@ -74,7 +74,7 @@ class ClientTrainer(EarlyTrainer):
             if isinstance(exc, FaninError | ValueError):
                 raise
             # Another error would end the federation. As InvalidInput it ends this client's part in the Round.
-            raise InvalidInput(f"training: {type(exc).__name__}: {exc}", code="FN-0000") from exc
+            raise InvalidInput(f"training: {type(exc).__name__}: {exc}", code="FN-1189") from exc
         self._crew.has_trained = True
         return change
 

@@ -20,7 +20,7 @@ def check_other_sizes(own: int, others: Sequence[int]) -> None:
         raise InvalidInput(
             f"other_batch_sizes: got {list(others)} with batch_size {own}, expected at most {MAX_OTHER} different "
             "integers of at least 1, without batch_size",
-            code="FN-0000",
+            code="FN-0395",
         )
 
 

@@ -102,7 +102,7 @@ def new_folder(what: str, folder: object) -> Path:
     """
     if not isinstance(folder, str | Path) or not str(folder):
         raise InvalidInput(
-            f"{what}: got {folder!r}, expected the path of a new folder, a str or a pathlib.Path", code="FN-0000"
+            f"{what}: got {folder!r}, expected the path of a new folder, a str or a pathlib.Path", code="FN-0397"
         )
     path = Path(folder)
     try:
@@ -111,11 +111,11 @@ def new_folder(what: str, folder: object) -> Path:
         return path
     except (OSError, ValueError) as exc:
         raise InvalidInput(
-            f"{what}: {path} is no folder ({exc}), expected a new folder; name another path", code="FN-0000"
+            f"{what}: {path} is no folder ({exc}), expected a new folder; name another path", code="FN-0397"
         ) from exc
     if is_used:
         raise InvalidInput(
-            f"{what}: {path} is not empty, expected a new folder; name another one, or remove it", code="FN-0000"
+            f"{what}: {path} is not empty, expected a new folder; name another one, or remove it", code="FN-0397"
         )
     return path
 
@@ -143,7 +143,7 @@ def held(folder: Path, remedy: str, *, lock: str = "lock", mode: int = 0o777) ->
             file.seek(0)
             number = file.read(MAX_LOCK_CHARS).strip()
             holder = f"process {number}" if number.isascii() and number.isdecimal() else "another process"
-            raise Conflict(f"{folder}: in use by {holder}; {remedy}", code="FN-0000") from exc
+            raise Conflict(f"{folder}: in use by {holder}; {remedy}", code="FN-0399") from exc
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -52,19 +52,19 @@ class Lengths:
             raise InvalidInput(
                 f"lengths: sizes: got {self.sizes!r}, expected 1 to {MAX_LENGTHS} different integers of at least 1, in "
                 "ascending order, such as (16, 32)",
-                code="FN-0000",
+                code="FN-0395",
             )
         if not _are_axes(self.axes):
             raise InvalidInput(
                 f"lengths: axes: got {self.axes!r}, expected the axis of the length, an integer of at least 1, by "
                 "the name of an input, such as {'x': 1}; axis 0 is that of the samples",
-                code="FN-0000",
+                code="FN-0395",
             )
         if not _are_paddings(self.padding, self.axes):
             raise InvalidInput(
                 f"lengths: padding: got {self.padding!r}, expected finite numbers by the names of axes: "
                 f"{sorted(self.axes)}",
-                code="FN-0000",
+                code="FN-0395",
             )
         padding = {name: -1.0 if name == TARGETS else 0.0 for name in self.axes} | {
             name: float(value) for name, value in self.padding.items()

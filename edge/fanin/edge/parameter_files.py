@@ -25,9 +25,9 @@ def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
         data = path.read_bytes()
         return _of_archive(data) if data.startswith(ARCHIVE) else decode_parameters(data)
     except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})", code="FN-0352") from exc
     except InvalidInput as exc:
-        raise InvalidInput(f"{path}: {exc}", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: {exc}", code=exc.code) from exc
 
 
 def _of_archive(data: bytes) -> tuple[TensorTable, Float32s]:
@@ -35,16 +35,16 @@ def _of_archive(data: bytes) -> tuple[TensorTable, Float32s]:
         with np.load(BytesIO(data), allow_pickle=False) as archive:
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as exc:
-        raise InvalidInput(f"not a readable .npz file of plain arrays ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"not a readable .npz file of plain arrays ({exc})", code="FN-0350") from exc
     # Counters of a Flower app, such as num_batches_tracked: a fetched file has them, and no Version.
     arrays = {name: array for name, array in arrays.items() if array.dtype.kind not in "biu"}
     for name, array in arrays.items():
         if array.dtype != np.float32:
             raise InvalidInput(
-                f"got {name} of {array.dtype}, expected float32 arrays by the names of the parameters", code="FN-0000"
+                f"got {name} of {array.dtype}, expected float32 arrays by the names of the parameters", code="FN-0351"
             )
     try:
         table = TensorTable.of({name: array.shape for name, array in arrays.items()})
     except ValueError as exc:
-        raise InvalidInput(str(exc), code="FN-0000") from exc
+        raise InvalidInput(str(exc), code="FN-0351") from exc
     return table, table.flatten(arrays)

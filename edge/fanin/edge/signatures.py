@@ -54,7 +54,7 @@ def check_same_ports(longest: Signature, other: Signature, lengths: Lengths, kin
     for ports, others in ((longest.inputs, other.inputs), (longest.outputs, other.outputs)):
         forms, actual = ([(port.name, port.dtype, len(port.shape)) for port in row] for row in (ports, others))
         if forms != actual:
-            raise InvalidBundle(f"{what}: got the ports {actual}, expected those of {kind!r}, {forms}", code="FN-0000")
+            raise InvalidBundle(f"{what}: got the ports {actual}, expected those of {kind!r}, {forms}", code="FN-0316")
     for port, own in zip(longest.inputs, other.inputs, strict=True):
         shape, axis = port.shape, lengths.axes.get(port.name)
         if axis is not None:
@@ -62,15 +62,15 @@ def check_same_ports(longest: Signature, other: Signature, lengths: Lengths, kin
                 raise InvalidBundle(
                     f"manifest: signature {kind!r}: got {port.name!r} of shape {shape}, expected the length "
                     f"{lengths.longest} on axis {axis}",
-                    code="FN-0000",
+                    code="FN-0316",
                 )
             shape = (*shape[:axis], size, *shape[axis + 1 :])
         if own.shape != shape and not port.name.startswith(RANDOM_PREFIXES):
-            raise InvalidBundle(f"{what}: got {own.name!r} of shape {own.shape}, expected {shape}", code="FN-0000")
+            raise InvalidBundle(f"{what}: got {own.name!r} of shape {own.shape}, expected {shape}", code="FN-0316")
     if kind == "infer" and not set(lengths.axes) - {"y"} <= {port.name for port in longest.inputs}:
         names = [port.name for port in longest.inputs]
         raise InvalidBundle(
-            f"manifest: lengths: got axes of {sorted(lengths.axes)}, expected inputs of {names} or 'y'", code="FN-0000"
+            f"manifest: lengths: got axes of {sorted(lengths.axes)}, expected inputs of {names} or 'y'", code="FN-0316"
         )
 
 
@@ -88,7 +88,7 @@ def check_batch_ports(own: Signature, other: Signature, batched: Collection[str]
         actual, expected = ([(port.name, port.dtype) for port in row] for row in (others, ports))
         if actual != expected:
             raise InvalidBundle(
-                f"manifest: signature {name!r}: got the ports {actual}, expected {expected}", code="FN-0000"
+                f"manifest: signature {name!r}: got the ports {actual}, expected {expected}", code="FN-0316"
             )
         for port, own_port in zip(others, ports, strict=True):
             shape = (size, *own_port.shape[1:]) if own_port.name in batched else own_port.shape
@@ -96,5 +96,5 @@ def check_batch_ports(own: Signature, other: Signature, batched: Collection[str]
             if port.shape != shape and not port.name.startswith(RANDOM_PREFIXES):
                 raise InvalidBundle(
                     f"manifest: signature {name!r}: got {port.name!r} of shape {port.shape}, expected {shape}",
-                    code="FN-0000",
+                    code="FN-0316",
                 )

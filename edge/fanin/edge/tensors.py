@@ -142,7 +142,7 @@ class TensorTable:
                 raise InvalidInput(
                     f"tensor {spec.name!r}: got {values[is_wrong][0]:g}, expected {kind} numbers"
                     f"{role.range and f' of {role.range}'}, because it is a {role.role}; correct its values",
-                    code="FN-0000",
+                    code="FN-0356",
                 )
 
     def joined(self, other: "TensorTable") -> "TensorTable":
@@ -214,20 +214,20 @@ def decode_parameters(data: bytes) -> tuple[TensorTable, Float32s]:
     """
     start = len(MAGIC) + _LENGTH.size
     if data[: len(MAGIC)] != MAGIC:
-        raise InvalidInput(f"parameters: got magic {data[: len(MAGIC)]!r}, expected {MAGIC!r}", code="FN-0000")
+        raise InvalidInput(f"parameters: got magic {data[: len(MAGIC)]!r}, expected {MAGIC!r}", code="FN-0355")
     if len(data) < start:
-        raise InvalidInput(f"parameters: got {len(data)} bytes, expected at least {start}", code="FN-0000")
+        raise InvalidInput(f"parameters: got {len(data)} bytes, expected at least {start}", code="FN-0355")
     (length,) = _LENGTH.unpack_from(data, len(MAGIC))
     if length > min(MAX_HEADER_BYTES, len(data) - start):
         raise InvalidInput(
-            f"parameters: got a header of {length} bytes, expected at most {len(data) - start}", code="FN-0000"
+            f"parameters: got a header of {length} bytes, expected at most {len(data) - start}", code="FN-0355"
         )
     table = _parse_header(data[start : start + length])
     if table.header() != data[: start + length]:
-        raise InvalidInput("parameters: the header is not in canonical form", code="FN-0000")
+        raise InvalidInput("parameters: the header is not in canonical form", code="FN-0355")
     size, expected = len(data) - start - length, 4 * table.num_values
     if size != expected:
-        raise InvalidInput(f"parameters: got {size} bytes of values, expected {expected}", code="FN-0000")
+        raise InvalidInput(f"parameters: got {size} bytes of values, expected {expected}", code="FN-0355")
     return table, np.frombuffer(data, "<f4", offset=start + length)
 
 
@@ -236,7 +236,7 @@ def _parse_header(text: bytes) -> TensorTable:
         rows = json.loads(text)
         return TensorTable(tuple(TensorSpec(name=_name(row[0]), shape=_shape(row[1])) for row in rows))
     except (ValueError, TypeError, LookupError, RecursionError) as exc:
-        raise InvalidInput(f"parameters: the header does not parse ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"parameters: the header does not parse ({exc})", code="FN-0355") from exc
 
 
 def _name(value: object) -> str:

@@ -69,7 +69,7 @@ def parse_address(what: str, text: str) -> Address:
     host, _, port = rest.rpartition(":")
     is_port = port.isascii() and port.isdecimal() and int(port) <= MAX_PORT
     if is_url or not is_port or not _is_host(host):
-        raise InvalidInput(f"{what}: got {text!r}, expected HOST:PORT, for example {_example(rest)}", code="FN-0000")
+        raise InvalidInput(f"{what}: got {text!r}, expected HOST:PORT, for example {_example(rest)}", code="FN-0101")
     return Address(host=host.removeprefix("[").removesuffix("]"), port=int(port))
 
 
@@ -80,11 +80,11 @@ def check_remote(what: str, text: str) -> Address:
         raise InvalidInput(
             f"{what}: got {text!r}, which is no address to connect to, expected that of the coordinator's machine; "
             f"on that machine itself: {address.loopback}",
-            code="FN-0000",
+            code="FN-0102",
         )
     if not address.port:
         raise InvalidInput(
-            f"{what}: got {text!r} with port 0, expected the port that the coordinator printed", code="FN-0000"
+            f"{what}: got {text!r} with port 0, expected the port that the coordinator printed", code="FN-0102"
         )
     return address
 

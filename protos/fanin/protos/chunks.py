@@ -33,7 +33,7 @@ class ChunkRef:
     def __post_init__(self) -> None:
         check_sha256("chunk", self.sha256)
         if not 0 < self.size_bytes <= MAX_CHUNK_BYTES:
-            raise InvalidInput(f"chunk: got {self.size_bytes} bytes, expected 1 to {MAX_CHUNK_BYTES}", code="FN-0000")
+            raise InvalidInput(f"chunk: got {self.size_bytes} bytes, expected 1 to {MAX_CHUNK_BYTES}", code="FN-0116")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Artifact:
         total = sum(chunk.size_bytes for chunk in self.chunks)
         if total != self.size_bytes:
             raise InvalidInput(
-                f"artifact: got chunks of {total} bytes in all, expected {self.size_bytes}", code="FN-0000"
+                f"artifact: got chunks of {total} bytes in all, expected {self.size_bytes}", code="FN-0116"
             )
 
 
@@ -57,7 +57,7 @@ def check_sha256(what: str, digest: str) -> None:
     """Raise InvalidInput unless ``digest`` is 64 lower-case hexadecimal characters."""
     if _SHA256.fullmatch(digest) is None:
         raise InvalidInput(
-            f"{what}: got digest {digest[:80]!r}, expected {SHA256_HEX_CHARS} hexadecimal characters", code="FN-0000"
+            f"{what}: got digest {digest[:80]!r}, expected {SHA256_HEX_CHARS} hexadecimal characters", code="FN-0116"
         )
 
 
@@ -69,7 +69,7 @@ def check_num_chunks(number: int, size_bytes: int) -> None:
     most = -(-size_bytes // CHUNK_BYTES)
     if number > most:
         raise InvalidInput(
-            f"update: got {number} chunks, expected at most {most} for {size_bytes} bytes", code="FN-0000"
+            f"update: got {number} chunks, expected at most {most} for {size_bytes} bytes", code="FN-0116"
         )
 
 
@@ -107,10 +107,10 @@ def check_digest(what: str, ref: ChunkRef, size_bytes: int, digest: str) -> None
     Raises InvalidInput for a mismatch.
     """
     if size_bytes != ref.size_bytes:
-        raise InvalidInput(f"{what}: got {size_bytes} bytes, expected {ref.size_bytes}", code="FN-0000")
+        raise InvalidInput(f"{what}: got {size_bytes} bytes, expected {ref.size_bytes}", code="FN-0117")
     if digest != ref.sha256:
         raise InvalidInput(
-            f"{what}: digest mismatch (got {short(digest)}, expected {short(ref.sha256)})", code="FN-0000"
+            f"{what}: digest mismatch (got {short(digest)}, expected {short(ref.sha256)})", code="FN-0117"
         )
 
 
@@ -136,7 +136,7 @@ def assemble(what: str, artifact: Artifact, read: Callable[[str], bytes]) -> byt
         if (piece := pieces.pop(ref.sha256, None)) is not None:
             check_chunk(f"{what}: chunk {index}", ref, piece)
     raise InvalidInput(
-        f"{what}: digest mismatch (got {short(digest)}, expected {short(artifact.sha256)})", code="FN-0000"
+        f"{what}: digest mismatch (got {short(digest)}, expected {short(artifact.sha256)})", code="FN-0117"
     )
 
 

@@ -50,7 +50,7 @@ def is_name(text: str) -> bool:
 def check_name(what: str, name: str) -> None:
     """Raise InvalidInput unless ``name`` is a name (``is_name``)."""
     if not is_name(name):
-        raise InvalidInput(f"{what}: got {name[:MAX_NAME_CHARS]!r}, expected {NAME_FORM}", code="FN-0000")
+        raise InvalidInput(f"{what}: got {name[:MAX_NAME_CHARS]!r}, expected {NAME_FORM}", code="FN-0105")
 
 
 def check_label(what: str, label: str) -> None:
@@ -61,14 +61,14 @@ def check_label(what: str, label: str) -> None:
     """
     is_path = not label.startswith("/") and "\\" not in label and ".." not in label.split("/")
     if not 0 < len(label) <= MAX_LABEL_CHARS or not label.isprintable() or not is_path:
-        raise InvalidInput(f"{what}: got the name {label[:MAX_NAME_CHARS]!r}, expected {LABEL_FORM}", code="FN-0000")
+        raise InvalidInput(f"{what}: got the name {label[:MAX_NAME_CHARS]!r}, expected {LABEL_FORM}", code="FN-0106")
 
 
 def check_run_id(run_id: str) -> None:
     """Raise InvalidInput unless ``run_id`` is a valid name, short enough to be a part of Assignment ids."""
     check_name("run id", run_id)
     if len(run_id) > MAX_RUN_ID_CHARS:
-        raise InvalidInput(f"run id: got {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}", code="FN-0000")
+        raise InvalidInput(f"run id: got {len(run_id)} characters, expected at most {MAX_RUN_ID_CHARS}", code="FN-0105")
 
 
 def check_key(what: str, public_key: str) -> None:
@@ -78,12 +78,12 @@ def check_key(what: str, public_key: str) -> None:
     """
     if len(public_key) != 2 * PUBLIC_KEY_BYTES or not set(public_key) <= set("0123456789abcdef"):
         raise InvalidInput(
-            f"{what}: got a public key of {len(public_key)} characters, expected 64 hexadecimal ones", code="FN-0000"
+            f"{what}: got a public key of {len(public_key)} characters, expected 64 hexadecimal ones", code="FN-0110"
         )
     sign_byte = int(public_key[-2:], 16)
     if f"{public_key[:-2]}{sign_byte & 0x7F:02x}" in SMALL_ORDER:
         raise InvalidInput(
-            f"{what}: got the public key {public_key}, a point of small order; create a new key", code="FN-0000"
+            f"{what}: got the public key {public_key}, a point of small order; create a new key", code="FN-0110"
         )
 
 
@@ -91,5 +91,5 @@ def check_signature(what: str, signature: bytes) -> None:
     """Raise InvalidInput unless ``signature`` has the length of an Ed25519 signature."""
     if len(signature) != SIGNATURE_BYTES:
         raise InvalidInput(
-            f"{what}: got a signature of {len(signature)} bytes, expected {SIGNATURE_BYTES}", code="FN-0000"
+            f"{what}: got a signature of {len(signature)} bytes, expected {SIGNATURE_BYTES}", code="FN-0110"
         )

@@ -16,7 +16,7 @@ def check_part(what: str, part: str, value: object, is_right: bool, expected: st
         expected: The expected value, in words.
     """
     if not is_right:
-        raise InvalidInput(f"{what}: {part}: got {reprlib.repr(value)}, expected {expected}", code="FN-0000")
+        raise InvalidInput(f"{what}: {part}: got {reprlib.repr(value)}, expected {expected}", code="FN-0165")
 
 
 def are_all(rows: object, collection: type, kind: type) -> bool:

@@ -55,7 +55,7 @@ class TensorRole:
             raise InvalidInput(
                 f"role: got the range from {self.lowest} to {self.highest}, expected finite numbers of float32 in "
                 "rising order",
-                code="FN-0000",
+                code="FN-0163",
             )
 
     @property

@@ -243,7 +243,7 @@ def _enum_form(kind: object, notes: Sequence[object], wire: EnumDescriptor) -> _
     def read(number: int) -> Enum:
         member = members.get(number, otherwise)
         if member is None:
-            raise InvalidInput(f"{what}: got {number}, expected one of {sorted(members)}", code="FN-0000")
+            raise InvalidInput(f"{what}: got {number}, expected one of {sorted(members)}", code="FN-0125")
         return member
 
     return _Form(numbers.__getitem__, read)
@@ -266,7 +266,7 @@ def _union_form(kind: object, note: OneOf, message: Descriptor) -> _Form:
         name = outer.WhichOneof(oneof.name)
         reader = readers.get(name)
         if reader is None:
-            raise InvalidInput(note.unknown.format(name), code="FN-0000")
+            raise InvalidInput(note.unknown.format(name), code="FN-0125")
         return reader(outer)
 
     return _Form(write, read)

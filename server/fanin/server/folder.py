@@ -79,7 +79,7 @@ def check_authority(folder: Path) -> None:
             f"{tls}: has no authority, expected ca.key and ca.pem of the coordinator that wrote fanin.db; restore it "
             "from a backup, or create an empty folder there: a new authority is created, whose ca.pem every device "
             "and operator needs",
-            code="FN-0000",
+            code="FN-0680",
         )
 
 
@@ -173,5 +173,5 @@ def _check_complete(folder: Path) -> None:
         raise Corrupted(
             f"{database}: {problem}, but {', '.join(remains)} of an earlier coordinator are there; restore a backup of "
             "the folder with fanin.db and fanin.db-wal, or start in another folder (--state)",
-            code="FN-0000",
+            code="FN-0501",
         )

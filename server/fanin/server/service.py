@@ -107,7 +107,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             first = await anext(request_iterator, None)
             header = None if first is None else from_proto(UploadRequest, first).part
             if not isinstance(header, UpdateHeader):
-                raise InvalidInput("upload: got no header, expected it as the first request", code="FN-0000")
+                raise InvalidInput("upload: got no header, expected it as the first request", code="FN-0130")
         except InvalidInput as exc:
             self._coordinator.refuse(device, str(exc))
             raise
@@ -327,7 +327,7 @@ def _not_ours(address: str, reason: str, number: int | None = None) -> Conflict:
         )
     elif number == errno.EACCES:
         remedy = "this user may not listen on the port: choose another --listen, with a port from 1024 on"
-    return Conflict(f"{address}: cannot be listened on ({reason}); {remedy}", code="FN-0000")
+    return Conflict(f"{address}: cannot be listened on ({reason}); {remedy}", code="FN-0691")
 
 
 async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIterator[Piece]:
@@ -340,5 +340,5 @@ async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIter
 def _piece(request: fleet_pb2.UploadRequest) -> Piece:
     part = from_proto(UploadRequest, request).part
     if not isinstance(part, Piece):
-        raise InvalidInput("upload: got a second header, expected pieces", code="FN-0000")
+        raise InvalidInput("upload: got a second header, expected pieces", code="FN-0130")
     return part

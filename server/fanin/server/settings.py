@@ -40,7 +40,7 @@ class Settings:
                 raise InvalidInput(
                     f"data: {name}: {path}: no such file; expected an .npz file with y and an array for each input, "
                     "such as x",
-                    code="FN-0000",
+                    code="FN-0352",
                 )
 
     @property

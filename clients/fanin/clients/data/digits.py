@@ -46,13 +46,13 @@ def split_digits(num_devices: int, alpha: float, seed: int) -> Split:
         InvalidInput: A number is out of range.
     """
     if not 1 <= num_devices <= MAX_DEVICES:
-        raise InvalidInput(f"digits: got {num_devices} devices, expected 1 to {MAX_DEVICES}", code="FN-0000")
+        raise InvalidInput(f"digits: got {num_devices} devices, expected 1 to {MAX_DEVICES}", code="FN-0868")
     if not 0.0 < alpha < np.inf:
         raise InvalidInput(
-            f"digits: got alpha {alpha}, expected a positive number (0.1 is very uneven, 100 even)", code="FN-0000"
+            f"digits: got alpha {alpha}, expected a positive number (0.1 is very uneven, 100 even)", code="FN-0868"
         )
     if seed < 0:
-        raise InvalidInput(f"digits: got seed {seed}, expected 0 or more", code="FN-0000")
+        raise InvalidInput(f"digits: got seed {seed}, expected 0 or more", code="FN-0868")
     rng = np.random.default_rng(seed)
     rest, public = hold_out(load_digits(), NUM_PUBLIC, rng)
     rest, test = hold_out(rest, NUM_TEST, rng)

@@ -99,13 +99,13 @@ def check_examples(
         kind = f"labels below {num_classes}" if num_classes else "values" if dtype == "float32" else "integers"
         raise InvalidInput(
             f"{what}: got y of {examples.y.dtype}, expected {dtype} {kind}; write y = y.astype(np.{dtype})",
-            code="FN-0000",
+            code="FN-0856",
         )
     if num_classes and examples.y.max() >= num_classes:
         raise InvalidInput(
             f"{what}: got label {examples.y.max()}, expected 0 to {num_classes - 1}"
             f"{label_remedy(examples.y, num_classes)}",
-            code="FN-0000",
+            code="FN-0856",
         )
 
 
@@ -114,16 +114,16 @@ def check_inputs(examples: Examples, shapes: Mapping[str, tuple[int, ...]], what
     if missing := [name for name in shapes if name not in examples.inputs]:
         raise InvalidInput(
             f"{what}: got the inputs {sorted(examples.inputs)}, expected {sorted(shapes)}; add {missing}",
-            code="FN-0000",
+            code="FN-0853",
         )
     for name, shape in shapes.items():
         array = examples.inputs[name]
         if array.shape[1:] != shape:
-            raise InvalidInput(f"{what}: got {name} of shape {array.shape[1:]}, expected {shape}", code="FN-0000")
+            raise InvalidInput(f"{what}: got {name} of shape {array.shape[1:]}, expected {shape}", code="FN-0858")
         if array.dtype == np.uint8:
             raise InvalidInput(
                 f"{what}: got {name} of uint8, expected floats, scaled as the model wants them, or int32 tokens",
-                code="FN-0000",
+                code="FN-0858",
             )
 
 

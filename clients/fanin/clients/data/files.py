@@ -93,7 +93,7 @@ def _read_own(folder: Path, data_set: DataSet, file: DataFile) -> bytes:
     path = folder / data_set.name / file.name
     if not path.is_file():
         raise InvalidInput(
-            f"{path}: no such file, but {DATA_VARIABLE} names that folder; {_advice(data_set)}", code="FN-0000"
+            f"{path}: no such file, but {DATA_VARIABLE} names that folder; {_advice(data_set)}", code="FN-0861"
         )
     return _unpack(path, MAX_UNPACKED_BYTES)
 
@@ -119,7 +119,7 @@ def _download(places: Places, data_set: DataSet, file: DataFile) -> bytes:
         raise InvalidInput(
             f"{data_set.name}: no good {file.name} on this machine, and {file.url} cannot be fetched "
             f"({type(exc).__name__}: {exc}); {_advice(data_set)}",
-            code="FN-0000",
+            code="FN-0861",
         ) from exc
     folder = places.cache / data_set.name
     draft: Path | None = None
@@ -132,7 +132,7 @@ def _download(places: Places, data_set: DataSet, file: DataFile) -> bytes:
         draft.replace(folder / file.name)
     except OSError as exc:
         raise StorageFull(
-            f"{folder}: cannot be written ({exc}); set XDG_CACHE_HOME to a folder that can", code="FN-0000"
+            f"{folder}: cannot be written ({exc}); set XDG_CACHE_HOME to a folder that can", code="FN-0863"
         ) from exc
     finally:
         if draft is not None:
@@ -144,7 +144,7 @@ def _checked(path: Path, file: DataFile, called: str = "") -> bytes:
     content = _unpack(path, file.size_bytes, called)
     if sha256_hex(content) != file.sha256:
         raise InvalidInput(
-            f"{called or path}: got SHA-256 {sha256_hex(content)} unpacked, expected {file.sha256}", code="FN-0000"
+            f"{called or path}: got SHA-256 {sha256_hex(content)} unpacked, expected {file.sha256}", code="FN-0864"
         )
     return content
 
@@ -155,10 +155,10 @@ def _unpack(path: Path, max_bytes: int, called: str = "") -> bytes:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as packed:
             content = packed.read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as exc:
-        raise InvalidInput(f"{called or path}: cannot be read ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{called or path}: cannot be read ({exc})", code="FN-0864") from exc
     if len(content) > max_bytes:
         raise InvalidInput(
-            f"{called or path}: unpacks to more than {max_bytes} bytes, expected no more", code="FN-0000"
+            f"{called or path}: unpacks to more than {max_bytes} bytes, expected no more", code="FN-0864"
         )
     return content
 

@@ -54,7 +54,7 @@ def open_npz(path: Path, partition: int, validation_fraction: float) -> MemorySt
         raise InvalidInput(
             f"{path}: got {counted(len(examples), 'example')}, expected at least {least}"
             + (": one is held out for validation" if validation_fraction else ""),
-            code="FN-0000",
+            code="FN-0855",
         )
     return memory_store(examples, partition, validation_fraction)
 
@@ -72,16 +72,16 @@ def read_npz(path: Path) -> Examples:
         with path.open("rb") as file:
             inputs, y = _arrays(path, file)
     except FileNotFoundError as exc:
-        raise InvalidInput(f"{path}: no such file; expected an .npz file with {EXPECTED}", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: no such file; expected an .npz file with {EXPECTED}", code="FN-0851") from exc
     except (IsADirectoryError, PermissionError) as exc:
-        raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})", code="FN-0851") from exc
     except UNREADABLE as exc:
         # numpy takes any other format for a pickle, and advises to load it unsafely.
         reason = "another format" if "contains pickled" in str(exc) else exc
-        raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({reason})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({reason})", code="FN-0852") from exc
     fault = _dtype_fault(inputs, y) or shape_fault(inputs, y) or value_fault(inputs, y)
     if fault is not None:
-        raise InvalidInput(f"{path}: {fault}", code="FN-0000")
+        raise InvalidInput(f"{path}: {fault}", code="FN-0854")
     return Examples(inputs={name: _input(array) for name, array in inputs.items()}, y=_narrow(y))
 
 
@@ -93,13 +93,13 @@ def write_npz(path: Path, examples: Examples) -> None:
 def _arrays(path: Path, file: BinaryIO) -> tuple[NamedArrays, npt.NDArray[np.generic]]:
     archive = np.load(file, allow_pickle=False)
     if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise InvalidInput(f"{path}: got a single array, expected an .npz file with {EXPECTED}", code="FN-0000")
+        raise InvalidInput(f"{path}: got a single array, expected an .npz file with {EXPECTED}", code="FN-0852")
     with archive:
         names = [name for name in archive if name != Y]
         if Y not in archive or not names:
             missing = Y if Y not in archive else X
             raise InvalidInput(
-                f"{path}: got the arrays {sorted(archive)}, expected {EXPECTED}; add {missing}", code="FN-0000"
+                f"{path}: got the arrays {sorted(archive)}, expected {EXPECTED}; add {missing}", code="FN-0853"
             )
         return {name: _array(path, archive, name) for name in names}, _array(path, archive, Y)
 
@@ -109,7 +109,7 @@ def _array(path: Path, archive: Mapping[str, object], key: str) -> npt.NDArray[n
     # numpy returns a member that is not in its array format as bytes.
     if not isinstance(array, np.ndarray):
         raise InvalidInput(
-            f"{path}: {key} is {type(array).__name__}, expected an array as numpy.savez writes it", code="FN-0000"
+            f"{path}: {key} is {type(array).__name__}, expected an array as numpy.savez writes it", code="FN-0852"
         )
     return array
 

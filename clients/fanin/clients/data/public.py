@@ -165,7 +165,7 @@ def shakespeare(cutting: Cutting, places: Places | None = None) -> Shakespeare:
     try:
         text = data.decode()
     except UnicodeDecodeError as exc:
-        raise InvalidInput(f"input.txt: not UTF-8 text ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"input.txt: not UTF-8 text ({exc})", code="FN-0865") from exc
     return split_by_speaker(text, cutting)
 
 
@@ -174,7 +174,7 @@ def parse_images(name: str, data: bytes) -> npt.NDArray[np.uint8]:
     count, *sides = _header(name, data, IMAGE_MAGIC, 3)
     if sides != [IMAGE_SIDE, IMAGE_SIDE]:
         raise InvalidInput(
-            f"{name}: got images of {sides[0]} x {sides[1]}, expected {IMAGE_SIDE} x {IMAGE_SIDE}", code="FN-0000"
+            f"{name}: got images of {sides[0]} x {sides[1]}, expected {IMAGE_SIDE} x {IMAGE_SIDE}", code="FN-0865"
         )
     return _values(name, data, 16, count * IMAGE_SIDE * IMAGE_SIDE).reshape(count, IMAGE_SIDE, IMAGE_SIDE)
 
@@ -184,7 +184,7 @@ def parse_labels(name: str, data: bytes) -> npt.NDArray[np.uint8]:
     (count,) = _header(name, data, LABEL_MAGIC, 1)
     labels = _values(name, data, 8, count)
     if labels.max() >= NUM_CLASSES:
-        raise InvalidInput(f"{name}: got label {labels.max()}, expected 0 to {NUM_CLASSES - 1}", code="FN-0000")
+        raise InvalidInput(f"{name}: got label {labels.max()}, expected 0 to {NUM_CLASSES - 1}", code="FN-0865")
     return labels
 
 
@@ -208,7 +208,7 @@ def split_by_speaker(text: str, cutting: Cutting) -> Shakespeare:
     if not speakers:
         raise InvalidInput(
             f"text: none of {len(speeches)} speakers has {cutting.min_characters} characters, expected one",
-            code="FN-0000",
+            code="FN-0865",
         )
     others = _sequences(rest, tokens, cutting.length) if len(rest) > cutting.length else None
     return Shakespeare(vocabulary=vocabulary, speakers=tuple(speakers), others=others)
@@ -217,19 +217,19 @@ def split_by_speaker(text: str, cutting: Cutting) -> Shakespeare:
 def _header(name: str, data: bytes, magic: int, num_dims: int) -> tuple[int, ...]:
     size = 4 * (1 + num_dims)
     if len(data) < size:
-        raise InvalidInput(f"{name}: got {len(data)} bytes, expected an IDX header of {size}", code="FN-0000")
+        raise InvalidInput(f"{name}: got {len(data)} bytes, expected an IDX header of {size}", code="FN-0865")
     value, *dims = struct.unpack_from(f">{1 + num_dims}I", data)
     if value != magic:
-        raise InvalidInput(f"{name}: got magic 0x{value:08x}, expected 0x{magic:08x}", code="FN-0000")
+        raise InvalidInput(f"{name}: got magic 0x{value:08x}, expected 0x{magic:08x}", code="FN-0865")
     if dims[0] < 1:
-        raise InvalidInput(f"{name}: got no items, expected at least one", code="FN-0000")
+        raise InvalidInput(f"{name}: got no items, expected at least one", code="FN-0865")
     return tuple(dims)
 
 
 def _values(name: str, data: bytes, start: int, size: int) -> npt.NDArray[np.uint8]:
     if len(data) - start != size:
         raise InvalidInput(
-            f"{name}: got {len(data) - start} bytes of values, expected {size} as its header says", code="FN-0000"
+            f"{name}: got {len(data) - start} bytes of values, expected {size} as its header says", code="FN-0865"
         )
     return np.frombuffer(data, np.uint8, offset=start)
 
@@ -238,7 +238,7 @@ def _examples(images: npt.NDArray[np.uint8], labels: npt.NDArray[np.uint8]) -> E
     if len(images) != len(labels):
         raise InvalidInput(
             f"fashion-mnist: got {len(images)} images and {len(labels)} labels, expected as many of each",
-            code="FN-0000",
+            code="FN-0865",
         )
     return Examples(inputs={X: images[:, None].astype(np.float32) / np.float32(255)}, y=labels.astype(np.int32))
 
@@ -251,7 +251,7 @@ def _speeches(text: str) -> Iterator[tuple[str, str]]:
         speaker, _, words = block.partition("\n")
         if not speaker.endswith(":") or len(speaker) == 1:
             raise InvalidInput(
-                f"text: block {number} begins with {speaker[:40]!r}, expected a speaker's name and ':'", code="FN-0000"
+                f"text: block {number} begins with {speaker[:40]!r}, expected a speaker's name and ':'", code="FN-0865"
             )
         yield speaker[:-1], f"{words}\n" if words else ""
 
@@ -275,13 +275,13 @@ def split_fashion_mnist(num_devices: int, alpha: float, seed: int) -> Split:
         InvalidInput: A number is out of range, or the data is missing.
     """
     if not 1 <= num_devices <= MAX_DEVICES:
-        raise InvalidInput(f"fashion-mnist: got {num_devices} devices, expected 1 to {MAX_DEVICES}", code="FN-0000")
+        raise InvalidInput(f"fashion-mnist: got {num_devices} devices, expected 1 to {MAX_DEVICES}", code="FN-0868")
     if not 0.0 < alpha < np.inf:
         raise InvalidInput(
-            f"fashion-mnist: got alpha {alpha}, expected a positive number (0.1 is uneven, 100 even)", code="FN-0000"
+            f"fashion-mnist: got alpha {alpha}, expected a positive number (0.1 is uneven, 100 even)", code="FN-0868"
         )
     if seed < 0:
-        raise InvalidInput(f"fashion-mnist: got seed {seed}, expected 0 or more", code="FN-0000")
+        raise InvalidInput(f"fashion-mnist: got seed {seed}, expected 0 or more", code="FN-0868")
     data = fashion_mnist()
     rng = np.random.default_rng(seed)
     rest, public = hold_out(data.train, NUM_PUBLIC, rng)

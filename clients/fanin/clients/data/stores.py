@@ -73,7 +73,7 @@ def snapshot(store: ExampleStore) -> MemoryStore:
     partition = _attribute(store, "partition")
     if not isinstance(partition, int | np.integer) or partition < 0:
         raise InvalidInput(
-            f"example store: partition: got {partition!r}, expected an integer of at least 0", code="FN-0000"
+            f"example store: partition: got {partition!r}, expected an integer of at least 0", code="FN-0870"
         )
     train, validation = _attribute(store, "train"), _attribute(store, "validation")
     return MemoryStore(
@@ -131,7 +131,7 @@ def _part(name: str, part: object) -> Examples:
         raise InvalidInput(
             f"example store: {name}: got {type(part).__name__}, "
             "expected fanin.clients.data.examples.Examples(inputs={'x': ...}, y=...)",
-            code="FN-0000",
+            code="FN-0870",
         )
     return part
 
@@ -141,5 +141,5 @@ def _attribute(store: ExampleStore, name: str) -> object:
         value: object = getattr(store, name)
     except Exception as exc:
         # A store is the app's code, which may raise anything. LocalData logs its traceback, once.
-        raise InvalidInput(f"example store: {name}: {type(exc).__name__}: {exc}", code="FN-0000") from exc
+        raise InvalidInput(f"example store: {name}: {type(exc).__name__}: {exc}", code="FN-0870") from exc
     return value

@@ -159,7 +159,7 @@ class SessionDriver:
                 pause_s = conditions.recheck_s
                 continue
             if isinstance(step.action, e.EndSession):
-                raise Conflict(step.action.reason, code="FN-0000")
+                raise Conflict(step.action.reason, code="FN-0844")
             known = self._unfit
             event = await host.guard(step.action, self._attempt(step.action))
             if isinstance(event, e.Unable):
@@ -235,7 +235,7 @@ class SessionDriver:
         if self._unfit is None:
             return
         if self._unfit.is_of(assignment) and not self._unfit.has_changed():
-            raise InvalidInput(self._unfit.reason, code="FN-0000")
+            raise InvalidInput(self._unfit.reason, code="FN-0843")
         self._unfit = None
 
     @contextmanager
@@ -246,7 +246,7 @@ class SessionDriver:
         except UnfitExamples as exc:
             reason = f"training: {exc}"
             self._unfit = UnfitBundle(bundle_sha256=bundle.sha256, reason=reason, has_changed=exc.has_changed)
-            raise InvalidInput(reason, code="FN-0000") from exc
+            raise InvalidInput(reason, code="FN-0843") from exc
 
     def _check_in(self) -> m.CheckIn:
         trainer, serving = self._parts.trainer, self._parts.serving
@@ -317,7 +317,7 @@ class SessionDriver:
                 change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
             if not isinstance(change, Change):
                 raise InvalidInput(
-                    f"training: the trainer returned {type(change).__name__}, expected a Change", code="FN-0000"
+                    f"training: the trainer returned {type(change).__name__}, expected a Change", code="FN-0841"
                 )
             telemetry = self._telemetry(change, host.now() - started_s)
             staged = apply_stages(assignment, change, staging)
@@ -329,7 +329,7 @@ class SessionDriver:
             store.chunks.remove_damaged(file_chunks(model.bundle, files))
             raise
         except ValueError as exc:
-            raise InvalidInput(f"training: {exc}", code="FN-0000") from exc
+            raise InvalidInput(f"training: {exc}", code="FN-0842") from exc
         if staging.has_state:
             store.states.put(state_label(assignment, assignment.round), staged.states)
         store.updates.put(header, staged.encoded.payload)
@@ -350,7 +350,7 @@ class SessionDriver:
     async def _send(self, assignment: m.Assignment) -> m.UploadReply:
         header = self._parts.store.updates.header(assignment.assignment_id)
         if header is None:
-            raise NotFound(f"update of {assignment.assignment_id}: it is no longer in the cache", code="FN-0000")
+            raise NotFound(f"update of {assignment.assignment_id}: it is no longer in the cache", code="FN-0823")
         interruptions: list[Interrupted] = []
 
         def read(offset: int, size_bytes: int) -> bytes:
@@ -359,7 +359,7 @@ class SessionDriver:
             except Interrupted as exc:
                 # A transport may read on its own thread, which handles only the transport's errors.
                 interruptions.append(exc)
-                raise Unavailable(str(exc), code="FN-0000") from exc
+                raise Unavailable(str(exc), code="FN-0844") from exc
             return self._parts.store.updates.read(assignment.assignment_id, offset, size_bytes)
 
         try:

@@ -62,7 +62,7 @@ def manifest_chunks(publication: Publication) -> tuple[ChunkRef, ...]:
     if manifest.size_bytes > MAX_MANIFEST_BYTES:
         raise InvalidBundle(
             f"bundle: got a manifest of {manifest.size_bytes} bytes, expected at most {MAX_MANIFEST_BYTES}",
-            code="FN-0000",
+            code="FN-0828",
         )
     return manifest.chunks
 
@@ -73,7 +73,7 @@ def open_bundle(publication: Publication, trusted: Collection[str], read: Callab
     try:
         data = assemble("manifest", ref.manifest, read)
     except InvalidInput as exc:
-        raise InvalidBundle(f"bundle: {exc}", code="FN-0000") from exc
+        raise InvalidBundle(f"bundle: {exc}", code=exc.code) from exc
     signed = SignedManifest(data=data, public_key=ref.public_key, signature=ref.signature)
     return Bundle.open(signed, trusted=trusted, read=read)
 
@@ -152,7 +152,7 @@ def auxiliary_chunks(publication: Publication, bundle: Bundle, names: Sequence[s
             raise InvalidVersion(
                 f"{what}: got the auxiliary tensors {sorted(artifacts)}, expected {name!r}, which the stages of the "
                 "assignment read",
-                code="FN-0000",
+                code="FN-0831",
             )
         _check_size(what, f"the auxiliary tensor {name!r}", artifacts[name], _auxiliary_table(bundle))
     return tuple(ref for name in names for ref in artifacts[name].chunks)
@@ -183,7 +183,7 @@ def _check_size(version: str, what: str, artifact: Artifact, table: TensorTable)
     if size_bytes != expected_bytes:
         raise InvalidVersion(
             f"{version}: got {what} of {size_bytes} bytes, expected {expected_bytes} by the bundle's manifest",
-            code="FN-0000",
+            code="FN-0828",
         )
 
 
@@ -191,7 +191,7 @@ def _open(what: str, artifact: Artifact, expected: TensorTable, read: Callable[[
     try:
         table, flat = decode_parameters(assemble(what, artifact, read))
     except InvalidInput as exc:
-        raise InvalidVersion(f"{what}: {exc}" if what not in str(exc) else str(exc), code="FN-0000") from exc
+        raise InvalidVersion(f"{what}: {exc}" if what not in str(exc) else str(exc), code=exc.code) from exc
     if table != expected:
-        raise InvalidVersion(f"{what}: names or shapes differ from the bundle's", code="FN-0000")
+        raise InvalidVersion(f"{what}: names or shapes differ from the bundle's", code="FN-0828")
     return flat

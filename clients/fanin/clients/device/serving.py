@@ -107,7 +107,7 @@ class Serving:
         if served is None:
             raise NotFound(
                 "predict: this device has no version yet; let its client run until it has taken part once",
-                code="FN-0000",
+                code="FN-0833",
             )
         with served.lock:
             return served.predict(model_inputs(served.bundle, inputs, served.preprocess))
@@ -146,7 +146,7 @@ class Serving:
             raise InvalidVersion(
                 f"version {publication.version.number} of run {publication.run_id}: its int8 model returns NaN "
                 "or infinity for inputs of ones, expected finite numbers",
-                code="FN-0000",
+                code="FN-0834",
             )
         return Served(
             publication=publication,

@@ -184,14 +184,14 @@ def control_of(model: OpenedModel) -> Float32s | None:
         raise InvalidInput(
             f"stages: got the inputs {sorted(model.inputs)} for the train graph, expected at most {CONTROL!r}; correct "
             "the stage",
-            code="FN-0000",
+            code="FN-0839",
         )
     manifest = model.bundle.manifest
     if model.inputs and not control_ports(manifest.table, manifest.signatures["train"].inputs):
         raise InvalidInput(
             f"stages: got the input {CONTROL!r}, but the bundle's train graph has no inputs {CONTROL}.<p>; export the "
             "App with Recipe(scaffold=True)",
-            code="FN-0000",
+            code="FN-0840",
         )
     control, local = model.inputs.get(CONTROL), manifest.local
     if control is None or local is None:

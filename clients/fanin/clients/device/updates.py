@@ -222,7 +222,7 @@ class Staging:
                     raise InvalidInput(
                         f"stage {name}: got {form_of(values)} for the input {kind!r} of the train graph, expected "
                         f"finite {form}, from one stage only; correct the stage",
-                        code="FN-0000",
+                        code="FN-0839",
                     )
                 inputs[kind] = part.join(values, zeros, 0)
         return inputs
@@ -247,7 +247,7 @@ def downlink_names(assignment: m.Assignment, stages: Mapping[str, Stage]) -> tup
         raise InvalidInput(
             f"assignment {assignment.assignment_id}: got the state of round {state.round}, lineage {state.lineage}, "
             f"expected a round before {assignment.round} and a lineage up to version {version.number}",
-            code="FN-0000",
+            code="FN-0831",
         )
     if state.lineage < version.number:
         return tuple(group.name for group in added_groups(stages))
@@ -255,7 +255,7 @@ def downlink_names(assignment: m.Assignment, stages: Mapping[str, Stage]) -> tup
         raise InvalidVersion(
             f"version {version.number} of run {version.run_id}: got the auxiliary tensors {sorted(version.auxiliary)}, "
             "expected none in the first version of a lineage",
-            code="FN-0000",
+            code="FN-0831",
         )
     return ()
 

@@ -90,7 +90,7 @@ class FlowerApp:
             raise AppFailed(
                 f"flower app {self._settings.app}: has no initial arrays, because the ServerApp of a Message app has "
                 "them; name them: --initial FILE.npz, or --initial module:function that returns them",
-                code="FN-0000",
+                code="FN-0901",
             )
         content = RecordDict({"getparametersins.config": ConfigRecord()})
         reply = self._send("get_parameters", content, self._context("", b""), 0)
@@ -100,7 +100,7 @@ class FlowerApp:
             raise AppFailed(
                 f"flower app {self._settings.app}: get_parameters returned no arrays, expected the initial ones; "
                 "define it, or name them with --initial",
-                code="FN-0000",
+                code="FN-0901",
             )
         return arrays
 
@@ -137,7 +137,7 @@ class FlowerApp:
             raise AppFailed(
                 f"flower app {self._settings.app}: train: got the status {code.name} ({text}), expected OK; correct "
                 "fit",
-                code="FN-0000",
+                code="FN-0907",
             )
 
     def _context(self, run_id: str, state: bytes) -> Context:
@@ -175,7 +175,7 @@ class FlowerApp:
             problem = f"the error {reply.error.reason!r}" if isinstance(reply, Message) else type(reply).__name__
             raise AppFailed(
                 f"flower app {self._settings.app}: {kind} returned {problem}, expected a Message with content",
-                code="FN-0000",
+                code="FN-0908",
             )
         return reply.content
 
@@ -200,7 +200,7 @@ class FlowerApp:
             raise AppFailed(
                 f"flower app {self._settings.app}: got the metrics {sorted(numbers)}, expected also {NUM_EXAMPLES!r}, "
                 "the weight of this device",
-                code="FN-0000",
+                code="FN-0909",
             )
         return numbers.pop(NUM_EXAMPLES), numbers
 
@@ -208,7 +208,7 @@ class FlowerApp:
         if len(records) != 1:
             raise AppFailed(
                 f"flower app {self._settings.app}: got the {kind}s {sorted(records)} in a reply, expected exactly one",
-                code="FN-0000",
+                code="FN-0908",
             )
         return next(iter(records.values()))
 
@@ -230,7 +230,7 @@ def arrays_of(candidate: object) -> dict[str, tensors.Array]:
     try:
         return _arrays_of(candidate)
     except TypeError as exc:
-        raise InvalidInput(f"initial: {exc}", code="FN-0000") from exc
+        raise InvalidInput(f"initial: {exc}", code="FN-0902") from exc
 
 
 def _arrays_of(candidate: object) -> dict[str, tensors.Array]:
@@ -324,5 +324,5 @@ def _guarded(app: str, what: str, call: Callable[[], T]) -> T:
     except (Exception, SystemExit) as exc:  # Any error: the code is the app's.
         text = " ".join(str(exc).split())
         raise AppFailed(
-            f"flower app {app}: {what}: {type(exc).__name__}: {text}", traceback.format_exc(), code="FN-0000"
+            f"flower app {app}: {what}: {type(exc).__name__}: {text}", traceback.format_exc(), code="FN-0905"
         ) from exc

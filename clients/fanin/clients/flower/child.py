@@ -2,9 +2,9 @@
 
     parent                      child
     FlowerSettings   ------>    import the app
-                     <------    AppReady | AppError
+                     <------    AppReady | AppFailed
     FlowerTask       ------>    run it
-                     <------    FlowerReply | AppError
+                     <------    FlowerReply | AppFailed
 
 The pipe is the last argument, a file descriptor. Two processes of one user on one machine share it, so the records
 travel as pickles. A thread reads it: when the parent ends, however it ends, the child ends too, even inside the app.
@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 
 from fanin.clients.flower.task import (
     Answer,
-    AppError,
     AppFailed,
     AppReady,
     FlowerReply,
@@ -42,10 +41,10 @@ def main(fd: int) -> None:
 
         app = FlowerApp(settings)
     except ModuleNotFoundError as exc:
-        pipe.send(AppError(message=f"{exc}; pip install 'fanin[flower]'", trace=""))
+        pipe.send(AppFailed(f"{exc}; pip install 'fanin[flower]'", code="FN-0025"))
         return
     except AppFailed as exc:
-        pipe.send(AppError(message=str(exc), trace=exc.trace))
+        pipe.send(exc)
         return
     pipe.send(AppReady(name=app.name, warnings=app.warnings))
     while True:
@@ -54,11 +53,11 @@ def main(fd: int) -> None:
         pipe.send(_answer(lambda task=task: app.run(task, lambda: True)))  # type: ignore[misc]
 
 
-def _answer(run: Callable[[], FlowerReply]) -> FlowerReply | AppError:
+def _answer(run: Callable[[], FlowerReply]) -> FlowerReply | AppFailed:
     try:
         return run()
     except AppFailed as exc:
-        return AppError(message=str(exc), trace=exc.trace)
+        return exc
 
 
 def _read(pipe: "Connection[Answer, Words]", inbox: "queue.SimpleQueue[Words]") -> None:

@@ -30,9 +30,9 @@ def read_initial(text: str, folder: Path) -> dict[str, Array]:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (FileNotFoundError, IsADirectoryError, PermissionError) as exc:
-        raise InvalidInput(f"--initial: {path}: cannot be read ({reason_of(exc)})", code="FN-0000") from exc
+        raise InvalidInput(f"--initial: {path}: cannot be read ({reason_of(exc)})", code="FN-0902") from exc
     except UNREADABLE as exc:
         reason = "another format" if "contains pickled" in str(exc) else exc
         raise InvalidInput(
-            f"--initial: {path}: not a readable .npz file of plain arrays ({reason})", code="FN-0000"
+            f"--initial: {path}: not a readable .npz file of plain arrays ({reason})", code="FN-0902"
         ) from exc

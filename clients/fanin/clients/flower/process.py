@@ -16,7 +16,6 @@ from typing import Final
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.flower.task import (
     Answer,
-    AppError,
     AppFailed,
     AppReady,
     FlowerReply,
@@ -106,20 +105,20 @@ class FlowerProcess:
         except BaseException:
             self.close()
             raise
-        if isinstance(answer, AppError):
+        if isinstance(answer, AppFailed):
             self.close()
-            raise AppFailed(answer.message, answer.trace, code="FN-0000")
+            raise answer
         assert isinstance(answer, AppReady), "the child answers the settings"
         self._ready = answer
 
     def _reply(self, task: FlowerTask) -> FlowerReply:
         answer = self._receive()
-        if isinstance(answer, AppError):
+        if isinstance(answer, AppFailed):
             # The error itself has no traceback of the child. The device trains again, and the same one is logged once.
             if answer.trace and answer.trace != self._logged:
                 self._logged = answer.trace
-                LOG.error("round %d of run %s: %s\n%s", task.round, task.run_id, answer.message, answer.trace.rstrip())
-            raise AppFailed(answer.message, answer.trace, code="FN-0000")
+                LOG.error("round %d of run %s: %s\n%s", task.round, task.run_id, answer, answer.trace.rstrip())
+            raise answer
         assert isinstance(answer, FlowerReply), "the child answers a task"
         return answer
 
@@ -142,5 +141,5 @@ class FlowerProcess:
         return AppFailed(
             f"flower app {self._settings.app}: its process ended with status {status}, expected a reply; run the app "
             "with flwr run to see why",
-            code="FN-0000",
+            code="FN-0906",
         )

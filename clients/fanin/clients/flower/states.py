@@ -53,7 +53,7 @@ class FlowerState:
             raise InvalidInput(
                 f"context.state: got {len(self.context)} bytes, expected at most {MAX_STATE_BYTES}; let the app remove "
                 "records that it no longer needs",
-                code="FN-0000",
+                code="FN-0912",
             )
 
 

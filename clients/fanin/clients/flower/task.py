@@ -86,26 +86,18 @@ class AppReady:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppError:
-    """The app raised an error, or returned an invalid value."""
-
-    message: str
-    trace: str
-
-
-Words = FlowerSettings | FlowerTask
-"""The messages of the device to the child process."""
-Answer = AppReady | AppError | FlowerReply
-"""The replies of the child process."""
-
-
 class AppFailed(InvalidInput):
     """The code of an app raised an error, or returned an invalid value. ``trace`` is its traceback."""
 
     def __init__(self, message: str, trace: str = "", *, code: str = "") -> None:
         super().__init__(message, code=code)
         self.trace = trace
+
+
+Words = FlowerSettings | FlowerTask
+"""The messages of the device to the child process."""
+Answer = AppReady | AppFailed | FlowerReply
+"""The replies of the child process."""
 
 
 class FlowerRunner(Protocol):

@@ -153,7 +153,7 @@ def _check_arrays(sent: Mapping[str, Array], returned: Mapping[str, Array]) -> N
         raise AppFailed(
             f"flower app: returned {counted(len(returned), 'array')}, {missing[:MAX_SHOWN]} missing and "
             f"{added[:MAX_SHOWN]} new, expected the {len(sent)} of the message; correct train",
-            code="FN-0000",
+            code="FN-0910",
         )
     for name, before in sent.items():
         after = returned[name]
@@ -161,13 +161,13 @@ def _check_arrays(sent: Mapping[str, Array], returned: Mapping[str, Array]) -> N
             raise AppFailed(
                 f"flower app: array {name!r}: returned {after.dtype} {after.shape}, expected {before.dtype} "
                 f"{before.shape} as in the message; correct train",
-                code="FN-0000",
+                code="FN-0910",
             )
         if after.dtype.kind == "f" and not np.isfinite(after).all():
             raise AppFailed(
                 f"flower app: array {name!r}: returned NaN or infinity, expected finite values; lower the learning "
                 "rate",
-                code="FN-0000",
+                code="FN-0911",
             )
 
 
@@ -176,7 +176,7 @@ def _difference(pairs: Mapping[str, tuple[Array, Float32s]], model: OpenedModel)
     changes = {name: (after.astype(np.float64) - before).astype(np.float32) for name, (after, before) in pairs.items()}
     if bad := sorted(name for name, change in changes.items() if not np.isfinite(change).all()):
         raise InvalidInput(
-            f"flower app: the change of {bad[:MAX_SHOWN]} exceeds float32; lower the learning rate", code="FN-0000"
+            f"flower app: the change of {bad[:MAX_SHOWN]} exceeds float32; lower the learning rate", code="FN-0911"
         )
     return model.bundle.manifest.table.flatten(changes)
 
@@ -186,6 +186,6 @@ def _whole_number(kind: str, number: Number) -> int:
     if not math.isfinite(number) or number != int(number) or not 0 <= number <= m.MAX_COUNT:
         raise AppFailed(
             f"flower app: {kind}: got num-examples {number}, expected a whole number from 0 to {m.MAX_COUNT}",
-            code="FN-0000",
+            code="FN-0909",
         )
     return int(number)

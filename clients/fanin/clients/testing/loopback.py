@@ -72,7 +72,7 @@ class LoopbackTransport:
                 offset.set_result(reply.received_bytes)
             last = reply
         if last is None:
-            raise Unavailable("loopback: the upload ended without a reply", code="FN-0000")
+            raise Unavailable("loopback: the upload ended without a reply", code="FN-0819")
         return last
 
     async def report(self, report: m.Report) -> m.UploadReply:

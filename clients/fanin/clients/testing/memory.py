@@ -79,7 +79,7 @@ class MemoryStates:
         """Return stored states. See ``StateStore.get``."""
         data = self.files.pop((label.run_id, label.round), None)
         if data is None:
-            raise NotFound(f"{label}: got none in memory, expected the one of that update", code="FN-0000")
+            raise NotFound(f"{label}: got none in memory, expected the one of that update", code="FN-0836")
         self.files[label.run_id, label.round] = data
         return decode_states(data, label, first)
 

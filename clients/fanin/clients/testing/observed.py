@@ -127,7 +127,7 @@ class ObservedTrainer(EarlyTrainer):
         """See Trainer. Raises InvalidInput if the device gives the training up."""
         if self._is_quitting:
             self._note("gave up", assignment, "dropout")
-            raise InvalidInput("the device gave the training up (dropout)", code="FN-0000")
+            raise InvalidInput("the device gave the training up (dropout)", code="FN-0848")
         try:
             change = self._trainer.train(model, assignment, should_continue)
         except Exception as exc:

@@ -110,7 +110,7 @@ class UnreliableFleet:
     def _break(self, device: str, what: str, cut: str, when: str) -> None:
         if cut == when:
             self.note(device, f"the line broke: {what}, {when}")
-            raise Unavailable(f"the line broke: {what}, {when}", code="FN-0000")
+            raise Unavailable(f"the line broke: {what}, {when}", code="FN-0848")
 
 
 @asynccontextmanager

@@ -110,7 +110,7 @@ class _Callers:
         for out, process in started:
             if process.wait():
                 raise Conflict(
-                    f"{out.stem} ended with status {process.returncode}: {self.children.tail(out.stem)}", code="FN-0000"
+                    f"{out.stem} ended with status {process.returncode}: {self.children.tail(out.stem)}", code="FN-1042"
                 )
         results = [jsonlib.loads(out.read_text()) for out, _ in started]
         cpu_s = (cpu_ticks(self.coordinator.pid) - before) / os.sysconf("SC_CLK_TCK")

@@ -58,7 +58,7 @@ def memory(
             with operating(used) as operator:
                 *_, last = follow_run(operator, RUN_ID, 0, children.check_failed)
         if not isinstance(last.event, RunRested) or last.event.state is not RunState.FINISHED:
-            raise Conflict(f"the run did not finish: {last.event}", code="FN-0000")
+            raise Conflict(f"the run did not finish: {last.event}", code="FN-1044")
     # Relative to idle before the Run, so memory that publishing did not free counts too.
     over = working.peak_bytes - publishing.idle_bytes
     row = {

@@ -78,7 +78,7 @@ def time_rounds(folder: Path, load: Load) -> list[LoggedEvent]:
             events = list(follow_run(operator, RUN_ID, 0, children.check_failed))
     last = events[-1].event
     if not isinstance(last, RunRested) or last.state is not RunState.FINISHED:
-        raise Conflict(f"the run did not finish: {last}", code="FN-0000")
+        raise Conflict(f"the run did not finish: {last}", code="FN-1044")
     return events
 
 
@@ -93,7 +93,7 @@ def time_bare(folder: Path, load: Load) -> list[float]:
         until = time.monotonic() + START_S
         while not (folder / bare.ADDRESS).exists():
             if server.poll() is not None or time.monotonic() > until:
-                raise Unavailable(f"the bare stream's server did not start: {children.tail('bare')}", code="FN-0000")
+                raise Unavailable(f"the bare stream's server did not start: {children.tail('bare')}", code="FN-1042")
             time.sleep(0.02)
         for index in range(load.num_clients):
             children.start(f"sender-{index}", [sys.executable, "-m", module, "send", str(folder), str(index), *rest])
@@ -112,11 +112,11 @@ def _rounds_row(folder: Path, load: Load) -> dict[str, object]:
     versions = [entry.event for entry in published if isinstance(entry.event, VersionPublished)]
     if len({version.version_sha256 for version in versions}) != load.num_rounds:
         raise Conflict(
-            f"got {versions}, expected another version after each of {load.num_rounds} rounds", code="FN-0000"
+            f"got {versions}, expected another version after each of {load.num_rounds} rounds", code="FN-1045"
         )
     on_wire = [version.bytes_down + version.bytes_up for version in versions[1:]]
     if min(on_wire) < _least_bytes(load):
-        raise Conflict(f"got rounds of {min(on_wire)} bytes, expected at least {_least_bytes(load)}", code="FN-0000")
+        raise Conflict(f"got rounds of {min(on_wire)} bytes, expected at least {_least_bytes(load)}", code="FN-1045")
     return {
         "clients": load.num_clients,
         "model_bytes": load.model_bytes,

@@ -43,13 +43,13 @@ def load_other(entry: "EntryPoint") -> Callable[[Sequence[str]], int]:
     except Exception as exc:  # Any error: the code comes from another package.
         raise InvalidInput(
             f"{entry.value} cannot be imported from the package {package} ({foreign_text(exc)}); repair that package",
-            code="FN-0000",
+            code="FN-1040",
         ) from exc
     if not callable(function):
         raise InvalidInput(
             f"{entry.value} of the package {package} is {type(function).__name__}, expected a function "
             "(argv) -> exit status; correct that package",
-            code="FN-0000",
+            code="FN-1040",
         )
 
     def run(argv: Sequence[str]) -> int:
@@ -62,13 +62,13 @@ def load_other(entry: "EntryPoint") -> Callable[[Sequence[str]], int]:
             raise InvalidInput(
                 f"the package {package} raised {foreign_text(exc)} ({Path(frame.filename).name}, line {frame.lineno}); "
                 "correct that package",
-                code="FN-0000",
+                code="FN-1040",
             ) from exc
         if not isinstance(status, int) or not 0 <= status <= MAX_STATUS:
             raise InvalidInput(
                 f"the package {package} returned {shown(status)}, expected an exit status "
                 f"from 0 to {MAX_STATUS}; correct that package",
-                code="FN-0000",
+                code="FN-1040",
             )
         return status
 

@@ -119,7 +119,7 @@ def predictions(logits: Array, names: Sequence[str], labels: Array | None) -> Pr
     if names and len(names) != num_classes:
         raise InvalidInput(
             f"--classes: got {counted(len(names), 'name')}, expected {num_classes}, one for each class of the model",
-            code="FN-0000",
+            code="FN-1027",
         )
     if labels is not None and not are_classes(labels, logits):
         is_shifted = are_classes(labels - 1, logits) and labels.max() == num_classes
@@ -127,7 +127,7 @@ def predictions(logits: Array, names: Sequence[str], labels: Array | None) -> Pr
         raise InvalidInput(
             f"labels: got y {received}, expected integers {logits.shape[:-1]} from {_least(logits[..., 0])} to "
             f"{num_classes - 1}; {'count classes from 0: y - 1' if is_shifted else 'correct or remove y'}",
-            code="FN-0000",
+            code="FN-1028",
         )
     scores = logits.astype(np.float64)
     if not (scores >= 0.0).all() or not np.allclose(scores.sum(axis=-1), 1.0, atol=SUM_TOLERANCE):
@@ -159,7 +159,7 @@ def squared_error(values: Array, targets: Array | None) -> float | None:
         targets = targets[..., None]
     if targets.shape != values.shape:
         raise InvalidInput(
-            f"labels: got y {targets.shape}, expected {values.shape} like the output; remove y", code="FN-0000"
+            f"labels: got y {targets.shape}, expected {values.shape} like the output; remove y", code="FN-1028"
         )
     return float(np.square(values.astype(np.float64) - targets.astype(np.float64)).mean())
 
@@ -174,9 +174,9 @@ def read_names(path: Path) -> tuple[str, ...]:
     try:
         names = tuple(line.strip() for line in path.read_text(encoding="utf-8").strip().splitlines())
     except UnicodeDecodeError as exc:
-        raise InvalidInput(f"{path}: not a text file in UTF-8 ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a text file in UTF-8 ({exc})", code="FN-1027") from exc
     if not names or not all(names):
         raise InvalidInput(
-            f"{path}: got {len(names)} lines, some of them empty, expected the name of one class a line", code="FN-0000"
+            f"{path}: got {len(names)} lines, some of them empty, expected the name of one class a line", code="FN-1027"
         )
     return names

@@ -65,7 +65,7 @@ class Children:
         until = time.monotonic() + START_S
         while not (state / ADDRESS_FILE).exists():
             if process.poll() is not None or time.monotonic() > until:
-                raise Unavailable(f"the coordinator did not start: {self.tail('coordinator')}", code="FN-0000")
+                raise Unavailable(f"the coordinator did not start: {self.tail('coordinator')}", code="FN-1042")
             time.sleep(POLL_S)
         return process
 
@@ -89,7 +89,7 @@ class Children:
 
     def ended(self, name: str, process: subprocess.Popen[bytes]) -> Conflict:
         """Return the error that describes how a process ended."""
-        return Conflict(f"{name} ended with status {process.returncode}: {self.tail(name)}", code="FN-0000")
+        return Conflict(f"{name} ended with status {process.returncode}: {self.tail(name)}", code="FN-1042")
 
     def tail(self, name: str) -> str:
         """Return the last line of a process's log."""

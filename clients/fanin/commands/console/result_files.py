@@ -34,10 +34,10 @@ class ResultFiles:
         for option, path in (("--csv", self.csv), ("--clients-csv", self.clients_csv), ("--events", self.events)):
             if path is not None and not path.parent.is_dir():
                 raise InvalidInput(
-                    f"{option}: {path} cannot be written, {path.parent} is not a folder; create it", code="FN-0000"
+                    f"{option}: {path} cannot be written, {path.parent} is not a folder; create it", code="FN-1001"
                 )
         if self.csv is not None and self.csv == self.clients_csv:
-            raise InvalidInput(f"--csv, --clients-csv: got {self.csv} for both, expected two files", code="FN-0000")
+            raise InvalidInput(f"--csv, --clients-csv: got {self.csv} for both, expected two files", code="FN-1001")
         if self.tensorboard is not None:
             from fanin.simulation.studies.boards import check_board
 

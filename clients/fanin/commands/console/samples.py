@@ -47,7 +47,7 @@ class Target:
         if len(self.inputs) != 1:
             names = sorted(port.name for port in self.inputs)
             raise InvalidInput(
-                f"{what}: expected an .npz file with the arrays {names}: the model has several inputs", code="FN-0000"
+                f"{what}: expected an .npz file with the arrays {names}: the model has several inputs", code="FN-1031"
             )
         return self.raw if self.raw is not None and self.raw.dtype == "uint8" else self.inputs[0]
 
@@ -85,12 +85,12 @@ def read_samples(paths: Sequence[Path], target: Target, scale: float) -> ModelIn
     labels = arrays.get(LABELS) if LABELS not in names else None
     feed = _feed(what, arrays, names)
     if empty := [name for name, array in feed.items() if array.ndim and not len(array)]:
-        raise InvalidInput(f"{what}: got 0 samples in {', '.join(empty)}, expected at least one", code="FN-0000")
+        raise InvalidInput(f"{what}: got 0 samples in {', '.join(empty)}, expected at least one", code="FN-1030")
     pixels = [port for port in target.inputs if _is_pixels(feed[port.name], port, target.raw)]
     if scale and not pixels:
         dtypes = ", ".join(f"{name} {array.dtype}" for name, array in feed.items())
         raise InvalidInput(
-            f"--scale: got {scale:g} for {dtypes}, expected it for uint8 pixels of a float input", code="FN-0000"
+            f"--scale: got {scale:g} for {dtypes}, expected it for uint8 pixels of a float input", code="FN-1033"
         )
     feed |= {port.name: _scaled(what, feed[port.name], port, scale) for port in pixels}
     return ModelInputs(feed=feed, labels=labels)
@@ -99,7 +99,7 @@ def read_samples(paths: Sequence[Path], target: Target, scale: float) -> ModelIn
 def check_paths(paths: Sequence[Path]) -> None:
     """Raise InvalidInput for several files that are not images."""
     if len(paths) > 1 and not all(_is_image(each) for each in paths):
-        raise InvalidInput(f"--data: got {len(paths)} files, expected one, or several images", code="FN-0000")
+        raise InvalidInput(f"--data: got {len(paths)} files, expected one, or several images", code="FN-1038")
 
 
 def _is_image(path: Path) -> bool:
@@ -112,16 +112,16 @@ def _read_arrays(path: Path) -> dict[str, Array]:
             content = np.load(file, allow_pickle=False)
             arrays = {"": content} if isinstance(content, np.ndarray) else {name: content[name] for name in content}
     except UNREADABLE as exc:
-        raise InvalidInput(f"{path}: not a readable .npy or .npz file of plain arrays ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a readable .npy or .npz file of plain arrays ({exc})", code="FN-1030") from exc
     wrong = [
         name for name, array in arrays.items() if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf"
     ]
     if not arrays:
-        raise InvalidInput(f"{path}: got no arrays, expected arrays of numbers", code="FN-0000")
+        raise InvalidInput(f"{path}: got no arrays, expected arrays of numbers", code="FN-1030")
     if wrong:
         what = ", ".join(f"{name!r}" for name in wrong if name) or "the array"
         advice = "; write labels as the numbers of the classes" if LABELS in wrong else ""
-        raise InvalidInput(f"{path}: got no numbers in {what}, expected arrays of numbers{advice}", code="FN-0000")
+        raise InvalidInput(f"{path}: got no numbers in {what}, expected arrays of numbers{advice}", code="FN-1030")
     return arrays
 
 
@@ -133,7 +133,7 @@ def _feed(what: str, arrays: Mapping[str, Array], names: Sequence[str]) -> dict[
         return {names[0]: arrays["x"] if "x" in arrays else next(iter(arrays.values()))}
     received = "one array without a name" if "" in arrays else f"arrays {sorted(arrays)}"
     raise InvalidInput(
-        f"{what}: got {received}, expected the model's inputs {sorted(names)}, such as in an .npz file", code="FN-0000"
+        f"{what}: got {received}, expected the model's inputs {sorted(names)}, such as in an .npz file", code="FN-1031"
     )
 
 
@@ -150,7 +150,7 @@ def _scaled(what: str, x: Array, port: Port, scale: float) -> Array:
             f"{what}: got uint8 {x.shape} for {port.name}, expected {form_of(port.dtype, port.shape)} in the scale of "
             "the training data; pass --scale 255 if it was trained on pixels / 255 (an App with preprocess= accepts "
             "the pixels themselves)",
-            code="FN-0000",
+            code="FN-1033",
         )
     return x.astype(np.float32) / np.float32(scale)
 
@@ -161,19 +161,19 @@ def _read_table(path: Path, form: Port) -> tuple[Array, dict[str, Array]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
     except (csv.Error, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"{path}: not a readable .csv file ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a readable .csv file ({exc})", code="FN-1034") from exc
     header: list[str] = []
     if rows and not any(_is_number(value) for value in rows[0][1]):
         header, rows = [name.strip().lower() for name in rows[0][1]], rows[1:]
     columns = [index for index, name in enumerate(header) if name in LABEL_COLUMNS]
     num_values = prod(form.shape[1:])
     if not rows:
-        raise InvalidInput(f"{path}: has no rows, expected one row of numbers for each sample", code="FN-0000")
+        raise InvalidInput(f"{path}: has no rows, expected one row of numbers for each sample", code="FN-1030")
     if len(columns) > 1:
         names = [header[index] for index in columns]
         raise InvalidInput(
             f"{path}: got {len(columns)} columns of labels, {names}, expected one at most; remove others",
-            code="FN-0000",
+            code="FN-1035",
         )
     table = np.array([_numbers(f"{path}: line {number}", row, len(rows[0][1])) for number, row in rows])
     values = np.delete(table, columns, axis=1)
@@ -181,12 +181,12 @@ def _read_table(path: Path, form: Port) -> tuple[Array, dict[str, Array]]:
         raise InvalidInput(
             f"{path}: got {counted(values.shape[1], 'value')} a row, expected {num_values} for the input {form.name!r} "
             f"{form_of(form.dtype, form.shape)}; name a column of labels 'y' in the first line",
-            code="FN-0000",
+            code="FN-1035",
         )
     x = values.astype(form.dtype)
     if not np.array_equal(x, values) and np.dtype(form.dtype).kind in "iu":
         raise InvalidInput(
-            f"{path}: got values that are no {form.dtype}, expected integers in its range", code="FN-0000"
+            f"{path}: got values that are no {form.dtype}, expected integers in its range", code="FN-1035"
         )
     labels: dict[str, Array] = {LABELS: _whole(table[:, columns[0]])} if columns else {}
     return x.reshape(len(x), *form.shape[1:]), labels
@@ -210,12 +210,12 @@ def _is_number(value: str) -> bool:
 def _numbers(what: str, row: Sequence[str], num: int) -> list[float]:
     if len(row) != num:
         raise InvalidInput(
-            f"{what}: got {counted(len(row), 'value')}, expected {num} as in the first row", code="FN-0000"
+            f"{what}: got {counted(len(row), 'value')}, expected {num} as in the first row", code="FN-1034"
         )
     wrong = [value for value in row if not _is_number(value)]
     if wrong:
         raise InvalidInput(
-            f"{what}: got {wrong[0]!r:.60}, expected a number; separate values by commas", code="FN-0000"
+            f"{what}: got {wrong[0]!r:.60}, expected a number; separate values by commas", code="FN-1034"
         )
     return [float(value) for value in row]
 
@@ -226,28 +226,28 @@ def _read_image(path: Path, form: Port) -> Array:
 
     shape = form.shape[1:]
     if len(shape) not in (2, 3):
-        raise InvalidInput(f"{path}: got an image, expected samples {shape} of the input {form.name!r}", code="FN-0000")
+        raise InvalidInput(f"{path}: got an image, expected samples {shape} of the input {form.name!r}", code="FN-1036")
     is_first = len(shape) == 3 and shape[0] in MODES and shape[2] not in MODES
     channels = 1 if len(shape) == 2 else shape[0] if is_first else shape[2]
     if channels not in MODES:
         raise InvalidInput(
-            f"{path}: got an image, expected samples {shape}: {channels} channels, which no image has", code="FN-0000"
+            f"{path}: got an image, expected samples {shape}: {channels} channels, which no image has", code="FN-1036"
         )
     try:
         with Image.open(path) as image:
             if image.mode.startswith(("I", "F")):
                 raise InvalidInput(
-                    f"{path}: got an image of mode {image.mode}, expected 8 bits a channel; convert it", code="FN-0000"
+                    f"{path}: got an image of mode {image.mode}, expected 8 bits a channel; convert it", code="FN-1036"
                 )
             pixels = np.asarray(image.convert(MODES[channels]))
     except UnidentifiedImageError as exc:
-        raise InvalidInput(f"{path}: not a readable image", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a readable image", code="FN-1036") from exc
     size = shape[:2] if len(shape) == 2 or not is_first else shape[1:]
     if any(expected not in (-1, actual) for expected, actual in zip(size, pixels.shape[:2], strict=True)):
         raise InvalidInput(
             f"{path}: got an image of {pixels.shape[0]} x {pixels.shape[1]} pixels (height x width), expected "
             f"{size[0]} x {size[1]}; resize it as the training data was",
-            code="FN-0000",
+            code="FN-1036",
         )
     if len(shape) == 2:
         return pixels

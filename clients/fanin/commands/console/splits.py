@@ -55,5 +55,5 @@ def _option(text: str) -> tuple[str, float]:
     except ValueError:
         value = math.nan
     if not equals or not name or not math.isfinite(value):
-        raise InvalidInput(f"--option {text}: expected NAME=NUMBER, for example --option per_client=2", code="FN-0000")
+        raise InvalidInput(f"--option {text}: expected NAME=NUMBER, for example --option per_client=2", code="FN-1008")
     return name, value

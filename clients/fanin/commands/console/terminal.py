@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from fanin.clients.textfiles import read_text, read_token
 from fanin.commands.console.show import finite
-from fanin.commands.console.usage import WrongUsage, check_target, has_json, is_output, report_usage, wrong_usage
+from fanin.commands.console.usage import WrongUsage, check_target, has_json, is_no_file, report_usage, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.protos.addresses import check_remote
 from fanin.protos.errors import InvalidInput
@@ -55,7 +55,7 @@ def _writable(target: str) -> str:
             raise InvalidInput(
                 f"--json: {target} exists and has no JSON, and would be overwritten; if it is an argument of the "
                 "command, write it before --json, or write --json -",
-                code="FN-0000",
+                code="FN-1005",
             )
     return target
 
@@ -94,7 +94,7 @@ def run_command(
     app.command(cls=_Command)(function)
     words = [
         # ``--json`` without a value means standard output; click has no options with an optional value.
-        "--json=-" if word == "--json" and is_output(after) else word
+        "--json=-" if word == "--json" and is_no_file(after) else word
         for word, after in zip_longest(argv, argv[1:], fillvalue="")
     ]
     command = name or function.__name__
@@ -187,7 +187,7 @@ def connect(
 def check_max_drop(points: float | None) -> None:
     """Raise InvalidInput unless ``--max-int8-drop`` is a number of at least 0."""
     if points is not None and not 0.0 <= points < math.inf:
-        raise InvalidInput(f"--max-int8-drop: got {points:g}, expected a number of at least 0", code="FN-0000")
+        raise InvalidInput(f"--max-int8-drop: got {points:g}, expected a number of at least 0", code="FN-0709")
 
 
 def publisher_key(path: Path) -> SigningKey:
@@ -220,4 +220,4 @@ def _read(path: Path, option: str) -> str:
     try:
         return read_text(path, option)
     except InvalidInput as exc:
-        raise InvalidInput(f"{exc}; give {option}, or --state of a coordinator", code="FN-0000") from exc
+        raise InvalidInput(f"{exc}; give {option}, or --state of a coordinator", code="FN-1012") from exc

@@ -63,14 +63,15 @@ def report(command: str, failure: Failure, words: Sequence[str]) -> None:
     # The errors of a library function begin with its name, which is often also the command's.
     message = failure.message.removeprefix(f"{command.rpartition(' ')[2]}: ")
     sys.stderr.write(f"{command}: {message} [{failure.code}]\n")
-    if any(word == "--json=-" or (word == "--json" and is_output(after)) for word, after in pairwise([*words, ""])):
+    to_output = (after == "-" or is_no_file(after) for word, after in pairwise([*words, ""]) if word == "--json")
+    if "--json=-" in words or any(to_output):
         row = {"code": failure.code, "kind": failure.kind, "message": message}
         sys.stdout.write(json.dumps({"error": row}) + "\n")
 
 
-def is_output(after: str) -> bool:
-    """Return whether the word after ``--json`` names standard output: "-", no word, or another option."""
-    return after in ("", "-") or after.startswith("--")
+def is_no_file(after: str) -> bool:
+    """Return whether the word after ``--json`` is no file: there is none, or it is another option."""
+    return after == "" or after.startswith("--")
 
 
 def has_json(path: Path) -> bool:
@@ -90,18 +91,18 @@ def check_target(option: str, target: str) -> None:
         return
     path = Path(target)
     if path.is_dir():
-        raise InvalidInput(f"{option}: {path} is a folder, name a file", code="FN-0000")
+        raise InvalidInput(f"{option}: {path} is a folder, name a file", code="FN-1001")
     if not path.exists():
         check_place(option, path)
     elif not os.access(path, os.W_OK):
-        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied", code="FN-0000")
+        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied", code="FN-1001")
 
 
 def check_place(option: str, path: Path) -> None:
     """Raise InvalidInput unless the folder of a result exists, and entries can be added to it."""
     if not path.parent.is_dir():
         raise InvalidInput(
-            f"{option}: {path} cannot be written, {path.parent} is not a folder; create it", code="FN-0000"
+            f"{option}: {path} cannot be written, {path.parent} is not a folder; create it", code="FN-1001"
         )
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied in {path.parent}", code="FN-0000")
+        raise InvalidInput(f"{option}: {path} cannot be written, permission is denied in {path.parent}", code="FN-1001")

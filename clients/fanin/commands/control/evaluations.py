@@ -91,7 +91,7 @@ def write_tensorboard(folder: Path, rows: Sequence[VersionEvaluation]) -> None:
         library = import_module(TENSORBOARD)
     except ModuleNotFoundError as exc:
         raise RuntimeMissing(
-            f"--tensorboard: {TENSORBOARD} is not installed here; pip install {TENSORBOARD}", code="FN-0000"
+            f"--tensorboard: {TENSORBOARD} is not installed here; pip install {TENSORBOARD}", code="FN-1054"
         ) from exc
     with closing(library.SummaryWriter(str(folder))) as writer:
         for row in rows:

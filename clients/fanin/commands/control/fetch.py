@@ -103,7 +103,7 @@ def fetch(
         check_targets(files, app)
         _check_folder(out, files, bundle=bundle)
         if best and version is not None:
-            raise InvalidInput(f"--best: got --version {version} too, expected one of them", code="FN-0000")
+            raise InvalidInput(f"--best: got --version {version} too, expected one of them", code="FN-1003")
     if out is not None:
         restore(out.resolve())
     trusted = "" if publisher is None else read_public_key(publisher)
@@ -142,11 +142,11 @@ def fetch(
 def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) -> None:
     if out is None and not files:
         raise InvalidInput(
-            "--out: got none, expected FILE.npz or a folder, or --onnx FILE or --tflite FILE", code="FN-0000"
+            "--out: got none, expected FILE.npz or a folder, or --onnx FILE or --tflite FILE", code="FN-1006"
         )
     if out is not None and out.suffix in FILES_OF_OTHERS:
         raise InvalidInput(
-            f"--out: got {out}, expected FILE.npz or a folder; for a model file use --onnx or --tflite", code="FN-0000"
+            f"--out: got {out}, expected FILE.npz or a folder; for a model file use --onnx or --tflite", code="FN-1006"
         )
     for option, path in (("out", out), *files.items()):
         if path is None:
@@ -154,11 +154,11 @@ def _check_folder(out: Path | None, files: Mapping[str, Path], *, bundle: bool) 
         is_file = option != "out" or path.suffix == ".npz"
         if path.exists() and path.is_dir() == is_file:
             is_there, name = ("a folder", "a file") if is_file else ("a file", "FILE.npz or a folder")
-            raise InvalidInput(f"--{option}: {path} is {is_there}, name {name}", code="FN-0000")
+            raise InvalidInput(f"--{option}: {path} is {is_there}, name {name}", code="FN-1006")
         check_place(f"--{option}", path)
     if bundle and (out is None or out.suffix == ".npz"):
         raise InvalidInput(
-            f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER", code="FN-0000"
+            f"--bundle: {out} is a file, name a folder" if out else "--bundle: expected --out FOLDER", code="FN-1004"
         )
 
 
@@ -185,7 +185,7 @@ def best_version(operator: "Operator", run_id: str) -> int:
         raise NotFound(
             f"run {run_id}: got no evaluated version, expected at least one; its plan names no data in "
             "[evaluation], or no evaluation has ended yet (fanin evaluations)",
-            code="FN-0000",
+            code="FN-1018",
         )
     return evaluation.version
 

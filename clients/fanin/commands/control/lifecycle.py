@@ -154,7 +154,7 @@ def reclaim_run(
     with connect(state, server, ca, token_file) as operator:
         if not key.exists():
             raise InvalidInput(
-                f"--key {key}: no such file, expected the key that signed the run's bundle", code="FN-0000"
+                f"--key {key}: no such file, expected the key that signed the run's bundle", code="FN-1016"
             )
         info = operator.reclaim(run_id, load_or_create_key(key), version, rounds)
     _print(info, json, f", in epoch {info.epoch}")

@@ -107,11 +107,11 @@ def check_replaced(out: Path, option: str, *, force: bool) -> None:
     if others:
         raise Conflict(
             f"{out}: something else is there, such as {others[0]}; name another {option}, or move it away",
-            code="FN-0000",
+            code="FN-1013",
         )
     if not force:
         raise Conflict(
-            f"{out}: something else is there; name another {option}, or, if it is a version, --force", code="FN-0000"
+            f"{out}: something else is there; name another {option}, or, if it is a version, --force", code="FN-1013"
         )
 
 

@@ -70,9 +70,9 @@ def publish(
     with wrong_usage():
         check_max_drop(max_int8_drop)
         if max_int8_drop is not None and data is None:
-            raise InvalidInput("--max-int8-drop: expected --data FILE.npz with it", code="FN-0000")
+            raise InvalidInput("--max-int8-drop: expected --data FILE.npz with it", code="FN-1004")
     if not key.exists():
-        raise InvalidInput(f"--key {key}: no such file, expected the key that signed the run's bundle", code="FN-0000")
+        raise InvalidInput(f"--key {key}: no such file, expected the key that signed the run's bundle", code="FN-1016")
     # Importing torch takes seconds.
     from fanin.datacenter.checkpoints.trained import read_trained
     from fanin.datacenter.jobs.publish import check_int8, measure_version, parent_version, publish_vector, vector_for
@@ -86,7 +86,7 @@ def publish(
         if examples is not None:
             if not bundle.manifest.slots:
                 raise InvalidInput(
-                    f"--data: run {run_id} has a bundle without int8 graphs; leave it out", code="FN-0000"
+                    f"--data: run {run_id} has a bundle without int8 graphs; leave it out", code="FN-0846"
                 )
             runtime = open_format(bundle.manifest.signatures["infer"].graphs.keys())
             check_int8(measure_version(runtime, bundle, bundle.completed(vector), examples), max_int8_drop)

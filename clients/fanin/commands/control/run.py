@@ -87,7 +87,7 @@ def run(
     if source.bundle and not key.exists():
         # A key that is created here has not signed the Bundle.
         raise InvalidInput(
-            f"--key {key}: no such file, expected the key that signed {folder}; pass it with --key", code="FN-0000"
+            f"--key {key}: no such file, expected the key that signed {folder}; pass it with --key", code="FN-1016"
         )
     print_notes(source.plan.notes)
     publisher = publisher_key(key)
@@ -122,7 +122,7 @@ def _open(folder: Path, publisher: SigningKey, key: Path) -> Bundle:
         raise InvalidBundle(
             f"{folder}: signed by key {short(signer)}, but {key} has key {short(publisher.public)}; pass the key that "
             "signed it with --key, or export the bundle again",
-            code="FN-0000",
+            code="FN-1015",
         )
     return open_folder(folder, trusted=(publisher.public,))
 

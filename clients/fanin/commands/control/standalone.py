@@ -22,13 +22,13 @@ def check_targets(files: Mapping[str, Path], app: str) -> None:
     """Raise InvalidInput unless an App has files to write, and files have the extensions of their formats."""
     if app and not files:
         raise InvalidInput(
-            f"--app: got {app} without a file, expected also --onnx FILE or --tflite FILE", code="FN-0000"
+            f"--app: got {app} without a file, expected also --onnx FILE or --tflite FILE", code="FN-1004"
         )
     for graph_format, path in files.items():
         if path.suffix != file_format(graph_format).suffix:
             raise InvalidInput(
                 f"--{graph_format}: got {path}, expected a file that ends in {file_format(graph_format).suffix}",
-                code="FN-0000",
+                code="FN-1006",
             )
 
 

@@ -26,7 +26,7 @@ def verify(
 ) -> int:
     """Recompute every version from its parent and its closed set of updates. Exit status 1 if one differs."""
     if not (state / "fanin.db").exists():
-        raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state", code="FN-0000")
+        raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state", code="FN-1012")
     verdicts: list[Verdict] = []
     for verdict in verify_run(open_archive(state), run_id):
         verdicts.append(verdict)

@@ -54,12 +54,12 @@ def probe(python: Path, name: str) -> DeviceEnvironment:
     except OSError as exc:
         raise InvalidInput(
             f"--device-python: {python} cannot be run ({exc.strerror}); make devices builds the devices' environments",
-            code="FN-0000",
+            code="FN-1051",
         ) from exc
     if completed.returncode:
         last = completed.stderr.strip().rpartition("\n")[2]
         raise InvalidInput(
-            f"--device-python: {python} cannot run a device ({last}); pip install 'fanin[{name}]' there", code="FN-0000"
+            f"--device-python: {python} cannot run a device ({last}); pip install 'fanin[{name}]' there", code="FN-1051"
         )
     row = json.loads(completed.stdout)
     return DeviceEnvironment(

@@ -127,21 +127,21 @@ def _check(options: DemoOptions) -> None:
     if options.rounds < 0 or options.delay_seed < -1:
         raise InvalidInput(
             f"--rounds, --delay-seed: got {options.rounds} and {options.delay_seed}, expected at least 0 and -1",
-            code="FN-0000",
+            code="FN-1008",
         )
     if options.devices < len(options.runtimes.split(",")):
         raise InvalidInput(
             f"--devices: got {options.devices}, expected at least one for each of the runtimes {options.runtimes}",
-            code="FN-0000",
+            code="FN-1050",
         )
     state = options.state
     if state is not None and state.exists() and without_foreign(state.iterdir()):
-        raise InvalidInput(f"--state: {state} is not empty; name a new folder", code="FN-0000")
+        raise InvalidInput(f"--state: {state} is not empty; name a new folder", code="FN-1013")
 
 
 def _chosen(option: str, name: str, known: Mapping[str, Chosen]) -> Chosen:
     if name not in known:
-        raise InvalidInput(f"{option}: got {name!r}, expected one of {sorted(known)}", code="FN-0000")
+        raise InvalidInput(f"{option}: got {name!r}, expected one of {sorted(known)}", code="FN-1008")
     return known[name]
 
 
@@ -152,7 +152,7 @@ def _environments(runtimes: str, pythons: Sequence[Path]) -> tuple[DeviceEnviron
         defaults = [_chosen("--runtimes", name, DEVICE_PYTHONS) for name in names]
         if pythons and len(pythons) != len(names):
             raise InvalidInput(
-                f"--device-python: got {len(pythons)}, expected one for each of the runtimes {names}", code="FN-0000"
+                f"--device-python: got {len(pythons)}, expected one for each of the runtimes {names}", code="FN-1050"
             )
     return tuple(probe(python, name) for python, name in zip(pythons or defaults, names, strict=True))
 
@@ -242,7 +242,7 @@ def _follow(processes: Processes, operator: Operator, from_sequence: int) -> lis
     last = events[-1]
     if isinstance(last, RunRested) and last.state is RunState.FAILED:
         raise InvalidInput(
-            f"the run failed: {last.reason}; the logs of the processes are in {processes.folder}", code="FN-0000"
+            f"the run failed: {last.reason}; the logs of the processes are in {processes.folder}", code="FN-1044"
         )
     return events
 

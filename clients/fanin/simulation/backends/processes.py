@@ -74,7 +74,7 @@ class WorkerProcesses:
             raise RuntimeMissing(
                 f"simulate: got processes={num_processes}, but loky is not installed here; "
                 "pip install 'fanin[simulation]'",
-                code="FN-0000",
+                code="FN-1104",
             ) from exc
         self._folder = tempfile.TemporaryDirectory(prefix="fanin-workers-")
         self._numbers = itertools.count()

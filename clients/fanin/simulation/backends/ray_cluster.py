@@ -65,11 +65,11 @@ class RayCluster:
             raise InvalidInput(
                 f"ray: got cpus {self.cpus:g} and gpus {self.gpus:g}, expected 0 or more, and not both 0: Ray would "
                 "start all trainings at the same time",
-                code="FN-0000",
+                code="FN-1106",
             )
         if self.gpus > 1.0 and self.gpus != int(self.gpus):
             raise InvalidInput(
-                f"ray: got gpus {self.gpus:g}, expected a share below 1, or a whole number", code="FN-0000"
+                f"ray: got gpus {self.gpus:g}, expected a share below 1, or a whole number", code="FN-1106"
             )
 
 
@@ -103,7 +103,7 @@ class RayTasks:
             if exc.name != "ray":
                 raise
             raise RuntimeMissing(
-                "simulate: got a Ray cluster, but ray is not installed here; pip install 'fanin[ray]'", code="FN-0000"
+                "simulate: got a Ray cluster, but ray is not installed here; pip install 'fanin[ray]'", code="FN-1104"
             ) from exc
         self._owns = not ray.is_initialized()
         if self._owns:
@@ -162,7 +162,7 @@ def _connect(cluster: RayCluster) -> None:
             )
     except (OSError, ValueError, RuntimeError) as exc:
         raise InvalidInput(
-            f"ray: no cluster at {address} ({' '.join(str(exc).split())}); {START}", code="FN-0000"
+            f"ray: no cluster at {address} ({' '.join(str(exc).split())}); {START}", code="FN-1107"
         ) from exc
 
 
@@ -175,7 +175,7 @@ def _check_address(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError) as exc:
-        raise InvalidInput(f"ray: no cluster at {address} ({exc}); {START}", code="FN-0000") from exc
+        raise InvalidInput(f"ray: no cluster at {address} ({exc}); {START}", code="FN-1107") from exc
     # The server of ray:// is another one, and Ray waits for it 30 s at most. With TLS, the keys of Ray are needed.
     if not scheme and os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
         _check_answer(target)
@@ -199,7 +199,7 @@ def _check_answer(address: str) -> None:
             raise InvalidInput(
                 f"ray: got the address {address}, where a process listens that is not the head of a Ray cluster "
                 f"({reason}); {START}",
-                code="FN-0000",
+                code="FN-1107",
             ) from exc
 
 
@@ -210,7 +210,7 @@ def _check_resources(cluster: RayCluster, resources: Mapping[str, float]) -> Non
             raise InvalidInput(
                 f"ray: got {needed:g} {name}s for a training, but the cluster has {resources.get(name, 0.0):g}; ask "
                 "for fewer, or add nodes",
-                code="FN-0000",
+                code="FN-1106",
             )
 
 

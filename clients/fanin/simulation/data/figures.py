@@ -57,11 +57,11 @@ def check_figure_file(path: Path | str) -> None:
     known = sorted(figure.canvas.get_supported_filetypes())
     if Path(path).suffix.removeprefix(".").lower() not in known:
         raise InvalidInput(
-            f"plot: got the file {path}, expected a name that ends in one of: {', '.join(known)}", code="FN-0000"
+            f"plot: got the file {path}, expected a name that ends in one of: {', '.join(known)}", code="FN-1146"
         )
     if not Path(path).parent.is_dir():
         raise InvalidInput(
-            f"plot: {path} cannot be written, {Path(path).parent} is not a folder; create it", code="FN-0000"
+            f"plot: {path} cannot be written, {Path(path).parent} is not a folder; create it", code="FN-1146"
         )
 
 

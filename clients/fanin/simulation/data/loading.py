@@ -97,7 +97,7 @@ def check_name(name: str) -> None:
         raise InvalidInput(
             f"data: got {name!r}, expected {', '.join(NAMES)}, or the path of an .npz, .csv or .parquet file or of a "
             "folder",
-            code="FN-0000",
+            code="FN-1120",
         )
 
 
@@ -118,7 +118,7 @@ def examples_of(data: IndexedData, *, x: str | tuple[str, ...] = "", y: str = ""
         ``examples_of(tokenized, x=("input_ids", "attention_mask"), y="label")``
     """
     if not len(data):
-        raise InvalidInput("data: got a data set without items, expected at least one", code="FN-0000")
+        raise InvalidInput("data: got a data set without items, expected at least one", code="FN-1121")
     names = x if isinstance(x, tuple) else (x,)
     rows = [_row(data[index], index, (*names, y)) for index in range(len(data))]
     *inputs, targets = zip(*rows, strict=True)
@@ -129,7 +129,7 @@ def examples_of(data: IndexedData, *, x: str | tuple[str, ...] = "", y: str = ""
             y=_stacked(Y, targets),
         )
     except SubjectError as exc:
-        raise InvalidInput(f"data: {exc.fault}", code="FN-0000") from exc
+        raise InvalidInput(f"data: {exc.fault}", code="FN-1124") from exc
 
 
 def partition_of(partitioner: LoadedPartitions, *, x: str | tuple[str, ...] = "", y: str = "") -> Partition:
@@ -154,14 +154,14 @@ def partition_of(partitioner: LoadedPartitions, *, x: str | tuple[str, ...] = ""
         raise InvalidInput(
             f"partition: the partitioner {type(partitioner).__name__} raised {type(exc).__name__}: {exc}; expected one "
             "with a data set, num_partitions and load_partition(index)",
-            code="FN-0000",
+            code="FN-1137",
         ) from exc
     small = [index for index, data in enumerate(loaded) if len(data) < MIN_EXAMPLES]
     if small or not loaded:
         raise InvalidInput(
             f"partition: got {len(loaded)} partitions, of which {len(small)} have fewer than {MIN_EXAMPLES} examples: "
             f"{small[:MAX_NAMED]}; use fewer partitions, or another partitioner",
-            code="FN-0000",
+            code="FN-1133",
         )
     bounds = np.cumsum([0, *map(len, loaded)])
     items = [data[index] for data in loaded for index in range(len(data))]
@@ -173,7 +173,7 @@ def _held_out(examples: Examples, seed: int) -> LoadedData:
     num_test = max(1, round(len(examples) * TEST_FRACTION))
     if len(examples) <= num_test:
         raise InvalidInput(
-            f"data: got {len(examples)} example, expected at least 2: one of them is the test", code="FN-0000"
+            f"data: got {len(examples)} example, expected at least 2: one of them is the test", code="FN-1121"
         )
     train, test = hold_out(examples, num_test, np.random.default_rng((STREAM, seed)))
     return LoadedData(train=train, test=test)
@@ -207,13 +207,13 @@ def _row(item: object, index: int, names: tuple[str, ...]) -> tuple[object, ...]
         if missing:
             raise InvalidInput(
                 f"data: item {index} has the names {sorted(map(str, item))}, not {missing}; pass x=... and y=...",
-                code="FN-0000",
+                code="FN-1122",
             )
         return tuple(item[name] for name in names)
     if isinstance(item, tuple | list) and len(item) == len(names) == 2:
         return tuple(item)
     raise InvalidInput(
-        f"data: item {index} is a {type(item).__name__}, expected a pair (input, target) or a mapping", code="FN-0000"
+        f"data: item {index} is a {type(item).__name__}, expected a pair (input, target) or a mapping", code="FN-1122"
     )
 
 
@@ -223,7 +223,7 @@ def _stacked(what: str, values: tuple[object, ...]) -> Inputs:
         stacked = np.stack([np.asarray(value) for value in values])
     except ValueError as exc:
         raise InvalidInput(
-            f"data: the items have {what} of different shapes ({exc}); give them one shape", code="FN-0000"
+            f"data: the items have {what} of different shapes ({exc}); give them one shape", code="FN-1123"
         ) from exc
     if stacked.dtype.kind == "f":
         return stacked.astype(np.float32)
@@ -235,7 +235,7 @@ def _stacked(what: str, values: tuple[object, ...]) -> Inputs:
             raise InvalidInput(
                 f"data: got {what} from {stacked.min()} to {stacked.max()}, expected integers of 32 bits; number the "
                 "labels or tokens from 0",
-                code="FN-0000",
+                code="FN-1123",
             )
         return stacked.astype(np.int32)
-    raise InvalidInput(f"data: got {what} of {stacked.dtype}, expected numbers; convert them first", code="FN-0000")
+    raise InvalidInput(f"data: got {what} of {stacked.dtype}, expected numbers; convert them first", code="FN-1123")

@@ -126,7 +126,7 @@ class Shards:
             raise InvalidInput(
                 f"partition: shards: got {num_clients} clients with {self.per_client} shards each, expected at most "
                 f"{len(labels)} shards, one for each example; use fewer",
-                code="FN-0000",
+                code="FN-1140",
             )
         # Examples of one label are in a random order, so a shard is no part of the file.
         shuffled = rng.permutation(len(labels))
@@ -158,7 +158,7 @@ class Pathological:
             raise InvalidInput(
                 f"partition: pathological: got num_labels {self.num_labels}, expected at most the {len(classes)} "
                 "labels of the data; use fewer",
-                code="FN-0000",
+                code="FN-1140",
             )
         owners: dict[int, list[int]] = {int(label): [] for label in classes}
         for client in range(num_clients):
@@ -199,7 +199,7 @@ class FeatureSkew:
     def __post_init__(self) -> None:
         if not (is_number(self.mixed) and 0.0 <= self.mixed <= 1.0):
             raise InvalidInput(
-                f"partition: feature_skew: got mixed {self.mixed!r}, expected 0.0 to 1.0", code="FN-0000"
+                f"partition: feature_skew: got mixed {self.mixed!r}, expected 0.0 to 1.0", code="FN-1139"
             )
 
     def __call__(self, examples: Examples, num_clients: int, rng: np.random.Generator) -> Sequence[Int64s]:
@@ -208,7 +208,7 @@ class FeatureSkew:
             raise InvalidInput(
                 f"partition: feature_skew: the feature is {values.dtype} of shape {values.shape}, expected one number "
                 f"for each of {len(examples)} examples; correct the function",
-                code="FN-0000",
+                code="FN-1138",
             )
         # Examples of one value are in a random order.
         shuffled = rng.permutation(len(examples))
@@ -234,13 +234,13 @@ class Natural:
             raise InvalidInput(
                 f"partition: natural: got ids of shape {self.ids.shape}, expected one for each of {len(examples)} "
                 "examples",
-                code="FN-0000",
+                code="FN-1142",
             )
         names, inverse = np.unique(self.ids, return_inverse=True)
         if num_clients > len(names):
             raise InvalidInput(
                 f"partition: natural: got {num_clients} clients, expected at most the {len(names)} ids of the data",
-                code="FN-0000",
+                code="FN-1140",
             )
         # With fewer clients than ids, each client has several ids.
         client_of = np.empty(len(names), np.int64)
@@ -258,14 +258,14 @@ def partitioner_of(name: str, options: Mapping[str, float]) -> Partitioner:
     try:
         return created(Choice(key="by", name=name, options_key=name, options=options), FACTORIES, GROUP)
     except InvalidPlan as exc:
-        raise InvalidInput(f"partition: {str(exc).removeprefix('plan: ')}", code="FN-0000") from exc
+        raise InvalidInput(f"partition: {str(exc).removeprefix('plan: ')}", code=exc.code) from exc
 
 
 def _natural() -> Partitioner:
     raise InvalidInput(
         "--by natural: expected data whose examples have an id, such as tinyshakespeare, and no options; in Python, "
         "use Natural(ids=...)",
-        code="FN-0000",
+        code="FN-1142",
     )
 
 
@@ -310,18 +310,18 @@ def _labels(name: str, examples: Examples) -> npt.NDArray[np.int32]:
         raise InvalidInput(
             f"partition: {name}: got targets {examples.y.dtype} of shape {examples.y.shape}, expected labels (n,) "
             "int32; use iid, quantity or natural for sequences and values",
-            code="FN-0000",
+            code="FN-1141",
         )
     return examples.y.astype(np.int32, copy=False)
 
 
 def _check_positive(name: str, option: str, value: object) -> None:
     if not (is_number(value) and 0.0 < value < np.inf):
-        raise InvalidInput(f"partition: {name}: got {option} {value!r}, expected a positive number", code="FN-0000")
+        raise InvalidInput(f"partition: {name}: got {option} {value!r}, expected a positive number", code="FN-1139")
 
 
 def _check_count(name: str, option: str, value: object) -> None:
     if not (is_number(value) and isinstance(value, int) and value >= 1):
         raise InvalidInput(
-            f"partition: {name}: got {option} {value!r}, expected an integer of at least 1", code="FN-0000"
+            f"partition: {name}: got {option} {value!r}, expected an integer of at least 1", code="FN-1139"
         )

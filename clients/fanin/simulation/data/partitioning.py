@@ -70,7 +70,7 @@ class Partition:
         if labels.ndim != 1 or labels.dtype != np.int32:
             raise InvalidInput(
                 f"partition: got targets {labels.dtype} of shape {labels.shape}, expected labels (n,) int32",
-                code="FN-0000",
+                code="FN-1141",
             )
         num_labels = int(labels.max()) + 1
         return np.stack([np.bincount(labels[part], minlength=num_labels) for part in self.indices]).astype(np.int64)
@@ -116,19 +116,19 @@ def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: in
         raise InvalidInput(
             f"partition: got {type(examples).__name__} as examples, expected Examples; write "
             "Examples(inputs={'x': x}, y=y) for arrays, examples_of(data) for a data set, or load_data(name).train",
-            code="FN-0000",
+            code="FN-1134",
         )
     if not isinstance(num_clients, int):
-        raise InvalidInput(f"partition: got num_clients {num_clients!r}, expected an integer", code="FN-0000")
+        raise InvalidInput(f"partition: got num_clients {num_clients!r}, expected an integer", code="FN-1132")
     most = len(examples) // MIN_EXAMPLES
     if not 1 <= num_clients <= most:
         raise InvalidInput(
             f"partition: got {num_clients} clients for {len(examples)} examples, expected 1 to {most}: each client "
             f"needs {MIN_EXAMPLES}, one to train and one to validate",
-            code="FN-0000",
+            code="FN-1132",
         )
     if seed < 0:
-        raise InvalidInput(f"partition: got seed {seed}, expected 0 or more", code="FN-0000")
+        raise InvalidInput(f"partition: got seed {seed}, expected 0 or more", code="FN-1172")
     _check_partitioner(by)
     indices = _drawn(examples, num_clients, by, seed)
     small = _small(indices)
@@ -137,7 +137,7 @@ def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: in
         raise InvalidInput(
             f"partition: {len(small)} of {num_clients} clients have fewer than {MIN_EXAMPLES} examples with seed "
             f"{seed}: {names}; {_advice(examples, num_clients, by, seed)}",
-            code="FN-0000",
+            code="FN-1133",
         )
     return Partition(examples=examples, indices=indices)
 
@@ -145,7 +145,7 @@ def partition(examples: Examples, num_clients: int, by: Partitioner, *, seed: in
 def _check_partitioner(by: object) -> None:
     if not callable(by) or isinstance(by, type):
         raise InvalidInput(
-            f"partition: got by {by!r}, expected a partitioner such as Iid() or Dirichlet(alpha=0.3)", code="FN-0000"
+            f"partition: got by {by!r}, expected a partitioner such as Iid() or Dirichlet(alpha=0.3)", code="FN-1136"
         )
 
 
@@ -157,31 +157,31 @@ def _drawn(examples: Examples, num_clients: int, by: Partitioner, seed: int) -> 
         raise
     except Exception as exc:  # Any error: a partitioner may be the user's code.
         raise InvalidInput(
-            f"partition: the partitioner raised {type(exc).__name__}: {exc}; correct it", code="FN-0000"
+            f"partition: the partitioner raised {type(exc).__name__}: {exc}; correct it", code="FN-1138"
         ) from exc
     if len(indices) != num_clients:
         raise InvalidInput(
             f"partition: the partitioner returned {len(indices)} clients, expected {num_clients}; correct it",
-            code="FN-0000",
+            code="FN-1138",
         )
     for client, part in enumerate(indices):
         if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
             raise InvalidInput(
                 f"partition: the partitioner returned {part.dtype} of shape {part.shape} for client {client}, expected "
                 "integers (n,); correct it",
-                code="FN-0000",
+                code="FN-1138",
             )
     together = np.concatenate([part.astype(np.int64) for part in indices])
     if together.size and not 0 <= together.min() <= together.max() < len(examples):
         raise InvalidInput(
             f"partition: the partitioner returned indices from {together.min()} to {together.max()}, expected 0 to "
             f"{len(examples) - 1}; correct it",
-            code="FN-0000",
+            code="FN-1138",
         )
     if len(np.unique(together)) != len(together):
         raise InvalidInput(
             "partition: the partitioner returned an example for two clients, expected one at most; correct it",
-            code="FN-0000",
+            code="FN-1138",
         )
     return tuple(part.astype(np.int64) for part in indices)
 

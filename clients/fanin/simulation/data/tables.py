@@ -59,7 +59,7 @@ def read_table(path: Path) -> LoadedTable:
     files = sorted(each for each in entries if each.suffix.lower() in SUFFIXES) if path.is_dir() else [path]
     if not files:
         raise InvalidInput(
-            f"{path}: got a folder without tables, expected files that end in {' or '.join(SUFFIXES)}", code="FN-0000"
+            f"{path}: got a folder without tables, expected files that end in {' or '.join(SUFFIXES)}", code="FN-1125"
         )
     names: list[str] = []
     xs, ys, ids = [], [], []
@@ -69,12 +69,12 @@ def read_table(path: Path) -> LoadedTable:
             raise InvalidInput(
                 f"{file}: column {[*columns].index('') + 1} has no name, expected names for all; if pandas wrote its "
                 "index, write the file again with to_csv(index=False)",
-                code="FN-0000",
+                code="FN-1127",
             )
         target = _target(file, columns)
         inputs = [name for name in columns if name not in (target, CLIENT)]
         if names and inputs != names:
-            raise InvalidInput(f"{file}: got the columns {inputs}, expected {names} as in {files[0]}", code="FN-0000")
+            raise InvalidInput(f"{file}: got the columns {inputs}, expected {names} as in {files[0]}", code="FN-1128")
         names = inputs
         xs.append(np.concatenate([_values(file, name, columns[name]) for name in inputs], axis=1))
         ys.append(_targets(file, target, columns[target]))
@@ -84,7 +84,7 @@ def read_table(path: Path) -> LoadedTable:
         raise InvalidInput(
             f"{files[other]}: got targets {ys[other].dtype} {ys[other].shape[1:]}, but {files[0]} has {ys[0].dtype} "
             f"{ys[0].shape[1:]}; write the targets of all files alike, with or without a decimal point",
-            code="FN-0000",
+            code="FN-1128",
         )
     x: Inputs = np.concatenate(xs)
     targets = np.concatenate(ys)
@@ -92,7 +92,7 @@ def read_table(path: Path) -> LoadedTable:
     try:
         examples = Examples(inputs={X: x}, y=y)
     except SubjectError as exc:
-        raise InvalidInput(f"{path}: {exc.fault}", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: {exc.fault}", code="FN-1124") from exc
     return LoadedTable(examples=examples, ids=np.array(ids))
 
 
@@ -101,12 +101,12 @@ def _csv(path: Path) -> Columns:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = [row for row in csv.reader(file) if row]
     except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})", code="FN-1125") from exc
     except (csv.Error, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"{path}: not a readable .csv file ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a readable .csv file ({exc})", code="FN-1125") from exc
     if len(lines) < 2 or any(len(row) != len(lines[0]) for row in lines):
         raise InvalidInput(
-            f"{path}: expected a line of names and rows of as many values; correct the file", code="FN-0000"
+            f"{path}: expected a line of names and rows of as many values; correct the file", code="FN-1125"
         )
     return {name.strip(): column for name, *column in zip(*lines, strict=True)}
 
@@ -118,14 +118,14 @@ def parquet_columns(path: Path) -> Columns:
         from pyarrow.parquet import read_table as read
     except ModuleNotFoundError as exc:
         raise RuntimeMissing(
-            f"{path}: pyarrow is not installed here; pip install 'fanin[parquet]'", code="FN-0000"
+            f"{path}: pyarrow is not installed here; pip install 'fanin[parquet]'", code="FN-1104"
         ) from exc
     try:
         columns: Columns = read(path).to_pydict()
     except FileNotFoundError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({os.strerror(errno.ENOENT)})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: cannot be read ({os.strerror(errno.ENOENT)})", code="FN-1125") from exc
     except (OSError, ArrowException) as exc:
-        raise InvalidInput(f"{path}: not a readable .parquet file ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a readable .parquet file ({exc})", code="FN-1125") from exc
     return columns
 
 
@@ -135,7 +135,7 @@ def _target(path: Path, columns: Columns) -> str:
     if len(targets) != 1 or not set(columns) - {*targets, CLIENT} or not columns[targets[0]]:
         raise InvalidInput(
             f"{path}: got the columns {list(columns)}, expected inputs and one target named {', '.join(TARGETS)}",
-            code="FN-0000",
+            code="FN-1127",
         )
     return targets[0]
 
@@ -147,11 +147,11 @@ def _numbers(path: Path, name: str, column: Sequence[object]) -> npt.NDArray[np.
         if "" in column or None in column:
             row = next(number for number, value in enumerate(column, 1) if value in ("", None))
             raise InvalidInput(
-                f"{path}: column {name!r}: got no value in row {row}; fill it in or leave the row out", code="FN-0000"
+                f"{path}: column {name!r}: got no value in row {row}; fill it in or leave the row out", code="FN-1129"
             ) from exc
         raise InvalidInput(
             f"{path}: column {name!r}: expected numbers, or lists of one length ({exc}); convert texts first",
-            code="FN-0000",
+            code="FN-1129",
         ) from exc
 
 
@@ -178,7 +178,7 @@ def _check_rows(path: Path, name: str, values: Array, good: npt.NDArray[np.bool_
         raise InvalidInput(
             f"{path}: column {name!r}: got {first} in row {rows[0] + 1}{others}, expected {expected}; correct the "
             "value or leave the row out",
-            code="FN-0000",
+            code="FN-1129",
         )
 
 

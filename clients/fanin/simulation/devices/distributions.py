@@ -102,7 +102,7 @@ def distribution_of(what: str, value: object) -> Distribution:
         raise InvalidInput(
             f"{what}: got {value!r}, expected a number or a table with a name of {', '.join(DISTRIBUTIONS)}, as in "
             '{ name = "lognormal", median = 50.0, sigma = 1.0 }',
-            code="FN-0000",
+            code="FN-1153",
         )
     return built(what, DISTRIBUTIONS[name], {key: item for key, item in value.items() if key != "name"})
 
@@ -114,21 +114,21 @@ def built(what: str, kind: Callable[..., T], options: Mapping[str, object]) -> T
     missing = [each.name for each in known if each.default is MISSING and each.name not in options]
     numbers = {key: item for key, item in options.items() if is_number(item)}
     if not set(options) <= set(names) or numbers != options:
-        raise InvalidInput(f"{what}: got {dict(options)}, expected numbers for {', '.join(names)}", code="FN-0000")
+        raise InvalidInput(f"{what}: got {dict(options)}, expected numbers for {', '.join(names)}", code="FN-1151")
     if missing:
         raise InvalidInput(
             f"{what}: got {dict(options)} without {', '.join(missing)}, expected numbers for {', '.join(names)}",
-            code="FN-0000",
+            code="FN-1151",
         )
     try:
         return kind(**numbers)
     except SubjectError as exc:
-        raise InvalidInput(f"{what}: {exc.fault}", code="FN-0000") from exc
+        raise InvalidInput(f"{what}: {exc.fault}", code="FN-1152") from exc
 
 
 def _check(distribution: object, what: str, is_valid: Callable[[], bool]) -> None:
     values = [getattr(distribution, each.name) for each in fields(distribution)]  # type: ignore[arg-type]
     if not (are_numbers(*values) and all(map(math.isfinite, values)) and is_valid()):
         raise InvalidInput(
-            f"distribution: got {distribution}, expected finite positive numbers, {what}", code="FN-0000"
+            f"distribution: got {distribution}, expected finite positive numbers, {what}", code="FN-1152"
         )

@@ -41,18 +41,18 @@ def read_devices(path: Path | str) -> DeviceModel:
     try:
         table = tomllib.loads(Path(path).read_text(ENCODING))
     except OSError as exc:
-        raise InvalidInput(f"{where}: cannot be read ({reason_of(exc)})", code="FN-0000") from exc
+        raise InvalidInput(f"{where}: cannot be read ({reason_of(exc)})", code="FN-1150") from exc
     except ValueError as exc:
-        raise InvalidInput(f"{where}: not TOML ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{where}: not TOML ({exc})", code="FN-1150") from exc
     unknown = sorted(set(table) - set(KEYS))
     if unknown:
-        raise InvalidInput(f"{where}: got the keys {unknown}, expected only {', '.join(KEYS)}", code="FN-0000")
+        raise InvalidInput(f"{where}: got the keys {unknown}, expected only {', '.join(KEYS)}", code="FN-1151")
     numbers: dict[str, Distribution] = {
         key: distribution_of(f"{where}: {key}", table[key]) for key in NUMBERS if key in table
     }
     dropout = table.get("dropout", 0.0)
     if not (is_number(dropout) and 0.0 <= dropout < 1.0):
-        raise InvalidInput(f"{where}: dropout: got {dropout!r}, expected a share from 0 to below 1", code="FN-0000")
+        raise InvalidInput(f"{where}: dropout: got {dropout!r}, expected a share from 0 to below 1", code="FN-1152")
     return DeviceModel(
         **numbers,
         availability=_availability(f"{where}: availability", table["availability"])
@@ -70,7 +70,7 @@ def _availability(where: str, value: object) -> Availability:
         raise InvalidInput(
             f"{where}: got {value!r}, expected a table with a name of {', '.join(PATTERNS)} and its numbers; the key "
             'of recorded devices is traces = "FILE.csv"',
-            code="FN-0000",
+            code="FN-1153",
         )
     return built(where, PATTERNS[name], {key: item for key, item in value.items() if key != "name"})
 
@@ -81,12 +81,12 @@ def _traces(path: Path, value: object) -> tuple[Traces, ...]:
         named = {"file": each} if isinstance(each, str) else each
         texts = {key: item for key, item in named.items() if isinstance(item, str)} if isinstance(named, dict) else {}
         if texts != named or not {"file"} <= set(texts) <= {"file", "sha256"}:
-            raise InvalidInput(f"{path}: traces: got {each!r}, expected {TRACES}", code="FN-0000")
+            raise InvalidInput(f"{path}: traces: got {each!r}, expected {TRACES}", code="FN-1156")
         traces.append(read_traces(path.parent / texts["file"], texts.get("sha256", "")))
     return tuple(traces)
 
 
 def _battery(where: str, value: object) -> Battery:
     if not isinstance(value, dict):
-        raise InvalidInput(f"{where}: got {value!r}, expected a table such as {BATTERY}", code="FN-0000")
+        raise InvalidInput(f"{where}: got {value!r}, expected a table such as {BATTERY}", code="FN-1153")
     return built(where, Battery, value)

@@ -47,7 +47,7 @@ class DeviceModel:
     def __post_init__(self) -> None:
         if not (is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
             raise InvalidInput(
-                f"devices: got dropout {self.dropout!r}, expected a share from 0 to below 1", code="FN-0000"
+                f"devices: got dropout {self.dropout!r}, expected a share from 0 to below 1", code="FN-1152"
             )
         for name in NUMBERS:
             _distribution(name, getattr(self, name))
@@ -55,11 +55,11 @@ class DeviceModel:
             raise InvalidInput(
                 f"devices: availability: got {self.availability!r}, expected DailyWindow, OnOff, or an object with the "
                 "method stays; the attribute of recorded devices is traces",
-                code="FN-0000",
+                code="FN-1153",
             )
         if not isinstance(self.battery, Battery | None):
             raise InvalidInput(
-                f"devices: battery: got {self.battery!r}, expected Battery(work_s=..., charge_s=...)", code="FN-0000"
+                f"devices: battery: got {self.battery!r}, expected Battery(work_s=..., charge_s=...)", code="FN-1153"
             )
         self._check_traces()
 
@@ -68,7 +68,7 @@ class DeviceModel:
         if not isinstance(several, Traces | list | tuple) or not all(isinstance(each, Traces) for each in self.sources):
             raise InvalidInput(
                 f"devices: traces: got {several!r}, expected the result of read_traces(path), or several",
-                code="FN-0000",
+                code="FN-1156",
             )
         recorded = [name for each in self.sources for name in each.keys]
         for name in recorded:
@@ -76,7 +76,7 @@ class DeviceModel:
                 raise InvalidInput(
                     f"devices: {name}: got it twice, expected it once: in one of the traces, or as an attribute of the "
                     "model; remove the other one",
-                    code="FN-0000",
+                    code="FN-1158",
                 )
         for other in self.sources[1:]:
             _check_same_devices(self.sources[0], other)
@@ -139,13 +139,13 @@ def _check_same_devices(first: Traces, other: Traces) -> None:
         raise InvalidInput(
             f"devices: traces: got {counted(len(partial), 'device')} that some of the traces do not have: "
             f"{', '.join(partial[:MAX_NAMES])}{more}; expected the same names in the column client of each file",
-            code="FN-0000",
+            code="FN-1158",
         )
     if len(first.devices) != len(other.devices) or (have_names and first.names != other.names):
         raise InvalidInput(
             f"devices: traces: got {len(first.devices)} and {counted(len(other.devices), 'device')}, expected the same "
             "devices in the same order",
-            code="FN-0000",
+            code="FN-1158",
         )
 
 
@@ -163,7 +163,7 @@ def _distribution(name: str, value: Distribution | float | None) -> Distribution
     raise InvalidInput(
         f"devices: {name}: got {value!r}, expected a number above 0, or a distribution such as "
         "Lognormal(median=50.0, sigma=1.0)",
-        code="FN-0000",
+        code="FN-1153",
     )
 
 

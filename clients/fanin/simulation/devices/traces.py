@@ -79,19 +79,19 @@ class Traces:
 
     def __post_init__(self) -> None:
         if not self.devices or not self.keys:
-            raise InvalidInput("traces: got none, expected the record of at least one device", code="FN-0000")
+            raise InvalidInput("traces: got none, expected the record of at least one device", code="FN-1160")
         for index, device in enumerate(self.devices):
             if device.recorded != self.keys:
                 raise InvalidInput(
                     f"traces: device {index}: got {', '.join(device.recorded) or 'none'}, expected "
                     f"{', '.join(self.keys)} as for device 0",
-                    code="FN-0000",
+                    code="FN-1160",
                 )
         if self.names and len(set(self.names)) != len(self.devices):
             raise InvalidInput(
                 f"traces: got {counted(len(set(self.names)), 'name')} for {counted(len(self.devices), 'device')}, "
                 "expected another name for each device, or none",
-                code="FN-0000",
+                code="FN-1162",
             )
 
     @property
@@ -120,35 +120,35 @@ def read_traces(path: Path | str, sha256: str = "") -> Traces:
         raise InvalidInput(
             f"traces: got {several!r}, expected the path of one file; pass several files as [read_traces(first), "
             "read_traces(second)]",
-            code="FN-0000",
+            code="FN-1156",
         )
     try:
         data = Path(path).read_bytes()
         digest = hashlib.sha256(data).hexdigest()
         if sha256 and sha256 != digest:
             raise InvalidInput(
-                f"{path}: got the sha256 {digest}, expected {sha256}; use the file of that simulation", code="FN-0000"
+                f"{path}: got the sha256 {digest}, expected {sha256}; use the file of that simulation", code="FN-1163"
             )
         if packed := next((name for magic, name in COMPRESSED.items() if data.startswith(magic)), ""):
             raise InvalidInput(
-                f"{path}: got a file compressed by {packed}, expected {FORMATS}; decompress it", code="FN-0000"
+                f"{path}: got a file compressed by {packed}, expected {FORMATS}; decompress it", code="FN-1150"
             )
         table = _table(Path(path), data)
     except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: cannot be read ({reason_of(exc)})", code="FN-1150") from exc
     _check_columns(path, table.columns)
     recordings: dict[str, _Recording] = {}
     for where, row in table.rows:
         client = _word(row.get(CLIENT))
         if not client:
             raise InvalidInput(
-                f"{where}, column {CLIENT}: got {row.get(CLIENT)!r}, expected the name of a device", code="FN-0000"
+                f"{where}, column {CLIENT}: got {row.get(CLIENT)!r}, expected the name of a device", code="FN-1162"
             )
         if client not in recordings:
             recordings[client] = _Recording(columns=table.columns)
         recordings[client].add(f"{where}, client {client!r}", row)
     if not recordings:
-        raise InvalidInput(f"{path}: got no rows, expected a row for at least one device", code="FN-0000")
+        raise InvalidInput(f"{path}: got no rows, expected a row for at least one device", code="FN-1160")
     names = tuple(sorted(recordings, key=_by_number))
     return Traces(
         devices=tuple(recordings[name].device(f"{path}: client {name!r}") for name in names), names=names, sha256=digest
@@ -178,7 +178,7 @@ class _Recording:
         if not _is_empty(row.get(STATE)):
             if (state := _word(row.get(STATE))) not in STATES:
                 raise InvalidInput(
-                    f"{where}, column {STATE}: got {row.get(STATE)!r}, expected on or off", code="FN-0000"
+                    f"{where}, column {STATE}: got {row.get(STATE)!r}, expected on or off", code="FN-1166"
                 )
             self.presence.append((time_s, STATES[state]))
         for name in NUMBERS:
@@ -188,7 +188,7 @@ class _Recording:
             number = _number(where, name, row)
             if not number > 0.0:
                 raise InvalidInput(
-                    f"{where}, column {name}: got {row.get(name)!r}, expected a number above 0", code="FN-0000"
+                    f"{where}, column {name}: got {row.get(name)!r}, expected a number above 0", code="FN-1166"
                 )
             if not changes or changes[-1][1] != number:
                 changes.append((time_s, number))
@@ -196,7 +196,7 @@ class _Recording:
                 raise InvalidInput(
                     f"{where}, column {name}: got {number:g} after {changes[0][1]:g}, expected one battery for each "
                     "device; leave the cell empty",
-                    code="FN-0000",
+                    code="FN-1166",
                 )
         self.time_s = time_s
 
@@ -204,13 +204,13 @@ class _Recording:
         if TIME not in self.columns:
             if self.time_s is not None:
                 raise InvalidInput(
-                    f"{where}: got a second row, expected one for each client, or the column {TIME}", code="FN-0000"
+                    f"{where}: got a second row, expected one for each client, or the column {TIME}", code="FN-1167"
                 )
             return 0.0
         time_s = _number(where, TIME, row)
         if time_s < 0.0 or (self.time_s is not None and time_s <= self.time_s):
             expected = "0 or more" if self.time_s is None else f"a time above {self.time_s:g}, that of its row before"
-            raise InvalidInput(f"{where}, column {TIME}: got {row.get(TIME)!r}, expected {expected}", code="FN-0000")
+            raise InvalidInput(f"{where}, column {TIME}: got {row.get(TIME)!r}, expected {expected}", code="FN-1167")
         return time_s
 
     def device(self, where: str) -> DeviceTrace:
@@ -218,7 +218,7 @@ class _Recording:
         for name in self.columns:
             if name not in (CLIENT, TIME) and not (self.presence if name == STATE else self.numbers.get(name)):
                 raise InvalidInput(
-                    f"{where}, column {name}: got no value, expected one in a row of this device", code="FN-0000"
+                    f"{where}, column {name}: got no value, expected one in a row of this device", code="FN-1160"
                 )
         rates = {name: self.numbers[name] for name in RATES if name in self.numbers}
         # A number that never changes takes less memory: a trace may have a million devices.
@@ -248,7 +248,7 @@ def _check_columns(path: Path | str, columns: Sequence[str]) -> None:
     elif len(set(BATTERY) & set(columns)) == 1:
         expected = f"both of {', '.join(BATTERY)}, or none"
     if expected:
-        raise InvalidInput(f"{names}, expected {expected}", code="FN-0000")
+        raise InvalidInput(f"{names}, expected {expected}", code="FN-1165")
 
 
 def _table(path: Path, data: bytes) -> _Table:
@@ -275,13 +275,13 @@ def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, Sequence[
     try:
         yield from ((f"{path}: line {reader.line_num}", row) for row in reader if row)
     except csv.Error as exc:
-        raise InvalidInput(f"{path}: line {reader.line_num}: not CSV ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: line {reader.line_num}: not CSV ({exc})", code="FN-1164") from exc
 
 
 def _with_names(where: str, columns: Sequence[str], row: Sequence[str]) -> tuple[str, Mapping[str, object]]:
     if len(row) != len(columns):
         raise InvalidInput(
-            f"{where}: got {len(row)} values, expected {len(columns)} as in the first line", code="FN-0000"
+            f"{where}: got {len(row)} values, expected {len(columns)} as in the first line", code="FN-1164"
         )
     return where, dict(zip(columns, row, strict=True))
 
@@ -290,10 +290,10 @@ def _json_row(where: str, line: str) -> tuple[str, Mapping[str, object]]:
     try:
         row = json.loads(line, object_pairs_hook=partial(_json_object, where))
     except ValueError as exc:
-        raise InvalidInput(f"{where}: no JSON ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{where}: no JSON ({exc})", code="FN-1164") from exc
     if not isinstance(row, dict):
         raise InvalidInput(
-            f"{where}: got {line.strip():.60}, expected an object with {CLIENT} and other columns", code="FN-0000"
+            f"{where}: got {line.strip():.60}, expected an object with {CLIENT} and other columns", code="FN-1164"
         )
     return where, row
 
@@ -306,7 +306,7 @@ def _json_object(where: str, pairs: Sequence[tuple[str, object]]) -> dict[str, o
         repeated = next(name for name in names if names.count(name) > 1)
         raise InvalidInput(
             f"{where}: got {names.count(repeated)} values of the key {repeated!r}, expected one; remove the others",
-            code="FN-0000",
+            code="FN-1164",
         )
     return row
 
@@ -326,7 +326,7 @@ def _number(where: str, name: str, row: Mapping[str, object]) -> float:
         number = float(_word(row.get(name)))
         if math.isfinite(number):
             return number
-    raise InvalidInput(f"{where}, column {name}: got {row.get(name)!r}, expected a number", code="FN-0000")
+    raise InvalidInput(f"{where}, column {name}: got {row.get(name)!r}, expected a number", code="FN-1166")
 
 
 def _by_number(name: str) -> tuple[bool, float, str]:

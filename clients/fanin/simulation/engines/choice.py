@@ -114,7 +114,7 @@ class Workload:
 def check_engine_name(engine: object) -> None:
     """Raise InvalidInput unless the engine is known."""
     if not (isinstance(engine, str) and ENGINES.fullmatch(engine)):
-        raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {EXPECTED}", code="FN-0000")
+        raise InvalidInput(f"simulate: engine: got {engine!r}, expected one of {EXPECTED}", code="FN-1102")
 
 
 def is_vmap(engine: str) -> bool:
@@ -130,13 +130,13 @@ def check_engine(settings: SimulationSettings) -> None:
         raise InvalidInput(
             f"simulate: processes: got {settings.processes} with the engine {engine}, expected 1: vmap trains the "
             "clients together in one process; set processes=1, or engine='graph'",
-            code="FN-0000",
+            code="FN-1101",
         )
     if engine == "auto" and (settings.resume is not None or settings.seeds):
         raise InvalidInput(
             "simulate: engine: got 'auto' with resume or seeds, expected 'graph' or 'vmap': each measurement may "
             "choose another engine; simulate once with 'auto', and take Result.engine",
-            code="FN-0000",
+            code="FN-1101",
         )
 
 
@@ -170,7 +170,7 @@ def choose(settings: SimulationSettings, app: "App", bundle: Bundle, runtime: Ru
     except UnsupportedModel as exc:
         if is_vmap(engine):
             # The App has an export, so this engine can train it.
-            raise UnsupportedModel(f"{exc}; use engine='graph'", code="FN-0000") from exc
+            raise UnsupportedModel(f"{exc}; use engine='graph'", code=exc.code) from exc
         cost = f"all rounds train in about {graph_s:.2g} s by graph"
         return Chosen(engine="graph", reason=f"engine graph, because vmap is not possible: {exc}; {cost}")
     if is_vmap(engine):
@@ -206,7 +206,7 @@ def device_of(engine: str) -> str:
         raise InvalidInput(
             f"simulate: engine: got {engine!r}, but {torch} finds {num_gpus} CUDA GPUs here; use engine='vmap' for the "
             "processor, or install a torch for this GPU",
-            code="FN-0000",
+            code="FN-1110",
         )
     return device
 
@@ -218,7 +218,7 @@ def vector_step(app: "App", bundle: Bundle, workload: Workload, device: str) -> 
     if not workload.has_one_size:
         raise UnsupportedModel(
             "simulate: the schedule of the Plan changes the batch size, and the engine vmap has a step of one size",
-            code="FN-0000",
+            code="FN-1111",
         )
     return VectorStep(app.for_batches(bundle.manifest.batch_size), device)
 

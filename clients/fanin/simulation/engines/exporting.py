@@ -69,13 +69,13 @@ def app_bundle(app: "App", folder: Path, key: SigningKey, engine: str, recorded:
         exported = export(app, folder, key, formats=(FORMAT,), max_drop=math.inf)
     except UnsupportedModel as exc:
         if engine == "graph":
-            raise UnsupportedModel(f"{exc}{_vmap_advice(app)}", code="FN-0000") from exc
+            raise UnsupportedModel(f"{exc}{_vmap_advice(app)}", code=exc.code) from exc
         from fanin.edge.export.vectorized.runtime import TorchRuntime
 
         try:
             runtime = TorchRuntime(app)
         except UnsupportedModel as second:
-            raise UnsupportedModel(_neither(str(exc), second), code="FN-0000") from exc
+            raise UnsupportedModel(_neither(str(exc), second), code="FN-1112") from exc
         return AppBundle(bundle=runtime.write(folder, key), runtime=runtime, refusal=str(exc))
     note = "".join(
         f"the initial model on the App's validation data: {quality}; fanin export has a limit on the cost of int8, "
@@ -105,7 +105,7 @@ def check_no_int8(plan: Plan) -> None:
     names += ["stop.max_int8_drop"] if plan.stop.max_int8_drop > 0.0 else []
     if names:
         raise InvalidPlan(
-            f"simulate: plan: got {', '.join(names)}, but without an export there is no int8 model", code="FN-0000"
+            f"simulate: plan: got {', '.join(names)}, but without an export there is no int8 model", code="FN-1111"
         )
 
 
@@ -127,7 +127,7 @@ def choose_vmap(refusal: str, app: "App", bundle: Bundle, workload: Workload, en
     try:
         step = vector_step(app, bundle, workload, device)
     except UnsupportedModel as exc:
-        raise UnsupportedModel(_neither(refusal, exc), code="FN-0000") from exc
+        raise UnsupportedModel(_neither(refusal, exc), code="FN-1112") from exc
     vmap = vmap_on(device)
     return Chosen(engine=vmap, step=step, reason=f"engine {vmap} without an export: {COST}; {refusal}")
 

@@ -55,13 +55,13 @@ def check_arguments(app: object, clients: object, settings: SimulationSettings) 
         raise InvalidInput(
             f"simulate: got {type(app).__name__} and {type(clients).__name__}, expected an App and a Partition, or a "
             "Flower app and a number of clients; see fanin.edge.export.App and fanin.simulation.partition",
-            code="FN-0000",
+            code="FN-1170",
         )
     check_settings(settings)
     if settings.initial is not None and not isinstance(settings.initial, Mapping):
         raise InvalidInput(
             f"simulate: initial: got {type(settings.initial).__name__}, expected a state_dict of the App's module",
-            code="FN-0000",
+            code="FN-1171",
         )
     _check_data(app, clients, settings.test)
     return CheckedArguments(app=app, clients=clients)
@@ -86,7 +86,7 @@ def plan_of(name: str, num_clients: int, limits: Mapping[str, int | None], setti
     if plan.cohort.concurrency > num_clients:
         raise InvalidInput(
             f"simulate: got a cohort of {plan.cohort.concurrency}, expected at most the {num_clients} clients",
-            code="FN-0000",
+            code="FN-1177",
         )
     return plan
 
@@ -98,7 +98,7 @@ def check_devices(plan: Plan, num_clients: int) -> None:
         raise InvalidPlan(
             f"simulate: plan: stages: scaffold: got {NUM_DEVICES} {declared} and {num_clients} clients, expected "
             f"{NUM_DEVICES} {num_clients}: it counts all clients",
-            code="FN-0000",
+            code="FN-1178",
         )
 
 
@@ -107,16 +107,16 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
     if isinstance(settings.plan, Plan):
         if cohort is not None or rounds is not None:
             raise InvalidInput(
-                "simulate: got cohort or rounds beside a whole Plan, expected them in the Plan", code="FN-0000"
+                "simulate: got cohort or rounds beside a whole Plan, expected them in the Plan", code="FN-1175"
             )
         return settings.plan
     if cohort is None or rounds is None:
         raise InvalidInput(
-            "simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings", code="FN-0000"
+            "simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings", code="FN-1175"
         )
     twice = {"cohort.concurrency": "cohort", "stop.max_rounds": "rounds", "training.seed": "seed"}
     for key in twice.keys() & settings.plan.keys():
-        raise InvalidPlan(f"simulate: plan: got {key} beside the argument {twice[key]}; remove the key", code="FN-0000")
+        raise InvalidPlan(f"simulate: plan: got {key} beside the argument {twice[key]}; remove the key", code="FN-1175")
     overrides = [
         Override(path="name", value=name, source="app"),
         Override(path="bundle", value="bundle", source="app"),
@@ -128,7 +128,7 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
     try:
         plan = parse_plan("", "plan", overrides).plan
     except InvalidPlan as exc:
-        raise InvalidPlan(f"simulate: {exc}", code="FN-0000") from exc
+        raise InvalidPlan(f"simulate: {exc}", code=exc.code) from exc
     return with_half_quorum(plan, settings.plan.keys())
 
 
@@ -151,7 +151,7 @@ def _with_selection(plan: Plan, settings: SimulationSettings) -> Plan:
             raise InvalidInput(
                 f"simulate: selection: got {name} and the plan's cohort.selection {plan.cohort.selection!r}, expected "
                 "one of them; remove the other",
-                code="FN-0000",
+                code="FN-1175",
             )
         plan = replace(plan, cohort=replace(plan.cohort, selection=name))
     return plan
@@ -163,7 +163,7 @@ def check_validation_fraction(fraction: float) -> None:
         raise InvalidInput(
             f"simulate: got a validation fraction of {fraction:g}, expected at least 0 and less than 1: the share of "
             "its examples on which each client evaluates the Versions",
-            code="FN-0000",
+            code="FN-1179",
         )
 
 
@@ -179,7 +179,7 @@ def _check_validation(plan: Plan, settings: SimulationSettings) -> None:
         raise InvalidInput(
             f"simulate: got {keys[0]} in the plan and validation_fraction 0, expected a share above 0: the key needs "
             "the evaluations of the clients",
-            code="FN-0000",
+            code="FN-1179",
         )
 
 
@@ -188,7 +188,7 @@ def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) 
         raise InvalidInput(
             "simulate: got a plan with [evaluation] data or metrics, and no test examples; set test in the settings: "
             "they are the data on which a simulation evaluates Versions",
-            code="FN-0000",
+            code="FN-1181",
         )
     own = settings.own_metrics
     metrics_of(metric.name for metric in evaluation.metrics if metric.name not in own)
@@ -211,7 +211,7 @@ def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: Si
         raise InvalidInput(
             f"simulate: metrics: got {unused} and no test examples, expected data to compute them on; set test in the "
             f"settings, or declare a statistic such as {OF_VALIDATION}{unused[0]} in the plan",
-            code="FN-0000",
+            code="FN-1181",
         )
     if settings.test is not None:
         names = {each.name for each in plan.evaluation.metrics} | own.keys()
@@ -254,34 +254,34 @@ def check_settings(settings: SimulationSettings) -> None:
         raise InvalidInput(
             f"simulate: test: got {type(settings.test).__name__}, expected Examples; write "
             "Examples(inputs={'x': x}, y=y), or load_data(name).test",
-            code="FN-0000",
+            code="FN-1134",
         )
     if not isinstance(settings.devices, DeviceModel):
         raise InvalidInput(
             f"simulate: devices: got {type(settings.devices).__name__}, expected DeviceModel; read_devices(path) reads "
             "one from a file",
-            code="FN-0000",
+            code="FN-1156",
         )
     several: object = settings.seeds
     if not isinstance(several, Sequence) or not all(map(_is_integer, several)):
-        raise InvalidInput(f"simulate: seeds: got {several!r}, expected a sequence such as (0, 1, 2)", code="FN-0000")
+        raise InvalidInput(f"simulate: seeds: got {several!r}, expected a sequence such as (0, 1, 2)", code="FN-1172")
     check_validation_fraction(settings.validation_fraction)
     check_backend(settings.processes, settings.cluster, settings.engine)
     check_engine(settings)
     if not _is_integer(settings.seed) or settings.seed < 0:
-        raise InvalidInput(f"simulate: got seed {settings.seed!r}, expected an integer of 0 or more", code="FN-0000")
+        raise InvalidInput(f"simulate: got seed {settings.seed!r}, expected an integer of 0 or more", code="FN-1172")
     seeds = list(settings.seeds)
     if any(seed < 0 for seed in seeds):
-        raise InvalidInput(f"simulate: seeds: got {seeds}, expected integers of 0 or more", code="FN-0000")
+        raise InvalidInput(f"simulate: seeds: got {seeds}, expected integers of 0 or more", code="FN-1172")
     if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
         raise InvalidInput(
             f"simulate: seeds: got {seeds}, expected each seed once, because one seed always has the same result; "
             f"remove the repetitions of {', '.join(map(str, repeated))}",
-            code="FN-0000",
+            code="FN-1173",
         )
     if seeds and settings.seed:
         raise InvalidInput(
-            f"simulate: got seeds {seeds} and seed {settings.seed}, expected one of them; remove seed", code="FN-0000"
+            f"simulate: got seeds {seeds} and seed {settings.seed}, expected one of them; remove seed", code="FN-1173"
         )
 
 
@@ -298,7 +298,7 @@ def check_flower_settings(settings: SimulationSettings) -> None:
         raise InvalidInput(
             f"simulate: got {', '.join(unused)} with a Flower app, expected none of them: the app trains and evaluates "
             "by itself, and no graphs exist; remove them (docs/tutorials/from-flower.md)",
-            code="FN-0000",
+            code="FN-1183",
         )
 
 
@@ -315,7 +315,7 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
                     f"simulate: {what}: got {name} {examples.inputs[name].dtype}, expected "
                     f"{' or '.join(sorted(accepted))} as in the App's calibration or raw data; write "
                     f"{name} = {name}.astype(np.{min(accepted)})",
-                    code="FN-0000",
+                    code="FN-1184",
                 )
         if app.preprocess is None:
             shapes = _shapes_like(app, examples.inputs)
@@ -324,13 +324,13 @@ def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
             raise InvalidInput(
                 f"simulate: {what}: got y of shape {_batch(examples.y.shape[1:])}, expected {_batch(expected)} as the "
                 f"module returns {'logits' if app.num_classes else 'values'} for it; {_advice(examples, expected)}",
-                code="FN-0000",
+                code="FN-1184",
             )
         if app.lengths is not None:
             try:
                 app.lengths.sizes_of({**examples.inputs, Y: examples.y})
             except ValueError as exc:
-                raise InvalidInput(f"simulate: {what}: {exc}", code="FN-0000") from exc
+                raise InvalidInput(f"simulate: {what}: {exc}", code="FN-1185") from exc
 
 
 def _shapes_like(app: "App", inputs: NamedArrays) -> dict[str, tuple[int, ...]]:

@@ -107,7 +107,7 @@ class Baseline:
                 if not math.isfinite(loss):
                     raise InvalidInput(
                         f"the loss became {loss} in round {row.round}, expected a finite one; lower the learning rate",
-                        code="FN-0000",
+                        code="FN-1190",
                     )
                 losses.append(loss)
             num_steps += len(losses)

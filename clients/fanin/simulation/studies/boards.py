@@ -30,7 +30,7 @@ class ScalarWriter(Protocol):
 def check_board(module: str = "tensorboardX") -> None:
     """Raise RuntimeMissing unless tensorboardX is installed."""
     if find_spec(module) is None:
-        raise RuntimeMissing(f"TensorBoard: {module} is not installed here; pip install tensorboardX", code="FN-0000")
+        raise RuntimeMissing(f"TensorBoard: {module} is not installed here; pip install tensorboardX", code="FN-1105")
 
 
 def open_board(folder: Path | str, module: str = "tensorboardX") -> ScalarWriter:

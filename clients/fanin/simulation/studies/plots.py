@@ -98,7 +98,7 @@ def plot_results(results: "Mapping[str, HasRounds]", path: Path | str | None = N
         ModuleNotFoundError: matplotlib is not installed.
     """
     if not results:
-        raise InvalidInput("plot: got no results, expected at least one", code="FN-0000")
+        raise InvalidInput("plot: got no results, expected at least one", code="FN-1147")
     rows = {name: result.rounds for name, result in results.items()}
     columns = ("test_accuracy", "test_loss")
     column = next((each for each in columns if all(_finite(one, each) for one in rows.values())), "train_loss")

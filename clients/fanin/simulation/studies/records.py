@@ -79,7 +79,7 @@ class RecordFolder:
         if not about.exists():
             if self.folder.exists() and (not self.folder.is_dir() or without_foreign(self.folder.iterdir())):
                 raise InvalidInput(
-                    f"resume: {folder} has other files, expected a new folder or one with a record", code="FN-0000"
+                    f"resume: {folder} has other files, expected a new folder or one with a record", code="FN-1192"
                 )
             (self.folder / "trainings").mkdir(parents=True, exist_ok=True)
             replace_file(about, json.dumps({"format": RECORD_FORMAT, "subject": subject}).encode())
@@ -87,16 +87,16 @@ class RecordFolder:
             record = json.loads(about.read_text())
             number, before = record["format"], record["subject"]
         except (ValueError, TypeError, KeyError) as exc:
-            raise InvalidInput(f"resume: {about} is damaged ({exc}); use a new folder", code="FN-0000") from exc
+            raise InvalidInput(f"resume: {about} is damaged ({exc}); use a new folder", code="FN-1192") from exc
         if number != RECORD_FORMAT:
             raise InvalidInput(
-                f"resume: {folder} has format {number}, expected {RECORD_FORMAT}; use a new folder", code="FN-0000"
+                f"resume: {folder} has format {number}, expected {RECORD_FORMAT}; use a new folder", code="FN-1192"
             )
         if before != subject:
             raise InvalidInput(
                 f"resume: {folder} has the record of another simulation: {_differences(before, subject)}; use a new "
                 "folder, or the App, clients and settings of the record",
-                code="FN-0000",
+                code="FN-1194",
             )
 
     def bundle(self, publisher: str) -> Bundle | None:
@@ -107,7 +107,7 @@ class RecordFolder:
         try:
             return open_folder(path, trusted=(publisher,))
         except InvalidBundle as exc:
-            raise InvalidInput(f"resume: {path} is damaged ({exc}); use a new folder", code="FN-0000") from exc
+            raise InvalidInput(f"resume: {path} is damaged ({exc}); use a new folder", code="FN-1192") from exc
 
 
 class RecordedTrainings:

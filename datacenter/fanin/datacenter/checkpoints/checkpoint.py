@@ -88,7 +88,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, engine: Engine, keep: int = KEEP) -> None:
         if keep < 1:
-            raise InvalidInput(f"checkpoints: got keep {keep}, expected at least 1", code="FN-0000")
+            raise InvalidInput(f"checkpoints: got keep {keep}, expected at least 1", code="FN-1241")
         self._folder = folder
         self._engine = engine
         self._keep = keep
@@ -178,7 +178,7 @@ class Checkpoints:
             raise Corrupted(
                 f"{'; '.join(faults)}: no checkpoint in {self._folder} is intact; choose another folder, or remove "
                 "this one to start again",
-                code="FN-0000",
+                code="FN-1330",
             )
         return None
 
@@ -196,7 +196,7 @@ class Checkpoints:
                 f"{self._folder}: got the checkpoints after {steps} steps, as ranks see them in their order, expected "
                 "the same ones; take a folder that all machines share"
                 + "".join(f"; {fault}" for ranked in scans for fault in ranked.faults),
-                code="FN-0000",
+                code="FN-1331",
             )
         # All ranks report the first rank's wording.
         return scans[0]

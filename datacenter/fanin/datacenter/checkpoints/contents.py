@@ -42,7 +42,7 @@ def storage_error(path: Path, failure: BaseException) -> StorageFull:
     """Return the error of a checkpoint that could not be written."""
     remaining = describe_latest(path.parent)
     error = StorageFull(
-        f"{path}: the checkpoint could not be written ({failure_cause(failure)}); {remaining}", code="FN-0000"
+        f"{path}: the checkpoint could not be written ({failure_cause(failure)}); {remaining}", code="FN-1332"
     )
     error.__cause__ = failure
     return error
@@ -69,7 +69,7 @@ def check_finite(path: Path, engine: Engine) -> Diverged | None:
     return Diverged(
         f"{path}: got {broken} with values that are not finite, expected finite ones; nothing is saved, and "
         f"{describe_latest(path.parent)}; run the job again with a lower learning rate or a clip_norm",
-        code="FN-0000",
+        code="FN-1335",
     )
 
 
@@ -94,7 +94,7 @@ def _read_entries(path: Path) -> Mapping[str, object]:
     try:
         return FileSystemReader(path).read_metadata().state_dict_metadata
     except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError, IndexError, ValueError) as exc:
-        raise Corrupted(f"{path}: its index cannot be read ({type(exc).__name__}: {exc})", code="FN-0000") from exc
+        raise Corrupted(f"{path}: its index cannot be read ({type(exc).__name__}: {exc})", code="FN-1336") from exc
 
 
 def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes, frozen: Collection[str]) -> None:
@@ -133,7 +133,7 @@ def check_shapes(path: Path, stored: TensorShapes, expected: TensorShapes, froze
             f"[training] optimizer, momentum: got settings of another optimizer state than that of {min(trained)} "
             f"({', '.join(keys)}), expected those of the job of this checkpoint; restore them, or {new_start}"
         )
-    raise InvalidInput(f"{path}: {text}", code="FN-0000")
+    raise InvalidInput(f"{path}: {text}", code="FN-1340")
 
 
 def failure_cause(error: BaseException) -> str:

@@ -55,11 +55,11 @@ class Progress:
             value = getattr(self, name)
             if type(value) is not int or value < 0:
                 raise InvalidInput(
-                    f"progress: got {name} {value!r}, expected a whole number, 0 or more", code="FN-0000"
+                    f"progress: got {name} {value!r}, expected a whole number, 0 or more", code="FN-1339"
                 )
         for name, number in self.measures.items():
             if type(number) not in (int, float) or not math.isfinite(number):
-                raise InvalidInput(f"progress: got {name} {number!r}, expected a finite number", code="FN-0000")
+                raise InvalidInput(f"progress: got {name} {number!r}, expected a finite number", code="FN-1339")
 
 
 def folder_name(step: int) -> str:
@@ -83,7 +83,7 @@ def marked_step(folder: Path) -> int | None:
     if match is None:
         raise Corrupted(
             f"{folder / MARKER}: got folder {name!r}, expected a checkpoint's, such as {folder_name(40)}",
-            code="FN-0000",
+            code="FN-1337",
         )
     return int(match[1])
 
@@ -95,7 +95,7 @@ def latest(folder: Path) -> Progress | None:
         return None
     progress = read_progress(folder / folder_name(step))
     if progress is None:
-        raise Corrupted(f"{folder / MARKER}: names {folder_name(step)}, which is missing or incomplete", code="FN-0000")
+        raise Corrupted(f"{folder / MARKER}: names {folder_name(step)}, which is missing or incomplete", code="FN-1337")
     return progress
 
 
@@ -119,27 +119,27 @@ def read_progress(checkpoint: Path) -> Progress | None:
     measures = row["measures"]
     if not isinstance(measures, dict) or len(counts) < len(COUNTS):
         raise Corrupted(
-            f"{path}: got {str(row)[:80]}, expected whole numbers, and an object of measures", code="FN-0000"
+            f"{path}: got {str(row)[:80]}, expected whole numbers, and an object of measures", code="FN-1336"
         )
     if checkpoint.name != folder_name(counts["step"]):
         raise Corrupted(
-            f"{path}: got step {counts['step']}, expected that of its folder, {checkpoint.name}", code="FN-0000"
+            f"{path}: got step {counts['step']}, expected that of its folder, {checkpoint.name}", code="FN-1336"
         )
     try:
         return Progress(**counts, measures=measures)
     except InvalidInput as exc:
-        raise Corrupted(f"{path}: {exc}", code="FN-0000") from exc
+        raise Corrupted(f"{path}: {exc}", code=exc.code) from exc
 
 
 def read_digests(checkpoint: Path) -> dict[str, str]:
     """Return the hexadecimal SHA-256 of the other files of a checkpoint, by name. Raises Corrupted."""
     row, path = _progress_row(checkpoint), checkpoint / PROGRESS_FILE
     if row is None:
-        raise Corrupted(f"{path}: is missing, expected the digests of the checkpoint's files", code="FN-0000")
+        raise Corrupted(f"{path}: is missing, expected the digests of the checkpoint's files", code="FN-1336")
     files = row["files"]
     if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
         raise Corrupted(
-            f"{path}: got files {str(files)[:80]}, expected an object from names to digests", code="FN-0000"
+            f"{path}: got files {str(files)[:80]}, expected an object from names to digests", code="FN-1336"
         )
     return files
 
@@ -189,7 +189,7 @@ def _progress_row(checkpoint: Path) -> dict[str, object] | None:
     if digest != _digest(row):
         raise Corrupted(
             f"{path}: digest mismatch: received {digest!r}, expected {_digest(row)}; the file was changed",
-            code="FN-0000",
+            code="FN-1336",
         )
     return row
 
@@ -200,12 +200,12 @@ def _read(path: Path, keys: set[str]) -> dict[str, object] | None:
     except FileNotFoundError:
         return None
     except OSError as exc:
-        raise Corrupted(f"{path}: cannot be read ({exc.strerror})", code="FN-0000") from exc
+        raise Corrupted(f"{path}: cannot be read ({exc.strerror})", code="FN-1336") from exc
     except (ValueError, RecursionError) as exc:
-        raise Corrupted(f"{path}: not JSON, expected an object with format {FORMAT}", code="FN-0000") from exc
+        raise Corrupted(f"{path}: not JSON, expected an object with format {FORMAT}", code="FN-1336") from exc
     if not isinstance(row, dict) or row.get("format") != FORMAT or set(row) != keys:
         raise Corrupted(
             f"{path}: got {str(row)[:80]}, expected format {FORMAT} and the keys {', '.join(sorted(keys))}",
-            code="FN-0000",
+            code="FN-1336",
         )
     return row

@@ -87,13 +87,13 @@ class JobCheckpoints:
             if progress is None:
                 raise InvalidInput(
                     f"checkpoints: got resume {settings.resume}, expected a folder with a whole checkpoint",
-                    code="FN-0000",
+                    code="FN-1341",
                 )
         if progress is not None and progress.seed != seed:
             raise InvalidInput(
                 f"checkpoints: got seed {seed}, expected {progress.seed} as in the checkpoint: the seed decides which "
                 "samples were already used",
-                code="FN-0000",
+                code="FN-1342",
             )
         self.state = LoopState() if progress is None else _state_of(progress)
         if progress is not None:
@@ -182,7 +182,7 @@ def _check_on_all(folder: Path) -> None:
         dist.all_gather_object(errors, own)
     for error in errors:
         if error is not None:
-            raise InvalidInput(error, code="FN-0000")
+            raise InvalidInput(error, code="FN-1350")
 
 
 def _state_of(progress: Progress) -> LoopState:
@@ -192,7 +192,7 @@ def _state_of(progress: Progress) -> LoopState:
         raise InvalidInput(
             f"checkpoints: got one after {progress.step} steps without {', '.join(missing)}, expected one of fanin "
             "train; resume it with the program that wrote it, or export its weights with export_weights",
-            code="FN-0000",
+            code="FN-1345",
         )
     return LoopState(
         step=progress.step,

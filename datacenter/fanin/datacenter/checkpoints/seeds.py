@@ -58,7 +58,7 @@ def is_seed_file(path: Path, digest: str) -> bool:
         raise InvalidInput(
             f"{path}: got initial parameters of another model, seed or release of torch (digest {stored}), expected "
             f"{digest}; remove the file, or use another folder for this job",
-            code="FN-0000",
+            code="FN-1322",
         )
     return True
 
@@ -101,7 +101,7 @@ def write_seed_file(path: Path, start: Start, digest: str, alive: Callable[[], N
         draft.replace(path)
     except OSError as exc:
         raise StorageFull(
-            f"{path}: the initial parameters could not be written ({exc.strerror or exc})", code="FN-0000"
+            f"{path}: the initial parameters could not be written ({exc.strerror or exc})", code="FN-1332"
         ) from exc
     finally:
         draft.unlink(missing_ok=True)

@@ -48,7 +48,7 @@ class TraceWriter:
             path.replace(self._path)
         except OSError as exc:
             raise StorageFull(
-                f"{path}: the trace could not be written ({exc}); {describe_latest(path.parent)}", code="FN-0000"
+                f"{path}: the trace could not be written ({exc}); {describe_latest(path.parent)}", code="FN-1332"
             ) from exc
         self._num_losses, self._num_evaluations = len(history.losses), len(history.evaluated)
 
@@ -106,10 +106,10 @@ def _row_of(line: bytes, where: str) -> float | HeldOutEvaluation | None:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as exc:
-        raise InvalidInput(f"{where}: got {line[:40]!r}, expected an object in JSON", code="FN-0000") from exc
+        raise InvalidInput(f"{where}: got {line[:40]!r}, expected an object in JSON", code="FN-1346") from exc
     if not isinstance(row, dict) or LOSS not in row:
         return record_of(HeldOutEvaluation, row, where)
     loss = row[LOSS]
     if loss is not None and (type(loss) not in (int, float) or not math.isfinite(loss)):
-        raise InvalidInput(f"{where}: got loss {loss!r}, expected a finite number or null", code="FN-0000")
+        raise InvalidInput(f"{where}: got loss {loss!r}, expected a finite number or null", code="FN-1346")
     return None if loss is None else float(loss)

@@ -81,13 +81,13 @@ def read_trained(path: Path) -> TrainedValues:
         raise Corrupted(
             f"{path}: got checkpoints without {MARKER}, which names the newest complete one; name one of them, such "
             f"as {path / folder_name(steps[-1])}",
-            code="FN-0000",
+            code="FN-1337",
         )
     for name in FILES:
         if (path / name).is_file():
             return _of_file(path / name)
     raise InvalidInput(
-        f"{path}: got a folder without parameters, expected checkpoints or one of {', '.join(FILES)}", code="FN-0000"
+        f"{path}: got a folder without parameters, expected checkpoints or one of {', '.join(FILES)}", code="FN-1347"
     )
 
 
@@ -96,7 +96,7 @@ def _of_checkpoint(path: Path) -> TrainedValues:
     # The index is a pickle, so the digests are compared first.
     if faults := faults_of(path, digests, digests):
         raise Corrupted(
-            f"{'; '.join(faults)}; name an older checkpoint of the job, or its parameters.bin", code="FN-0000"
+            f"{'; '.join(faults)}; name an older checkpoint of the job, or its parameters.bin", code="FN-1336"
         )
     floats = read_floats(path)
     state: dict[str, object] = {
@@ -107,7 +107,7 @@ def _of_checkpoint(path: Path) -> TrainedValues:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
             load(state, checkpoint_id=path, no_dist=True)
     except CheckpointException as exc:
-        raise Corrupted(f"{path}: cannot be read ({failure_cause(exc)})", code="FN-0000") from exc
+        raise Corrupted(f"{path}: cannot be read ({failure_cause(exc)})", code="FN-1336") from exc
     optimized = {
         name.rpartition(".")[0].removeprefix(f"{OPTIMIZER}.") for name in floats if name.startswith(f"{OPTIMIZER}.")
     }

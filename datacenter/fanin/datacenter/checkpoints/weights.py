@@ -72,7 +72,7 @@ def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | Non
     if _on_any_rank(failure is not None):
         cause = "see the first rank" if failure is None else str(failure)
         raise StorageFull(
-            f"{path}: the weights could not be written ({cause}); nothing is there", code="FN-0000"
+            f"{path}: the weights could not be written ({cause}); nothing is there", code="FN-1332"
         ) from failure
 
 
@@ -95,7 +95,7 @@ def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cas
     except InvalidInput as exc:
         refusal = exc
     if _on_any_rank(refusal is not None):
-        raise refusal or InvalidInput(f"{path}: another rank rejected the file; its log has the reason", code="FN-0000")
+        raise refusal or InvalidInput(f"{path}: another rank rejected the file; its log has the reason", code="FN-1318")
     tie = engine.rank_model.tie
     with torch.no_grad():
         for part in engine.parts.values():
@@ -104,7 +104,7 @@ def import_weights(engine: Engine, path: Path, aside: Sequence[str] = (), *, cas
                 refusal = _load_slice(source, value) or refusal
     if _on_any_rank(refusal is not None):
         raise refusal or InvalidInput(
-            f"{path}: another rank found values that are not finite; its log has the tensor", code="FN-0000"
+            f"{path}: another rank found values that are not finite; its log has the tensor", code="FN-1318"
         )
 
 
@@ -139,7 +139,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     for name, kind in kinds.items():
         if kind[1] not in DTYPES.values():
             raise InvalidInput(
-                f"{path}: got {name} of {kind[1]}, expected floating-point tensors; name another file", code="FN-0000"
+                f"{path}: got {name} of {kind[1]}, expected floating-point tensors; name another file", code="FN-1319"
             )
         with safe_open(path.with_name(index.get(name, path.name)), framework="pt") as file:
             tensors[name] = file.get_tensor(name)
@@ -158,7 +158,7 @@ def _load_slice(source: Source, value: Tensor) -> InvalidInput | None:
     if all(math.isfinite(float(extreme)) for extreme in mine.aminmax()):
         return None
     return InvalidInput(
-        f"{path}: got values that are not finite in {name}, expected finite ones; take another file", code="FN-0000"
+        f"{path}: got values that are not finite in {name}, expected finite ones; take another file", code="FN-1312"
     )
 
 
@@ -166,11 +166,11 @@ def _read_kinds(path: Path) -> dict[str, Kind]:
     """Return the shape and dtype of each tensor. Raises InvalidInput if a file is missing or damaged."""
     try:
         if not path.exists():
-            raise InvalidInput(f"{path}: no such file, expected a {SUFFIX} file", code="FN-0000")
+            raise InvalidInput(f"{path}: no such file, expected a {SUFFIX} file", code="FN-1313")
         return _kinds(path)
     except (OSError, SafetensorError, ValueError) as exc:
         # ValueError: an index can contain a file name that is not valid.
-        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})", code="FN-1313") from exc
 
 
 def _kinds(path: Path) -> dict[str, Kind]:
@@ -190,7 +190,7 @@ def file_metadata(path: Path) -> dict[str, str]:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except (OSError, SafetensorError) as exc:
-        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})", code="FN-1313") from exc
 
 
 def _index(path: Path) -> dict[str, str]:
@@ -198,16 +198,16 @@ def _index(path: Path) -> dict[str, str]:
     try:
         row = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as exc:
-        raise InvalidInput(f"{path}: not JSON ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not JSON ({exc})", code="FN-1314") from exc
     weight_map = row.get("weight_map") if isinstance(row, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise InvalidInput(
-            f"{path}: got no weight_map, expected one from names of tensors to names of files", code="FN-0000"
+            f"{path}: got no weight_map, expected one from names of tensors to names of files", code="FN-1314"
         )
     for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(SUFFIX):
             raise InvalidInput(
-                f"{path}: got a tensor in {name!r}, expected the name of a {SUFFIX} file beside it", code="FN-0000"
+                f"{path}: got a tensor in {name!r}, expected the name of a {SUFFIX} file beside it", code="FN-1314"
             )
     return weight_map
 
@@ -233,7 +233,7 @@ def _sources(table: Mapping[str, ParameterEntry], path: Path, aside: Sequence[st
             f"{path}: got {counted(len(kinds) + len(unknown), 'tensor')}: {differences}, such as {name}: got "
             f"{_describe(kinds.get(name, stored.get(name)))}, expected {_describe(expected.get(name))}; name a file of "
             "this model in its precision, rename the tensors, or correct the model",
-            code="FN-0000",
+            code="FN-1315",
         )
     for first, *others in names.values():
         for other in others:
@@ -250,7 +250,7 @@ def _check_equal(first: Source, other: Source) -> None:
         raise InvalidInput(
             f"{other_path}: got two different tensors {name} and {other_name}, expected equal ones or one of them: "
             "they are one parameter of the model",
-            code="FN-0000",
+            code="FN-1315",
         )
 
 
@@ -292,7 +292,7 @@ def file_header(table: Mapping[str, ParameterEntry], metadata: Mapping[str, str]
     for name, entry in table.items():
         if entry.dtype not in DTYPES:
             known = ", ".join(str(dtype) for dtype in DTYPES)
-            raise InvalidInput(f"weights: {name}: got {entry.dtype}, expected one of {known}", code="FN-0000")
+            raise InvalidInput(f"weights: {name}: got {entry.dtype}, expected one of {known}", code="FN-1319")
         start, end = end, end + entry.shape.numel() * entry.dtype.itemsize
         rows[name] = {"dtype": DTYPES[entry.dtype], "shape": list(entry.shape), "data_offsets": [start, end]}
     text = json.dumps(rows, separators=(",", ":")).encode()

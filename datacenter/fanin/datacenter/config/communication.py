@@ -37,13 +37,13 @@ class CommunicationSettings:
             raise InvalidInput(
                 f"communication: got rank {self.rank}, local_period {self.local_period} and dense_steps "
                 f"{self.dense_steps}, expected at least 1, 0 and {MIN_DENSE_STEPS}",
-                code="FN-0000",
+                code="FN-1255",
             )
         if self.local_period and self.hook != "none":
             raise InvalidInput(
                 f"communication: got hook {self.hook!r} and local_period {self.local_period}, expected one of them: in "
                 "local steps no gradient travels",
-                code="FN-0000",
+                code="FN-1256",
             )
 
     @property
@@ -69,20 +69,20 @@ def check_communication(settings: CommunicationSettings, parallel: ParallelSetti
             f"communication: got hook {settings.hook!r} and local_period {settings.local_period} for mesh "
             f"{parallel.mesh} (replicate {parallel.replicate!r}), expected a mesh of dp_replicate only, "
             "with replicate 'ddp'",
-            code="FN-0000",
+            code="FN-1256",
         )
     if parallel.precision == "double" and settings.hook in ("fp16", "bf16"):
         raise InvalidInput(
             f"communication: got hook {settings.hook!r} and precision 'double', expected hook 'none' or 'powersgd': "
             "the hook would round float64 gradients to 16 bits; omit the hook, or use precision 'full'",
-            code="FN-0000",
+            code="FN-1256",
         )
     period = settings.local_period
     if period and (every[0] == 0 or any(steps % period for steps in every)):
         raise InvalidInput(
             f"communication: got local_period {period}, an evaluation every {every[0]} and a checkpoint every "
             f"{every[1]} steps, expected multiples of the period: between averages copies differ",
-            code="FN-0000",
+            code="FN-1257",
         )
 
 
@@ -96,7 +96,7 @@ def check_checkpointable(settings: CommunicationSettings, folder: Path | None) -
             f"communication: got hook {settings.hook!r} and local_period {settings.local_period} beside checkpoints in "
             f"{folder}, expected neither powersgd nor local steps: a checkpoint cannot hold what each copy has of its "
             "own; leave one of them out",
-            code="FN-0000",
+            code="FN-1257",
         )
 
 
@@ -106,7 +106,7 @@ def check_traffic(settings: CommunicationSettings, *, counted: bool) -> None:
         raise InvalidInput(
             f"watch: got traffic, hook {settings.hook!r} and local_period {settings.local_period}, expected neither "
             "powersgd nor local steps: one step is counted, and of these not all send the same; leave traffic out",
-            code="FN-0000",
+            code="FN-1257",
         )
 
 
@@ -121,5 +121,5 @@ def check_skips(settings: CommunicationSettings, max_skips: int, precision: str)
     raise InvalidInput(
         f"training: got {received} and hook 'powersgd', expected one of them: the hook adds what it did not send of a "
         f"gradient to the next one, also if it is not finite; {advice}, or take another hook",
-        code="FN-0000",
+        code="FN-1257",
     )

@@ -38,28 +38,28 @@ class RateSettings:
 
     def __post_init__(self) -> None:
         if self.warm_up < 0:
-            raise InvalidInput(f"rate: got warm_up {self.warm_up}, expected 0 or more steps", code="FN-0000")
+            raise InvalidInput(f"rate: got warm_up {self.warm_up}, expected 0 or more steps", code="FN-1250")
         if self.decay_steps < 0 or (self.decay_steps and self.decay == "constant"):
             raise InvalidInput(
                 f"rate: got decay_steps {self.decay_steps} and decay {self.decay!r}, expected 0 or more steps, and 0 "
                 "for a constant rate",
-                code="FN-0000",
+                code="FN-1250",
             )
         if not 0.0 <= self.floor <= 1.0:
             raise InvalidInput(
-                f"rate: got floor {self.floor}, expected 0.0 to 1.0, a share of the peak", code="FN-0000"
+                f"rate: got floor {self.floor}, expected 0.0 to 1.0, a share of the peak", code="FN-1250"
             )
         if self.floor and self.decay == "constant":
             raise InvalidInput(
                 f"rate: got floor {self.floor} and decay 'constant', expected decay 'cosine' with a floor: a constant "
                 "rate does not fall; set decay = 'cosine', or leave floor out",
-                code="FN-0000",
+                code="FN-1250",
             )
         if (self.scale == "none") != (self.base_batch == 0) or self.base_batch < 0:
             raise InvalidInput(
                 f"rate: got scale {self.scale!r} and base_batch {self.base_batch}, expected base_batch (the "
                 "batch size for which learning_rate was tuned) with every scale but 'none', and 0 with 'none'",
-                code="FN-0000",
+                code="FN-1251",
             )
 
 
@@ -80,13 +80,13 @@ def check_rate(settings: RateSettings, training: TrainingSettings, parallel: Par
             f"{parallel.microbatches} microbatches and {'no ' if plain else 'a '}communication hook, expected one "
             "process, or a mesh of dp_replicate only with replicate 'ddp' and no hook: other meshes have no separate "
             "gradient for each part",
-            code="FN-0000",
+            code="FN-1252",
         )
     if training.optimizer != "sgd" or parallel.precision == "fp16":
         raise InvalidInput(
             f"rate: got scale 'adascale', optimizer {training.optimizer!r} and precision {parallel.precision!r}, "
             "expected sgd, and full, double or bf16: the gain is that of plain gradients",
-            code="FN-0000",
+            code="FN-1252",
         )
     num_parts = parallel.mesh.dp_replicate * training.accumulate
     if num_parts == 1 or training.batch_size != num_parts * settings.base_batch:
@@ -94,5 +94,5 @@ def check_rate(settings: RateSettings, training: TrainingSettings, parallel: Par
             f"rate: got scale 'adascale', base_batch {settings.base_batch} and batch_size {training.batch_size}, "
             f"expected a batch of 2 or more times base_batch, a part for each of {parallel.mesh.dp_replicate} copies x "
             f"{training.accumulate} turns; change accumulate, the mesh or the batch",
-            code="FN-0000",
+            code="FN-1251",
         )

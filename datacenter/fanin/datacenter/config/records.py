@@ -46,12 +46,12 @@ def record_of(kind: type[T], row: object, where: str) -> T:
     try:
         return _record(kind, row, "")
     except InvalidInput as exc:
-        raise InvalidInput(f"{where}: {exc}", code="FN-0000") from exc
+        raise InvalidInput(f"{where}: {exc}", code=exc.code) from exc
 
 
 def _record(kind: type[T], row: object, where: str) -> T:
     if not isinstance(row, dict):
-        raise InvalidInput(f"{where or 'all of it'}: got {row!r}, expected a table", code="FN-0000")
+        raise InvalidInput(f"{where or 'all of it'}: got {row!r}, expected a table", code="FN-1204")
     hints = typing.get_type_hints(kind)
     fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     known = {name: each for name, each in fields.items() if NAMED not in each.metadata}
@@ -63,10 +63,10 @@ def _record(kind: type[T], row: object, where: str) -> T:
             named = _named(name, each.metadata[NAMED], others, where, tuple(known))
     for key in row:
         if key not in known:
-            raise InvalidInput(f"{_within(where)}got unknown key {key!r}{_nearest(key, tuple(known))}", code="FN-0000")
+            raise InvalidInput(f"{_within(where)}got unknown key {key!r}{_nearest(key, tuple(known))}", code="FN-1203")
     for name, each in known.items():
         if name not in row and each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING:
-            raise InvalidInput(f"{_within(where)}got no {name}, expected a value", code="FN-0000")
+            raise InvalidInput(f"{_within(where)}got no {name}, expected a value", code="FN-1205")
     return kind(
         **{name: _value(hints[name], value, f"{where}.{name}" if where else name) for name, value in row.items()},
         **named,
@@ -82,15 +82,15 @@ def _named(
         kind = tables.kind(name)
         if kind is None:
             known = tuple(dict.fromkeys((*fields, *tables.names())))
-            raise InvalidInput(f"{_within(where)}got unknown key {name!r}{_nearest(name, known)}", code="FN-0000")
+            raise InvalidInput(f"{_within(where)}got unknown key {name!r}{_nearest(name, known)}", code="FN-1203")
         place = f"{where}.{name}" if where else name
         try:
             values[field] = tables.value(name, _record(kind, value, place))
         except (ValueError, TypeError) as exc:  # the record is another package's, and checks its values itself
-            raise InvalidInput(f"{_within(place)}{exc}", code="FN-0000") from exc
+            raise InvalidInput(f"{_within(place)}{exc}", code="FN-1214") from exc
     if len(row) > 1:
         raise InvalidInput(
-            f"{_within(where)}got {' and '.join(row)}, expected one of {', '.join(tables.names())}", code="FN-0000"
+            f"{_within(where)}got {' and '.join(row)}, expected one of {', '.join(tables.names())}", code="FN-1207"
         )
     return values
 
@@ -137,13 +137,13 @@ def _value(kind: object, value: object, where: str) -> object:
         return _value(words[0] if words and isinstance(value, str) else some, value, where)
     if origin is Literal:
         if value not in inner:
-            raise InvalidInput(f"{where}: got {value!r}, expected one of {', '.join(inner)}", code="FN-0000")
+            raise InvalidInput(f"{where}: got {value!r}, expected one of {', '.join(inner)}", code="FN-1206")
         return value
     if origin is tuple:
         return _values(inner, value, where)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         if not isinstance(value, dict):
-            raise InvalidInput(f"{where}: got {value!r}, expected a table", code="FN-0000")
+            raise InvalidInput(f"{where}: got {value!r}, expected a table", code="FN-1204")
         return {key: _value(inner[1], each, f"{where}.{key}") for key, each in value.items()}
     assert isinstance(kind, type), f"no rule for {kind}"
     if kind in (MeshShape, Path):
@@ -156,7 +156,7 @@ def _values(inner: tuple[object, ...], value: object, where: str) -> tuple[objec
     endless = inner[-1] is Ellipsis
     if not isinstance(value, list) or not (endless or len(value) == len(inner)):
         raise InvalidInput(
-            f"{where}: got {value!r}, expected a list{'' if endless else f' of {len(inner)}'}", code="FN-0000"
+            f"{where}: got {value!r}, expected a list{'' if endless else f' of {len(inner)}'}", code="FN-1204"
         )
     kinds = [inner[0]] * len(value) if endless else inner
     return tuple(
@@ -171,10 +171,10 @@ def _scalar(kind: type, value: object, where: str) -> object:
             return float(value)
         except OverflowError:
             raise InvalidInput(
-                f"{where}: got {len(str(value))} digits, expected a number that a float can hold", code="FN-0000"
+                f"{where}: got {len(str(value))} digits, expected a number that a float can hold", code="FN-1204"
             ) from None
     if type(value) is not kind:
-        raise InvalidInput(f"{where}: got {value!r}, expected {kind.__name__}", code="FN-0000")
+        raise InvalidInput(f"{where}: got {value!r}, expected {kind.__name__}", code="FN-1204")
     if isinstance(value, str) and "\0" in value:
-        raise InvalidInput(f"{where}: got {value!r}, expected a text without NUL characters", code="FN-0000")
+        raise InvalidInput(f"{where}: got {value!r}, expected a text without NUL characters", code="FN-1204")
     return value

@@ -69,18 +69,18 @@ class LayoutSettings:
         if len(self.tied) not in (0, 2):
             raise InvalidInput(
                 f"layout: got tied {list(self.tied)}, expected two names of one parameter: the copy and the original",
-                code="FN-0000",
+                code="FN-1285",
             )
         if not self.layers or self.num_layers < 1:
             raise InvalidInput(
                 f"layout: got layers {self.layers!r} and num_layers {self.num_layers}, expected the name of a list of "
                 "modules and how many it has",
-                code="FN-0000",
+                code="FN-1287",
             )
         for pattern, style in self.plan.items():
             if style not in get_args(Style):
                 raise InvalidInput(
-                    f"layout: got {pattern} = {style!r}, expected one of {', '.join(get_args(Style))}", code="FN-0000"
+                    f"layout: got {pattern} = {style!r}, expected one of {', '.join(get_args(Style))}", code="FN-1286"
                 )
 
     @property
@@ -149,14 +149,14 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if bool(self.app) == (self.family is not None):
             chosen = "nothing" if self.family is None else f"app and {self.family.name}"
-            raise InvalidInput(f"model: got {chosen}, expected one of app, {', '.join(family_names())}", code="FN-0000")
+            raise InvalidInput(f"model: got {chosen}, expected one of app, {', '.join(family_names())}", code="FN-1207")
         if self.family is not None and self.layout is not None:
             raise InvalidInput(
-                f"model: got a layout beside {self.family.name}, expected it for an App alone", code="FN-0000"
+                f"model: got a layout beside {self.family.name}, expected it for an App alone", code="FN-1210"
             )
         if self.app and self.mean_over == "tokens":
             raise InvalidInput(
-                "model: got mean_over 'tokens' for an App, expected 'samples', which an App's loss is", code="FN-0000"
+                "model: got mean_over 'tokens' for an App, expected 'samples', which an App's loss is", code="FN-1210"
             )
 
     @property
@@ -197,20 +197,20 @@ class DataSettings:
         chosen = [kind for kind in kinds if getattr(self, kind)]
         if len(chosen) != 1:
             raise InvalidInput(
-                f"data: got {' and '.join(chosen) or 'nothing'}, expected one of {', '.join(kinds)}", code="FN-0000"
+                f"data: got {' and '.join(chosen) or 'nothing'}, expected one of {', '.join(kinds)}", code="FN-1207"
             )
         if self.tokens is not None and self.tokens.suffix not in TOKEN_FILES:
             raise InvalidInput(
-                f"data: got tokens {self.tokens}, expected a file in {' or '.join(TOKEN_FILES)}", code="FN-0000"
+                f"data: got tokens {self.tokens}, expected a file in {' or '.join(TOKEN_FILES)}", code="FN-1231"
             )
         if self.length < 1:
-            raise InvalidInput(f"data: got length {self.length}, expected at least 1", code="FN-0000")
+            raise InvalidInput(f"data: got length {self.length}, expected at least 1", code="FN-1241")
         if not 0.0 < self.held_fraction < 1.0:
             raise InvalidInput(
-                f"data: got held_fraction {self.held_fraction}, expected between 0 and 1", code="FN-0000"
+                f"data: got held_fraction {self.held_fraction}, expected between 0 and 1", code="FN-1241"
             )
         if self.mask_token is not None and self.mask_token < 0:
-            raise InvalidInput(f"data: got mask_token {self.mask_token}, expected 0 or more", code="FN-0000")
+            raise InvalidInput(f"data: got mask_token {self.mask_token}, expected 0 or more", code="FN-1237")
 
     @property
     def windows(self) -> bool:
@@ -228,7 +228,7 @@ class StopSettings:
     def __post_init__(self) -> None:
         if self.steps < 0 or self.epochs < 0 or not (self.steps or self.epochs):
             raise InvalidInput(
-                f"stop: got steps {self.steps} and epochs {self.epochs}, expected at least one above 0", code="FN-0000"
+                f"stop: got steps {self.steps} and epochs {self.epochs}, expected at least one above 0", code="FN-1244"
             )
 
 
@@ -256,9 +256,9 @@ class EvaluationSettings:
     def __post_init__(self) -> None:
         for name in ("every", "batch_size", "num_samples", "patience"):
             if getattr(self, name) < 0:
-                raise InvalidInput(f"evaluation: got {name} {getattr(self, name)}, expected 0 or more", code="FN-0000")
+                raise InvalidInput(f"evaluation: got {name} {getattr(self, name)}, expected 0 or more", code="FN-1241")
         if not 0.0 <= self.min_delta < inf:
-            raise InvalidInput(f"evaluation: got min_delta {self.min_delta}, expected 0.0 or more", code="FN-0000")
+            raise InvalidInput(f"evaluation: got min_delta {self.min_delta}, expected 0.0 or more", code="FN-1241")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,16 +283,16 @@ class CheckpointSettings:
     def __post_init__(self) -> None:
         if self.weights is not None and self.weights.suffix != SAFETENSORS:
             raise InvalidInput(
-                f"checkpoints: got weights {self.weights}, expected a name that ends in {SAFETENSORS}", code="FN-0000"
+                f"checkpoints: got weights {self.weights}, expected a name that ends in {SAFETENSORS}", code="FN-1223"
             )
         if self.every < 0 or self.keep < 1:
             raise InvalidInput(
                 f"checkpoints: got every {self.every} and keep {self.keep}, expected from 0 and from 1 on",
-                code="FN-0000",
+                code="FN-1241",
             )
         if self.every and self.folder is None:
             raise InvalidInput(
-                f"checkpoints: got every {self.every} and no folder, expected a folder for them", code="FN-0000"
+                f"checkpoints: got every {self.every} and no folder, expected a folder for them", code="FN-1354"
             )
 
 
@@ -322,11 +322,11 @@ class WatchSettings:
             if not module or not factory:
                 raise InvalidInput(
                     f"watch: got observer {name!r}, expected package.module:factory or path/to/file.py:factory",
-                    code="FN-0000",
+                    code="FN-1360",
                 )
         if not 0.0 < self.hang_after_s <= MAX_HANG_S:
             raise InvalidInput(
                 f"watch: got hang_after_s {self.hang_after_s}, expected a positive number of seconds, at most "
                 f"{MAX_HANG_S:g}",
-                code="FN-0000",
+                code="FN-1241",
             )

@@ -64,11 +64,11 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 1 << 64:
-            raise InvalidInput(f"training: got seed {self.seed}, expected 0 to 2^64 - 1", code="FN-0000")
+            raise InvalidInput(f"training: got seed {self.seed}, expected 0 to 2^64 - 1", code="FN-1240")
         if self.evaluation.keep == "best" and (self.checkpoints.folder or self.checkpoints.resume):
             raise InvalidInput(
                 "evaluation: got keep 'best' beside checkpoints, expected 'last': a checkpoint has one set of values",
-                code="FN-0000",
+                code="FN-1246",
             )
         folder, weights = _folder(self.model), self.checkpoints.weights
         if folder is not None and weights is not None:
@@ -106,7 +106,7 @@ def parse_config(text: str, where: str, overrides: ConfigTables = NO_OVERRIDES) 
     try:
         row = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
-        raise InvalidInput(f"{where}: not TOML ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{where}: not TOML ({exc})", code="FN-1201") from exc
     for table, values in overrides.items():
         if isinstance(row.setdefault(table, {}), dict):
             row[table] |= values
@@ -118,7 +118,7 @@ def read_train_config(path: Path, overrides: ConfigTables = NO_OVERRIDES) -> Tra
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: cannot be read ({exc})", code="FN-1201") from exc
     return parse_config(text, str(path), overrides)
 
 
@@ -130,19 +130,19 @@ def check_config(config: TrainConfig, num_processes: int) -> None:
         RuntimeMissing: The job needs a library that is not installed.
     """
     if num_processes < 1:
-        raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1", code="FN-0000")
+        raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1", code="FN-1202")
     mesh, folder, initial = config.parallel.mesh, _folder(config.model), config.model.initial
     if folder is not None and initial is not None and weights_in(folder):
         raise InvalidInput(
             f"model: got initial {initial} and weights in {folder}, expected one of them; leave initial "
             "out, or take a folder that has config.json alone",
-            code="FN-0000",
+            code="FN-1224",
         )
     if config.model.app and config.model.layout is None and mesh.pp * mesh.tp > 1:
         raise InvalidInput(
             f"mesh {mesh}: got pp {mesh.pp} and tp {mesh.tp} for the App {config.model.app}, whose module cannot be "
             "cut or split without names; take dp_replicate and dp_shard, or give [model.layout]",
-            code="FN-0000",
+            code="FN-1268",
         )
     layout = config.model.parallel_layout
     if config.model.family is not None:
@@ -165,13 +165,13 @@ def _check_axes(what: str, layout: Layout, mesh: MeshShape, where: str) -> None:
         raise InvalidInput(
             f"mesh {mesh}: got tp {mesh.tp} for the {what}, whose layout has no plan that splits its modules "
             f"over tp; {others} a plan to {where}",
-            code="FN-0000",
+            code="FN-1268",
         )
     if mesh.pp > 1 and "pp" not in layout.unfit and not layout.layers:
         raise InvalidInput(
             f"mesh {mesh}: got pp {mesh.pp} for the {what}, whose layout names no list of layers to cut for "
             f"pp; {others} the list to {where}",
-            code="FN-0000",
+            code="FN-1268",
         )
 
 
@@ -183,7 +183,7 @@ def check_tokens(config: TrainConfig) -> None:
         raise InvalidInput(
             f"data: got mask_token {data.mask_token}, expected none: it hides tokens of a text from an encoder or a "
             "masked model",
-            code="FN-0000",
+            code="FN-1237",
         )
     if family is None or tokens is None or not data.windows:
         return
@@ -191,13 +191,13 @@ def check_tokens(config: TrainConfig) -> None:
         raise InvalidInput(
             f"data: got length {data.length}, expected at most the model's {tokens.positions} positions "
             f"([model.{family.name}])",
-            code="FN-0000",
+            code="FN-1235",
         )
     if tokens.own_mask and data.mask_token is None:
         raise InvalidInput(
             f"data: got no mask_token for [model.{family.name}] with weights, expected the id that its tokenizer gives "
             "the mask; without weights the token after the data's last one is the mask",
-            code="FN-0000",
+            code="FN-1237",
         )
 
 
@@ -213,7 +213,7 @@ def check_fitted(config: TrainConfig, num_processes: int) -> None:
         raise InvalidInput(
             f"{exc}; this is mesh {mesh} fitted to {num_processes} processes: take a batch that can be divided among "
             "every number of machines, or other numbers of them",
-            code="FN-0000",
+            code=exc.code,
         ) from exc
 
 
@@ -233,7 +233,7 @@ def _check_precision(model: ModelSettings, parallel: ParallelSettings) -> None:
         raise InvalidInput(
             f"parallel: got precision 'double' and dtype {config.dtype!r} in [model.pretrained], expected dtype "
             "'float64'; set it, or use precision 'full'",
-            code="FN-0000",
+            code="FN-1222",
         )
 
 
@@ -243,19 +243,19 @@ def _check_export(folder: Path, weights: Path) -> None:
         same = weights.parent.resolve() == folder.resolve()
     except (OSError, RuntimeError, ValueError) as exc:
         raise InvalidInput(
-            f"checkpoints: got weights {weights}, expected the path of a file ({exc})", code="FN-0000"
+            f"checkpoints: got weights {weights}, expected the path of a file ({exc})", code="FN-1223"
         ) from exc
     if same:
         raise InvalidInput(
             f"checkpoints: got weights {weights} in the folder that the model comes from, expected another folder: "
             "a config.json is written beside them",
-            code="FN-0000",
+            code="FN-1223",
         )
     if weights.name != ONE_FILE:
         raise InvalidInput(
             f"checkpoints: got weights {weights} of a model of transformers, expected the name {ONE_FILE}, by which "
             "from_pretrained finds them",
-            code="FN-0000",
+            code="FN-1223",
         )
 
 
@@ -267,12 +267,12 @@ def _check_evaluation(config: TrainConfig) -> None:
         raise InvalidInput(
             f"evaluation: got batch_size {size}, expected a multiple of {mesh.num_parts} parts x "
             f"{config.parallel.microbatches} microbatches = {pieces}",
-            code="FN-0000",
+            code="FN-1245",
         )
     if config.parallel.folded and config.evaluation_size * num_accumulated != config.training.batch_size:
         raise InvalidInput(
             f"evaluation: got batch_size {size} and schedule {config.parallel.schedule}, expected "
             f"{config.training.batch_size // num_accumulated} (batch {config.training.batch_size} in {num_accumulated} "
             "turns): it takes batches of one size; leave it out, or take another schedule",
-            code="FN-0000",
+            code="FN-1245",
         )

@@ -95,10 +95,10 @@ def read_characters(text: str) -> str:
     except OSError as exc:
         raise InvalidInput(
             f"{text}: cannot be read ({exc.strerror}); expected a text file, or {SHAKESPEARE} by its name",
-            code="FN-0000",
+            code="FN-1230",
         ) from exc
     except UnicodeDecodeError as exc:
-        raise InvalidInput(f"{where}: not UTF-8 text ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{where}: not UTF-8 text ({exc})", code="FN-1230") from exc
 
 
 def split_text(text: str, held_fraction: float) -> tuple[Tokens, Tokens]:
@@ -128,12 +128,12 @@ def read_tokens(path: Path) -> Tokens:
             # numpy returns the raw bytes of an archive member that is not an array.
             raise ValueError(f"its one member is {type(array).__name__}")
     except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})", code="FN-1231") from exc
     except UNREADABLE as exc:
-        raise InvalidInput(f"{path}: not an array of numbers as numpy writes it ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not an array of numbers as numpy writes it ({exc})", code="FN-1231") from exc
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise InvalidInput(
-            f"{path}: got {array.dtype} {list(array.shape)}, expected one row of integers, token ids", code="FN-0000"
+            f"{path}: got {array.dtype} {list(array.shape)}, expected one row of integers, token ids", code="FN-1231"
         )
     flat: Tokens = array
     return flat
@@ -147,7 +147,7 @@ def _only_array(path: Path) -> Tokens:
             raise ValueError("no archive")
         if len(archive.files) != 1:
             raise InvalidInput(
-                f"{path}: got arrays {', '.join(archive.files) or 'none'}, expected one, of token ids", code="FN-0000"
+                f"{path}: got arrays {', '.join(archive.files) or 'none'}, expected one, of token ids", code="FN-1231"
             )
         array: Tokens = archive[archive.files[0]]
     return array
@@ -159,13 +159,13 @@ def _count_tokens(flat: Tokens, where: str, vocabulary: int) -> int:
     A collective. Raises InvalidInput.
     """
     if not len(flat):
-        raise InvalidInput(f"{where}: got no tokens, expected some", code="FN-0000")
+        raise InvalidInput(f"{where}: got no tokens, expected some", code="FN-1236")
     limits = np.iinfo(flat.dtype)
     if limits.min == 0 and limits.max < vocabulary:
         return int(limits.max) + 1
     least, most = on_first_rank(lambda alive: _range(flat, alive))
     if least < 0:
-        raise InvalidInput(f"{where}: got tokens from {least} to {most}, expected from 0 on", code="FN-0000")
+        raise InvalidInput(f"{where}: got tokens from {least} to {most}, expected from 0 on", code="FN-1233")
     return most + 1
 
 
@@ -197,13 +197,13 @@ def _load_examples(
         try:
             examples = at_longest(examples, app.lengths)
         except ValueError as exc:
-            raise InvalidInput(f"{data.examples}: {exc}", code="FN-0000") from exc
+            raise InvalidInput(f"{data.examples}: {exc}", code="FN-1185") from exc
         dtype = str(app.target_dtype).removeprefix("torch.")
         check_examples(examples, app.input_shapes, app.num_classes, dtype)
     elif X not in examples.inputs:
         raise InvalidInput(
             f"{data.examples}: got the inputs {sorted(examples.inputs)}, expected {X}; name the array of tokens {X}",
-            code="FN-0000",
+            code="FN-1234",
         )
     elif (
         examples.inputs[X].dtype != np.int32
@@ -213,20 +213,20 @@ def _load_examples(
         raise InvalidInput(
             f"{data.examples}: got x {examples.inputs[X].dtype} {examples.inputs[X].shape} and y {examples.y.shape}, "
             "expected int32 tokens and their target tokens (n, T)",
-            code="FN-0000",
+            code="FN-1234",
         )
     elif model.positions is not None and examples.inputs[X].shape[1] > model.positions:
         raise InvalidInput(
             f"{data.examples}: got {examples.inputs[X].shape[1]} tokens a sample, expected at most the model's "
             f"{model.positions} positions",
-            code="FN-0000",
+            code="FN-1235",
         )
     else:
         _check_vocabulary(
             int(max(examples.inputs[X].max(), examples.y.max())) + 1, model.vocabulary, str(data.examples)
         )
     if len(examples) == 1:
-        raise InvalidInput(f"{data.examples}: got 1 example, expected at least 2: one is held out", code="FN-0000")
+        raise InvalidInput(f"{data.examples}: got 1 example, expected at least 2: one is held out", code="FN-1121")
     num_held = min(max(1, round(len(examples) * data.held_fraction)), len(examples) - 1)
     return hold_out(examples, num_held, np.random.default_rng(config.seed))
 
@@ -235,5 +235,5 @@ def _check_vocabulary(num_tokens: int, vocabulary: int, where: str) -> None:
     if num_tokens > vocabulary:
         raise InvalidInput(
             f"{where}: got {num_tokens} tokens, expected at most the model's {vocabulary}; raise its vocabulary",
-            code="FN-0000",
+            code="FN-1233",
         )

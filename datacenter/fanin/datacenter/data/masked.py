@@ -59,7 +59,7 @@ class MaskedSamples:
             raise InvalidInput(
                 f"tokens: got {len(self.tokens)}, expected at least {self.length}, one window; use more data, or a "
                 "shorter sequence",
-                code="FN-0000",
+                code="FN-1236",
             )
 
     def __len__(self) -> int:

@@ -105,7 +105,7 @@ class WindowSamples:
             raise InvalidInput(
                 f"tokens: got {len(tokens)}, expected at least {length + 1}, one window of {length} and the token "
                 "after it; use more data, or a shorter sequence",
-                code="FN-0000",
+                code="FN-1236",
             )
         self._tokens = tokens
         self._length = length
@@ -163,7 +163,7 @@ class SampleOrder:
             raise InvalidInput(
                 f"samples: got {self._num}, of which {cursor.taken} were taken in epoch {cursor.epoch}, expected more: "
                 "the job began with other data; resume with that data, or start a new job",
-                code="FN-0000",
+                code="FN-1342",
             )
         stop = min(cursor.taken + size, self._num)
         after = Cursor(epoch=cursor.epoch, taken=stop) if stop < self._num else Cursor(epoch=cursor.epoch + 1)

@@ -172,7 +172,7 @@ class FamilyModel:
         except (Exception, SystemExit) as exc:  # Any error: the code is not fanin's. It may even call sys.exit.
             text = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
             raise InvalidInput(
-                f"family {self.name!r}: {part} raised {text}{_line_of(exc)}; correct it", code="FN-0000"
+                f"family {self.name!r}: {part} raised {text}{_line_of(exc)}; correct it", code="FN-1212"
             ) from exc
 
 

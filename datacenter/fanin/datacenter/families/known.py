@@ -43,12 +43,12 @@ def family_named(name: str) -> AnyFamily:
         near = get_close_matches(name, family_names(), 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise InvalidInput(
-            f"model: got family {name!r}, expected one of {', '.join(family_names())}{hint}", code="FN-0000"
+            f"model: got family {name!r}, expected one of {', '.join(family_names())}{hint}", code="FN-1211"
         )
     try:
         check_single("model: family", name, GROUP)
     except InvalidPlan as exc:
-        raise InvalidInput(str(exc), code="FN-0000") from exc
+        raise InvalidInput(str(exc), code=exc.code) from exc
     try:
         family: object = entry.load()
     except Exception as exc:  # Any error: the code comes from another package.
@@ -56,13 +56,13 @@ def family_named(name: str) -> AnyFamily:
         raise InvalidInput(
             f"model: the family {name!r} cannot be imported from {entry.value} ({type(exc).__name__}: {text}); repair "
             "that package",
-            code="FN-0000",
+            code="FN-1212",
         ) from exc
     if not isinstance(family, Family):
         raise InvalidInput(
             f"model: {entry.value} of the family {name!r} is {family!r}, expected a Family of "
             "fanin.datacenter.families; correct that package",
-            code="FN-0000",
+            code="FN-1212",
         )
     return family
 

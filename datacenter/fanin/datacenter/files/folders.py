@@ -39,14 +39,14 @@ def check_folder(folder: Path, what: str, *, create: bool = False) -> None:
     except OSError as exc:
         remedy = "name another" if create else "make the folder, or name another"
         raise InvalidInput(
-            f"{what}, expected a place that can be written (folder {folder}: {exc.strerror}); {remedy}", code="FN-0000"
+            f"{what}, expected a place that can be written (folder {folder}: {exc.strerror}); {remedy}", code="FN-1350"
         ) from exc
 
 
 def check_renamed(path: Path, what: str) -> None:
     """Raise InvalidInput unless a file can be written next to this path and renamed to it."""
     if path.is_dir():
-        raise InvalidInput(f"{what}, which is a folder; name a file in it", code="FN-0000")
+        raise InvalidInput(f"{what}, which is a folder; name a file in it", code="FN-1350")
     check_folder(path.parent, what)
 
 
@@ -88,7 +88,7 @@ def _lock(descriptor: int, folder: Path, until_s: float) -> None:
                 raise Conflict(
                     f"folder {folder}: another job of this machine runs there, expected none; wait for it to end, stop "
                     "it, or name another folder",
-                    code="FN-0000",
+                    code="FN-1351",
                 ) from None
             if not announced:
                 sys.stderr.write(f"folder {folder}: waiting for another job there to end\n")

@@ -276,11 +276,11 @@ def _read_json(path: Path) -> dict[str, object]:
     try:
         row = json.loads(path.read_bytes())
     except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})", code="FN-1352") from exc
     except (ValueError, RecursionError) as exc:
-        raise InvalidInput(f"{path}: not JSON ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not JSON ({exc})", code="FN-1352") from exc
     if not isinstance(row, dict):
-        raise InvalidInput(f"{path}: got {type(row).__name__}, expected an object", code="FN-0000")
+        raise InvalidInput(f"{path}: got {type(row).__name__}, expected an object", code="FN-1352")
     if row.get("format") != FORMAT:
-        raise InvalidInput(f"{path}: got format {row.get('format')!r}, expected {FORMAT}", code="FN-0000")
+        raise InvalidInput(f"{path}: got format {row.get('format')!r}, expected {FORMAT}", code="FN-1352")
     return row

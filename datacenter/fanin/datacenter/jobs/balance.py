@@ -49,7 +49,7 @@ def balance_pipeline(config: TrainConfig, job: JobModel, device: torch.device) -
         raise InvalidInput(
             f"{folder}/{LAYER_TIMES_FILE}: got {len(stored)} times, expected {expected}: inputs, each layer, outputs; "
             "the file belongs to another model, use another folder",
-            code="FN-0000",
+            code="FN-1276",
         )
 
     def measure(after_part: Callable[[], None]) -> Times:

@@ -204,7 +204,7 @@ class Comparison:
             raise InvalidInput(
                 f"model: layout: for the same {len(self._indices)} samples{mode} got the loss {loss:.7g} on mesh "
                 f"{parallel.mesh} and {expected:.7g} in one process, expected the same; {_remedy(parallel)}",
-                code="FN-0000",
+                code="FN-1292",
             )
 
     def _differing(self, gradients: Iterator[tuple[str, Tensor]], engine: Engine) -> dict[str, float]:
@@ -244,7 +244,7 @@ class Comparison:
             f"model: layout: for the same {len(self._indices)} samples the gradient of {first}{more} on mesh "
             f"{parallel.mesh} differs from that in one process (by {differing[first]:.2g} of its norm), expected the "
             f"same; {remedy}",
-            code="FN-0000",
+            code="FN-1292",
         )
 
     def _batch(self, engine: Engine, size: int) -> Batch:
@@ -273,7 +273,7 @@ def _forward_errors(parallel: ParallelSettings) -> Iterator[None]:
         raise InvalidInput(
             f"model: layout: on mesh {parallel.mesh} the forward fails ({str(exc).partition(chr(10))[0]}), but not "
             f"in one process; {_remedy(parallel)}",
-            code="FN-0000",
+            code="FN-1292",
         ) from exc
 
 

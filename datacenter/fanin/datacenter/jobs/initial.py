@@ -77,7 +77,7 @@ def write_initial(config: TrainConfig, values: InitialParameters, folder: Path) 
     if config.model.initial is not None:
         raise InvalidInput(
             f"initial: got parameters, and [model] initial {config.model.initial}, expected one of them; leave one out",
-            code="FN-0000",
+            code="FN-1224",
         )
     data, suffix = _file_of(values)
     check_folder(folder, f"datacenter job: got folder {folder}", create=True)
@@ -93,12 +93,12 @@ def _file_of(values: InitialParameters) -> tuple[bytes, str]:
     for name, array in {**arrays, "the array": flat}.items():
         if array.dtype != np.float32:
             raise InvalidInput(
-                f"initial: got {name} of {array.dtype}, expected float32 arrays; convert it", code="FN-0000"
+                f"initial: got {name} of {array.dtype}, expected float32 arrays; convert it", code="FN-1310"
             )
     if not isinstance(values, Mapping):
         if flat.ndim != 1:
             raise InvalidInput(
-                f"initial: got an array {list(flat.shape)}, expected a flat one, or arrays by name", code="FN-0000"
+                f"initial: got an array {list(flat.shape)}, expected a flat one, or arrays by name", code="FN-1310"
             )
         buffer = BytesIO()
         np.save(buffer, flat, allow_pickle=False)
@@ -106,7 +106,7 @@ def _file_of(values: InitialParameters) -> tuple[bytes, str]:
     try:
         table = TensorTable.of({name: array.shape for name, array in arrays.items()})
     except (TypeError, ValueError) as exc:
-        raise InvalidInput(f"initial: {exc}", code="FN-0000") from exc
+        raise InvalidInput(f"initial: {exc}", code="FN-1310") from exc
     return encode_parameters(table, table.flatten(arrays)), CANONICAL
 
 
@@ -145,7 +145,7 @@ def _seed_file(folder: Path | None) -> Path:
         raise InvalidInput(
             "datacenter job: got several ranks and no folder, expected one that all of them share, because the first "
             "rank writes the initial parameters into it; pass the job's folder",
-            code="FN-0000",
+            code="FN-1320",
         )
     return folder / SEED_FILE
 
@@ -194,7 +194,7 @@ def _file_digest(path: Path) -> str:
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as exc:
-        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: cannot be read ({exc.strerror})", code="FN-1313") from exc
 
 
 @torch.no_grad()
@@ -207,6 +207,6 @@ def _load_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
             raise InvalidInput(
                 f"App: got the buffer {name} {list(value.shape)} on the first rank and {shape} on this one, expected "
                 "the same; the App's function must build the same module on every rank",
-                code="FN-0000",
+                code="FN-1307",
             )
         own[name].copy_(value)

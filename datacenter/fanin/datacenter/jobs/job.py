@@ -135,7 +135,7 @@ def _run_rank(path: Path, stop: StopSignal, *, multi_machine: bool) -> int:
         (folder / SEED_FILE).unlink(missing_ok=True)
     if rank == 0 and result.failure:
         # Status 0, because a restart would not change the result.
-        _report(folder, InvalidInput(result.failure, code="FN-0000"))
+        _report(folder, InvalidInput(result.failure, code="FN-1362"))
     return _stopped_status(stop) if multi_machine and result.metrics.stopped else 0
 
 
@@ -172,7 +172,7 @@ def _error_of_app(config: TrainConfig, caught: BaseException) -> FaninError | No
     text = " ".join(str(caught).split())
     return UnsupportedModel(
         f"App {config.model.app!r}: its own code raised {what}: {text}; the log of the rank has the traceback",
-        code="FN-0000",
+        code="FN-1300",
     )
 
 
@@ -237,7 +237,7 @@ def _load_observers(config: TrainConfig, place: RankPlace) -> list[Guest]:
         failure = Failure(reason=str(exc))
     verdict = agree(failure) if names else None
     if verdict is not None:
-        raise InvalidInput(verdict.reason, code="FN-0000")
+        raise InvalidInput(verdict.reason, code="FN-1360")
     return guests
 
 

@@ -124,7 +124,7 @@ def _check_placement(config: TrainConfig, num_processes: int, placement: Placeme
         raise InvalidInput(
             f"machines: got {elastic.min_nodes} to {elastic.max_nodes} and no folder (--state), expected a "
             "folder that all machines share",
-            code="FN-0000",
+            code="FN-1353",
         )
     # Without a folder, ``launch`` raises the error about the shared folder on several machines.
     needs_period = config.checkpoints.folder is not None or not elastic.multi_machine
@@ -133,20 +133,20 @@ def _check_placement(config: TrainConfig, num_processes: int, placement: Placeme
             f"restarts (--restarts): got {elastic.max_restarts} and no checkpoints on the way, expected a folder "
             "and a period (--checkpoints FOLDER, --checkpoint-every STEPS, or those keys of the config): a job that "
             "lost a rank would start from its first step",
-            code="FN-0000",
+            code="FN-1354",
         )
     if num_observers and (num_processes > 1 or elastic != ONE_MACHINE):
         raise InvalidInput(
             f"observers: got {num_observers} objects for {num_processes} ranks on {elastic.max_nodes} machines with "
             f"{elastic.max_restarts} restarts, expected one rank without restarts: objects cannot be sent to other "
             "processes; name their factories in [watch] observers",
-            code="FN-0000",
+            code="FN-1355",
         )
     if has_calls and elastic.multi_machine:
         raise InvalidInput(
             f"should_continue, on_step: got functions for {elastic.max_nodes} machines, expected one machine: each "
             "machine has a caller of its own; name the factory of an observer in [watch] observers",
-            code="FN-0000",
+            code="FN-1355",
         )
 
 
@@ -161,7 +161,7 @@ def _train_here(
         result = train_rank(config, RankPlace(folder=folder), observers=[*guests, CallAfterStep(calls)])
         write_result(folder, result)
     if result.failure:
-        raise InvalidInput(result.failure, code="FN-0000")
+        raise InvalidInput(result.failure, code="FN-1362")
     return result
 
 
@@ -179,7 +179,7 @@ def ranks_per_machine(config: TrainConfig, elastic: Elastic = ONE_MACHINE) -> in
         raise InvalidInput(
             f"mesh: got {mesh} of {mesh.num_ranks} ranks for {num_nodes} machines, expected a number of ranks "
             f"that {num_nodes} divides; give the mesh of all machines, or set --nproc to the processes of each machine",
-            code="FN-0000",
+            code="FN-1266",
         )
     return mesh.num_ranks // num_nodes
 
@@ -239,11 +239,11 @@ def outcome(folder: Path, elastic: Elastic, returncode: int, new: set[tuple[str,
             f"datacenter job: another machine was stopped after {len(result.metrics.trained.losses)} steps, and the "
             "job could not continue without it; run the same command on all machines to resume from the checkpoint; "
             f"{failure_reason(folder, returncode)}",
-            code="FN-0000",
+            code="FN-1357",
         )
     elif new:
         error = read_error(folder)
-    raise error or Conflict(f"datacenter job: {failure_reason(folder, returncode)}", code="FN-0000")
+    raise error or Conflict(f"datacenter job: {failure_reason(folder, returncode)}", code="FN-1358")
 
 
 def _check(config: TrainConfig, num_processes: int, folder: Path, elastic: Elastic) -> None:
@@ -264,13 +264,13 @@ def _check_machines(config: TrainConfig, num_processes: int, elastic: Elastic) -
             f"datacenter job: got {elastic.min_nodes} to {elastic.max_nodes} nodes and no folder for checkpoints, "
             "expected a checkpoint folder that all machines share: the job resumes from it when a machine joins or "
             "leaves",
-            code="FN-0000",
+            code="FN-1353",
         )
     for num_nodes in range(elastic.min_nodes, elastic.max_nodes + 1):
         try:
             check_fitted(config, num_nodes * num_processes)
         except InvalidInput as exc:
-            raise InvalidInput(f"on {num_nodes} machines of {num_processes} processes: {exc}", code="FN-0000") from exc
+            raise InvalidInput(f"on {num_nodes} machines of {num_processes} processes: {exc}", code=exc.code) from exc
 
 
 def _check_writable(config: TrainConfig, folder: Path) -> None:
@@ -292,5 +292,5 @@ def _check_resume(config: TrainConfig) -> None:
     marked = [each for each in (folder, resume) if each is not None and (each / MARKER).exists()]
     if resume is not None and resume != folder and not marked:
         raise InvalidInput(
-            f"checkpoints: got resume {resume}, expected a folder with a whole checkpoint", code="FN-0000"
+            f"checkpoints: got resume {resume}, expected a folder with a whole checkpoint", code="FN-1341"
         )

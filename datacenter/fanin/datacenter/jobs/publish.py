@@ -43,7 +43,7 @@ def parent_version(operator: Operator, run_id: str, publisher: SigningKey) -> Fe
         raise InvalidVersion(
             f"run {run_id}: got the key {short(publisher.public)}, expected {short(signer)}, which signed the run's "
             "bundle; pass it with --key",
-            code="FN-0000",
+            code="FN-1365",
         )
     return parent
 
@@ -69,14 +69,14 @@ def vector_for(manifest: Manifest, values: TrainedValues) -> Float32s:
             f"{values.source}: got {counted(len(tensors), 'tensor')}: {count_differences(unknown, wrong, missing)}, "
             f"such as {name}: got {received}, expected {expected}; expected the parameters of the run's model "
             f"{manifest.name!r}; name the checkpoints of a job that trains its App, or the job's parameters.bin",
-            code="FN-0000",
+            code="FN-1315",
         )
     flat = manifest.table.flatten({spec.name: tensors[spec.name] for spec in manifest.table.specs})
     if num_broken := int((~np.isfinite(flat)).sum()):
         raise InvalidInput(
             f"{values.source}: got {counted(num_broken, 'value')} that are not finite, expected finite ones; name an "
             "earlier checkpoint",
-            code="FN-0000",
+            code="FN-1312",
         )
     return flat
 
@@ -99,7 +99,7 @@ def measure_version(runtime: Runtime, bundle: Bundle, parameters: Float32s, exam
         return measure(runtime, bundle, parameters, batches_in_order(ready, manifest.batch_size, manifest.lengths))
     except ValueError as exc:
         raise InvalidInput(
-            f"examples: {exc}; pass examples of the run's model {manifest.name!r}", code="FN-0000"
+            f"examples: {exc}; pass examples of the run's model {manifest.name!r}", code="FN-1367"
         ) from exc
 
 

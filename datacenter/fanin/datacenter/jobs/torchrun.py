@@ -66,13 +66,13 @@ class Elastic:
     def __post_init__(self) -> None:
         if self.max_restarts < 0:
             raise InvalidInput(
-                f"datacenter job: got max_restarts {self.max_restarts}, expected 0 or more", code="FN-0000"
+                f"datacenter job: got max_restarts {self.max_restarts}, expected 0 or more", code="FN-1356"
             )
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise InvalidInput(
                 f"datacenter job: got {self.min_nodes} to {self.max_nodes} nodes, expected at least 1, the fewest "
                 "first",
-                code="FN-0000",
+                code="FN-1356",
             )
         host, _, port = self.endpoint.rpartition(":")
         valid = bool(host) and port.isascii() and port.isdecimal() and 0 < int(port) < 2**16
@@ -80,13 +80,13 @@ class Elastic:
             raise InvalidInput(
                 f"datacenter job: got {self.max_nodes} nodes and endpoint {self.endpoint!r}, expected host:port of one "
                 "of the machines if there are several, and none otherwise",
-                code="FN-0000",
+                code="FN-1356",
             )
         if self.min_nodes < self.max_nodes and not self.max_restarts:
             raise InvalidInput(
                 f"datacenter job: got {self.min_nodes} to {self.max_nodes} nodes and max_restarts 0, expected at least "
                 "1: a machine that is lost takes one",
-                code="FN-0000",
+                code="FN-1356",
             )
 
     @property
@@ -119,7 +119,7 @@ def run_ranks(program: Sequence[str], num_processes: int, folder: Path, elastic:
         torchrun's exit status.
     """
     if num_processes < 1:
-        raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1", code="FN-0000")
+        raise InvalidInput(f"datacenter job: got {num_processes} processes, expected at least 1", code="FN-1202")
     with locked_folders(folders_to_lock(folder, None, elastic), STOP_S) as locks:
         return run_locked(program, num_processes, folder, elastic, locks)
 

@@ -36,16 +36,16 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for name in ("vocabulary", "width", "num_layers", "num_heads", "num_kv_heads", "feed_forward"):
             if getattr(self, name) < 1:
-                raise InvalidInput(f"decoder: got {name} {getattr(self, name)}, expected at least 1", code="FN-0000")
+                raise InvalidInput(f"decoder: got {name} {getattr(self, name)}, expected at least 1", code="FN-1214")
         if self.width % (2 * self.num_heads):
             raise InvalidInput(
                 f"decoder: got width {self.width} and {self.num_heads} heads, expected an even width for each head",
-                code="FN-0000",
+                code="FN-1214",
             )
         if self.num_heads % self.num_kv_heads:
             raise InvalidInput(
                 f"decoder: got {self.num_heads} heads and {self.num_kv_heads} kv heads, expected a multiple",
-                code="FN-0000",
+                code="FN-1214",
             )
 
     @property

@@ -33,10 +33,10 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         for name in ("vocabulary", "context", "width", "num_layers", "num_heads", "feed_forward"):
             if getattr(self, name) < 1:
-                raise InvalidInput(f"encoder: got {name} {getattr(self, name)}, expected at least 1", code="FN-0000")
+                raise InvalidInput(f"encoder: got {name} {getattr(self, name)}, expected at least 1", code="FN-1214")
         if self.width % self.num_heads:
             raise InvalidInput(
-                f"encoder: got width {self.width} and {self.num_heads} heads, expected a multiple", code="FN-0000"
+                f"encoder: got width {self.width} and {self.num_heads} heads, expected a multiple", code="FN-1214"
             )
 
 

@@ -139,7 +139,7 @@ def module_of(fields: JsonObject, dtype: str, seed: int | None, where: str) -> n
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in library.CONFIG_MAPPING:
         raise UnsupportedModel(
-            f"{where}: got model_type {model_type!r}, expected one that transformers itself knows", code="FN-0000"
+            f"{where}: got model_type {model_type!r}, expected one that transformers itself knows", code="FN-1217"
         )
     initialization: AbstractContextManager[object] = _uninitialized() if seed is None else seeded(seed)
     try:
@@ -166,7 +166,7 @@ def module_of(fields: JsonObject, dtype: str, seed: int | None, where: str) -> n
     except _config_errors() as exc:
         text = " ".join(str(exc).split())
         raise InvalidInput(
-            f"{where}: transformers cannot build this model ({type(exc).__name__}: {text})", code="FN-0000"
+            f"{where}: transformers cannot build this model ({type(exc).__name__}: {text})", code="FN-1219"
         ) from exc
     return module
 
@@ -191,7 +191,7 @@ def _head_of(library: ModuleType, config: object, fields: JsonObject, where: str
     raise UnsupportedModel(
         f"{where}: got model_type {fields.get('model_type')!r}, expected a causal or a masked language model of "
         "transformers; this kind has no such head",
-        code="FN-0000",
+        code="FN-1217",
     )
 
 
@@ -229,7 +229,7 @@ def _load_translated(module: nn.Module, settings: PretrainedSettings) -> None:
     except unreadable as exc:
         text = " ".join(str(exc).split())
         raise InvalidInput(
-            f"{where}: transformers cannot read its weights ({type(exc).__name__}: {text})", code="FN-0000"
+            f"{where}: transformers cannot read its weights ({type(exc).__name__}: {text})", code="FN-1219"
         ) from exc
     missing, wrong = (sorted(map(str, report.get(name, ()))) for name in ("missing_keys", "mismatched_keys"))
     if missing or wrong:
@@ -237,7 +237,7 @@ def _load_translated(module: nn.Module, settings: PretrainedSettings) -> None:
             f"{where}: got weights of which {len(wrong)} have another shape and {len(missing)} are missing, such as "
             f"{(missing or wrong)[0]}, expected all of {type(module).__name__}; write the model again with "
             "save_pretrained of transformers",
-            code="FN-0000",
+            code="FN-1219",
         )
     with torch.no_grad():
         values = dict(loaded.named_parameters())
@@ -262,7 +262,7 @@ def positions_of(module: nn.Module) -> int | None:
 def _transformers() -> ModuleType:
     if find_spec("transformers") is None:
         raise RuntimeMissing(
-            "model: transformers is not installed here; pip install 'fanin[transformers]'", code="FN-0000"
+            "model: transformers is not installed here; pip install 'fanin[transformers]'", code="FN-1104"
         )
     return importlib.import_module("transformers")
 

@@ -40,14 +40,14 @@ def read_config(folder: Path) -> JsonObject:
         config = json.loads(path.read_bytes())
     except OSError as exc:
         raise InvalidInput(
-            f"{path}: cannot be read ({exc.strerror}); expected the folder of a model", code="FN-0000"
+            f"{path}: cannot be read ({exc.strerror}); expected the folder of a model", code="FN-1216"
         ) from exc
     except (ValueError, RecursionError) as exc:
-        raise InvalidInput(f"{path}: not JSON ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not JSON ({exc})", code="FN-1216") from exc
     if not isinstance(config, dict):
-        raise InvalidInput(f"{path}: got {type(config).__name__}, expected an object", code="FN-0000")
+        raise InvalidInput(f"{path}: got {type(config).__name__}, expected an object", code="FN-1216")
     if config.get("quantization_config") is not None:
-        raise UnsupportedModel(f"{path}: got a quantized model, expected one whose weights are floats", code="FN-0000")
+        raise UnsupportedModel(f"{path}: got a quantized model, expected one whose weights are floats", code="FN-1217")
     return config
 
 
@@ -65,7 +65,7 @@ def weights_in(folder: Path) -> Path | None:
         raise InvalidInput(
             f"{folder}: got weights in {others[0]}, expected {ONE_FILE} or {INDEX}: a pickle is never opened, because "
             "it can run code; write the model again with save_pretrained of transformers",
-            code="FN-0000",
+            code="FN-1221",
         )
     return None
 

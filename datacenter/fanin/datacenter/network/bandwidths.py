@@ -152,15 +152,15 @@ def predicted_seconds(row: CollectiveTiming, link: Link, num_ranks: int) -> floa
 def check_backend(backend: str, num_ranks: int) -> None:
     """Raise InvalidInput unless ``num_ranks`` ranks of this machine can communicate through the backend."""
     if num_ranks < 2:
-        raise InvalidInput(f"ranks: got {num_ranks}, expected at least 2: a single rank sends nothing", code="FN-0000")
+        raise InvalidInput(f"ranks: got {num_ranks}, expected at least 2: a single rank sends nothing", code="FN-1370")
     if backend not in (GLOO, NCCL):
-        raise InvalidInput(f"backend: got {backend!r}, expected {GLOO} or {NCCL}", code="FN-0000")
+        raise InvalidInput(f"backend: got {backend!r}, expected {GLOO} or {NCCL}", code="FN-1370")
     num_devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if backend == NCCL and num_devices < num_ranks:
         raise InvalidInput(
             f"backend: got {NCCL!r} for {num_ranks} ranks, expected a GPU for each, and there are "
             f"{num_devices}; use {GLOO}",
-            code="FN-0000",
+            code="FN-1370",
         )
 
 

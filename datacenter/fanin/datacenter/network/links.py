@@ -44,7 +44,7 @@ class Link:
             raise InvalidInput(
                 f"link {self.name}: got {self.bytes_per_second} bytes a second and a latency of {self.latency_s} s, "
                 "expected a positive number and 0 or more",
-                code="FN-0000",
+                code="FN-1371",
             )
 
     def seconds(self, kind: str, amount: Amount, num_ranks: int) -> float:
@@ -94,7 +94,7 @@ def link_of(text: str) -> Link:
         speed = float(text)
     except ValueError:
         raise InvalidInput(
-            f"link: got {text!r}, expected gigabytes a second or one of {', '.join(LINKS)}", code="FN-0000"
+            f"link: got {text!r}, expected gigabytes a second or one of {', '.join(LINKS)}", code="FN-1371"
         ) from None
     return _link(f"{text} GB/s", speed, OWN_LATENCY_S, "as given")
 
@@ -115,7 +115,7 @@ class Topology:
 
     def __post_init__(self) -> None:
         if self.ranks_per_node < 1:
-            raise InvalidInput(f"topology: got {self.ranks_per_node} ranks a node, expected at least 1", code="FN-0000")
+            raise InvalidInput(f"topology: got {self.ranks_per_node} ranks a node, expected at least 1", code="FN-1371")
 
     def link(self, axis: str, sizes: Mapping[str, int]) -> Link:
         """Return the link that connects the ranks along an axis. Ranks on the last axes are closest to each other.

@@ -47,13 +47,13 @@ def guest_of(name: str, observer: object) -> Guest:
     if not isinstance(observer, TrainingObserver) or not callable(observer.on):
         raise InvalidInput(
             f"observer {name}: got {type(observer).__name__}, expected an object with a method on(event)",
-            code="FN-0000",
+            code="FN-1360",
         )
     try:
         signature(observer.on).bind(None)
     except (TypeError, ValueError) as exc:
         raise InvalidInput(
-            f"observer {name}: got on{_arguments(observer)}, expected on(event) ({exc})", code="FN-0000"
+            f"observer {name}: got on{_arguments(observer)}, expected on(event) ({exc})", code="FN-1360"
         ) from exc
     return Guest(name, observer)
 
@@ -67,16 +67,16 @@ def _create(name: str, place: RankPlace) -> object:
         factory = load_object("observer", name)
         if not callable(factory):
             raise InvalidInput(
-                f"observer {name!r}: got {type(factory).__name__}, expected a function of one RankPlace", code="FN-0000"
+                f"observer {name!r}: got {type(factory).__name__}, expected a function of one RankPlace", code="FN-1360"
             )
         return factory(place)
     except FaninError as exc:
-        raise InvalidInput(str(exc), code="FN-0000") from exc
+        raise InvalidInput(str(exc), code=exc.code) from exc
     except (Exception, SystemExit) as exc:  # Any error: the code is not fanin's. It may even call sys.exit.
         raise InvalidInput(
             f"observer {name!r}: its factory raised {type(exc).__name__}: {exc}; correct the factory. It is called "
             "with one RankPlace",
-            code="FN-0000",
+            code="FN-1362",
         ) from exc
 
 

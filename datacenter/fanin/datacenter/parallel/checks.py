@@ -22,7 +22,7 @@ def check_job(layout: Layout, parallel: ParallelSettings, training: TrainingSett
     for axis, fault in layout.unfit.items():
         if sizes_of_axes[axis] > 1:
             raise UnsupportedModel(
-                f"mesh {parallel.mesh}: got {axis} {sizes_of_axes[axis]} for {fault}", code="FN-0000"
+                f"mesh {parallel.mesh}: got {axis} {sizes_of_axes[axis]} for {fault}", code="FN-1269"
             )
     faults = [
         *_width_faults(layout, parallel.mesh),
@@ -37,7 +37,7 @@ def check_job(layout: Layout, parallel: ParallelSettings, training: TrainingSett
             f"{sizes.num_heads} heads, {sizes.num_kv_heads} kv heads, feed-forward {sizes.feed_forward}, batch "
             f"{training.batch_size}, accumulate {training.accumulate}, {parallel.microbatches} microbatches, schedule "
             f"{parallel.schedule})",
-            code="FN-0000",
+            code="FN-1267",
         )
 
 
@@ -48,7 +48,7 @@ def check_sequence(parallel: ParallelSettings, length: int) -> None:
         raise InvalidInput(
             f"parallel: got sequence_parallel, tp {tp} and sequences of {length} tokens, expected a multiple of tp: "
             "every rank needs the same number of positions; use another length, or omit sequence_parallel",
-            code="FN-0000",
+            code="FN-1271",
         )
 
 

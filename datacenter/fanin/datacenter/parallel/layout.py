@@ -121,20 +121,20 @@ def check_layout(layout: Layout, module: "nn.Module") -> None:
             raise InvalidInput(
                 f"layout: got {part!r}, which is no module of the model, expected names of its modules; the outermost "
                 f"are {', '.join(sorted(name for name in names if name and '.' not in name))}",
-                code="FN-0000",
+                code="FN-1284",
             )
     num_layers = len(list(module.get_submodule(layout.layers).children())) if layout.layers else 1
     if layout.sizes.num_layers != num_layers and not layout.layers:
         raise InvalidInput(
             f"layout: got layers '' and num_layers {layout.sizes.num_layers}; name the list of layers, or set "
             "num_layers = 1",
-            code="FN-0000",
+            code="FN-1287",
         )
     if layout.sizes.num_layers != num_layers:
         raise InvalidInput(
             f"layout: got num_layers {layout.sizes.num_layers}, expected {num_layers}, the number of modules in "
             f"{layout.layers}; correct the sizes of the layout or the build of the model",
-            code="FN-0000",
+            code="FN-1287",
         )
     if layout.tied is not None:
         values = dict(module.named_parameters(remove_duplicate=False))
@@ -143,7 +143,7 @@ def check_layout(layout: Layout, module: "nn.Module") -> None:
             raise InvalidInput(
                 f"layout: got tied {copied}, {original}, expected two names of one parameter: the copy and the "
                 "original",
-                code="FN-0000",
+                code="FN-1285",
             )
     _check_plan(layout.plan, names - {""})
 
@@ -157,18 +157,18 @@ def _check_plan(plan: Mapping[str, Style], names: Collection[str]) -> None:
             raise InvalidInput(
                 f"layout: got the style {style!r} for the pattern {pattern!r} of the plan, expected one of "
                 f"{', '.join(get_args(Style))}",
-                code="FN-0000",
+                code="FN-1286",
             )
         if pattern not in matching:
             raise InvalidInput(
                 f"layout: the pattern {pattern!r} of the plan matches no module, expected at least one; correct or "
                 "remove it ('*' matches within one component between dots)",
-                code="FN-0000",
+                code="FN-1284",
             )
     for name, patterns in sorted(patterns_by_name.items()):
         if len(patterns) > 1:
             raise InvalidInput(
                 f"layout: the patterns {' and '.join(map(repr, patterns))} of the plan match the module {name}, "
                 "expected one; make them more exact",
-                code="FN-0000",
+                code="FN-1284",
             )

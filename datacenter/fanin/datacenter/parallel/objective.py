@@ -116,7 +116,7 @@ def padded_objective(loss: SampleLoss) -> Objective:
             raise InvalidInput(
                 f"loss: got shape {tuple(per_sample.shape)} for {len(real)} samples, expected {tuple(real.shape)}, one "
                 "number for each sample; use reduction='none' and take the mean over the other dimensions",
-                code="FN-0000",
+                code="FN-1305",
             )
         return torch.where(real, per_sample, 0.0)
 
@@ -133,7 +133,7 @@ def _checked(outputs: object) -> Tensor:
         return outputs
     raise InvalidInput(
         f"model: the module returned {type(outputs).__name__}, expected a tensor; return that tensor alone in forward",
-        code="FN-0000",
+        code="FN-1306",
     )
 
 

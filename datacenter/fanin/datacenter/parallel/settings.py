@@ -68,28 +68,28 @@ class ParallelSettings:
         _one_of("schedule", self.schedule, tuple(SCHEDULES))
         _check_times(self.layer_times, self.mesh)
         if self.microbatches < 1:
-            raise InvalidInput(f"parallel: got {self.microbatches} microbatches, expected at least 1", code="FN-0000")
+            raise InvalidInput(f"parallel: got {self.microbatches} microbatches, expected at least 1", code="FN-1255")
         if self.stages_per_rank < 0:
             raise InvalidInput(
-                f"parallel: got stages_per_rank {self.stages_per_rank}, expected 0 or more", code="FN-0000"
+                f"parallel: got stages_per_rank {self.stages_per_rank}, expected 0 or more", code="FN-1255"
             )
         if self.precision == "fp16" and self.mesh.pp > 1:
             raise InvalidInput(
                 f"parallel: got precision fp16 and mesh {self.mesh}, expected pp 1: the loss scale depends on "
                 "whether gradients overflow, which is known only after the pipeline has run; use bf16",
-                code="FN-0000",
+                code="FN-1273",
             )
         if self.offload and not self.sharded:
             raise InvalidInput(
                 f"parallel: got offload and mesh {self.mesh} (replicate {self.replicate!r}), expected none, dp_shard "
                 "above 1, or replicate 'hsdp': only FSDP2 keeps parameters on the CPU",
-                code="FN-0000",
+                code="FN-1271",
             )
         if self.sequence_parallel and self.mesh.tp == 1:
             raise InvalidInput(
                 f"parallel: got sequence_parallel and mesh {self.mesh}, expected tp above 1: the ranks of tp split the "
                 "sequence; use a mesh with tp, or omit sequence_parallel",
-                code="FN-0000",
+                code="FN-1271",
             )
         if self.pipelined:
             self.pipeline()
@@ -98,13 +98,13 @@ class ParallelSettings:
                 f"parallel: got recompute selective and schedule {self.schedule}, expected full or none: the "
                 "schedule runs the backward pass of a layer more than once, and the selected activations are kept only "
                 "for the first one",
-                code="FN-0000",
+                code="FN-1273",
             )
         if self.compile and self.recompute == "full" and self.mesh.tp > 1:
             raise InvalidInput(
                 f"parallel: got compile, recompute full and mesh {self.mesh}, expected tp 1: torch 2.13 cannot compile "
                 "split layers under full recomputation; use recompute selective or none, or omit compile",
-                code="FN-0000",
+                code="FN-1273",
             )
 
     @property
@@ -198,29 +198,29 @@ class TrainingSettings:
         _one_of("optimizer", self.optimizer, get_args(OptimizerName))
         for name in ("batch_size", "accumulate"):
             if getattr(self, name) < 1:
-                raise InvalidInput(f"training: got {name} {getattr(self, name)}, expected at least 1", code="FN-0000")
+                raise InvalidInput(f"training: got {name} {getattr(self, name)}, expected at least 1", code="FN-1240")
         if self.max_skips < 0:
-            raise InvalidInput(f"training: got max_skips {self.max_skips}, expected 0 or more", code="FN-0000")
+            raise InvalidInput(f"training: got max_skips {self.max_skips}, expected 0 or more", code="FN-1240")
         if not 0.0 < self.learning_rate < inf:
             raise InvalidInput(
-                f"training: got learning_rate {self.learning_rate}, expected a positive number", code="FN-0000"
+                f"training: got learning_rate {self.learning_rate}, expected a positive number", code="FN-1240"
             )
         if self.clip_norm is not None and not 0.0 < self.clip_norm < inf:
             raise InvalidInput(
-                f"training: got clip_norm {self.clip_norm}, expected a positive number or none", code="FN-0000"
+                f"training: got clip_norm {self.clip_norm}, expected a positive number or none", code="FN-1240"
             )
         if not 0.0 < self.epsilon < inf:
-            raise InvalidInput(f"training: got epsilon {self.epsilon}, expected a positive number", code="FN-0000")
+            raise InvalidInput(f"training: got epsilon {self.epsilon}, expected a positive number", code="FN-1240")
         if any(pattern and not pattern.strip("*") for pattern in self.freeze):
             raise InvalidInput(
                 f"training: got freeze {list(self.freeze)}, expected patterns that leave at least one to train",
-                code="FN-0000",
+                code="FN-1243",
             )
         if not 0.0 <= self.weight_decay < inf:
-            raise InvalidInput(f"training: got weight_decay {self.weight_decay}, expected 0.0 or more", code="FN-0000")
+            raise InvalidInput(f"training: got weight_decay {self.weight_decay}, expected 0.0 or more", code="FN-1240")
         for name, value in (("momentum", self.momentum), ("betas", self.betas[0]), ("betas", self.betas[1])):
             if not 0.0 <= value < 1.0:
-                raise InvalidInput(f"training: got {name} {value}, expected 0.0 to below 1.0", code="FN-0000")
+                raise InvalidInput(f"training: got {name} {value}, expected 0.0 to below 1.0", code="FN-1240")
 
 
 def _check_times(times: tuple[float, ...] | str, mesh: MeshShape) -> None:
@@ -229,14 +229,14 @@ def _check_times(times: tuple[float, ...] | str, mesh: MeshShape) -> None:
         if mesh.pp == 1:
             raise InvalidInput(
                 f"parallel: got layer_times {times!r} and mesh {mesh}, expected pp above 1: only a pipeline uses them",
-                code="FN-0000",
+                code="FN-1276",
             )
         return
     for time in times:
         if not 0.0 <= time < inf:
-            raise InvalidInput(f"parallel: got {time} in layer_times, expected 0.0 or more each", code="FN-0000")
+            raise InvalidInput(f"parallel: got {time} in layer_times, expected 0.0 or more each", code="FN-1276")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
-        raise InvalidInput(f"{name}: got {value!r}, expected one of {', '.join(known)}", code="FN-0000")
+        raise InvalidInput(f"{name}: got {value!r}, expected one of {', '.join(known)}", code="FN-1206")

@@ -104,7 +104,7 @@ def pretrained_layout(module: nn.Module) -> Layout:
         raise UnsupportedModel(
             f"{kind}: got a module without config and base_model_prefix, expected a language model of transformers; "
             "put any other module into a TrainableModel with its own Layout",
-            code="FN-0000",
+            code="FN-1217",
         )
     names = {name for name, _ in module.named_modules()}
     missing = sorted({f"{prefix}.embed_tokens", f"{prefix}.layers", f"{prefix}.norm", "lm_head"} - names)

@@ -46,7 +46,7 @@ class LayoutRequest:
     def __post_init__(self) -> None:
         for name in ("world", "memory_bytes", "batch_size", "sequence"):
             if getattr(self, name) < 1:
-                raise InvalidInput(f"{name}: got {getattr(self, name)}, expected at least 1", code="FN-0000")
+                raise InvalidInput(f"{name}: got {getattr(self, name)}, expected at least 1", code="FN-1375")
 
     def job(self, parallel: ParallelSettings) -> Job:
         """Return the job that trains the model with these settings.

@@ -142,7 +142,7 @@ def facts_of(name: str, module: nn.Module, layout: Layout) -> ModelFacts:
     keys = [weight for weight in weights if weight.style == "kv" and weight.name.startswith(first)]
     if not tables or not keys:
         raise InvalidInput(
-            f"planner: the layout of {name} names no 'vocabulary' or no 'kv' module, expected both", code="FN-0000"
+            f"planner: the layout of {name} names no 'vocabulary' or no 'kv' module, expected both", code="FN-1378"
         )
     return ModelFacts(
         name=name,
@@ -167,7 +167,7 @@ def planned_facts(name: str, model: FamilyModel) -> ModelFacts:
         raise InvalidInput(
             f"planner: got the family {model.name!r}, expected one whose layers the planner's formulas describe: "
             f"{planned}",
-            code="FN-0000",
+            code="FN-1378",
         )
     return facts_of(name, model.skeleton(), model.layout)
 

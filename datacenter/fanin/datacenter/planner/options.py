@@ -63,22 +63,22 @@ class PlanOptions:
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise InvalidInput(
-                f"--precision: got {self.precision!r}, expected one of {', '.join(PRECISIONS)}", code="FN-0000"
+                f"--precision: got {self.precision!r}, expected one of {', '.join(PRECISIONS)}", code="FN-1377"
             )
         if self.memory_gb is not None and not 0.0 < self.memory_gb * GIGABYTE < inf:
             raise InvalidInput(
-                f"--memory: got {self.memory_gb}, expected a positive number of gigabytes", code="FN-0000"
+                f"--memory: got {self.memory_gb}, expected a positive number of gigabytes", code="FN-1375"
             )
         if self.world is None and not self.mesh:
             raise InvalidInput(
                 "ranks: got neither --world nor --mesh, expected the number of ranks, or a mesh to price",
-                code="FN-0000",
+                code="FN-1375",
             )
         if self.world is not None and self.world < 1:
-            raise InvalidInput(f"--world: got {self.world}, expected at least 1 rank", code="FN-0000")
+            raise InvalidInput(f"--world: got {self.world}, expected at least 1 rank", code="FN-1375")
         if self.efficiency is not None and not 0.0 < self.efficiency <= 1.0:
             raise InvalidInput(
-                f"--efficiency: got {self.efficiency}, expected a share above 0.0 and up to 1.0", code="FN-0000"
+                f"--efficiency: got {self.efficiency}, expected a share above 0.0 and up to 1.0", code="FN-1375"
             )
         if self.mesh:
             MeshShape.parse(self.mesh)
@@ -87,13 +87,13 @@ class PlanOptions:
         if self.device not in HARDWARE:
             if self.device != "cpu":
                 raise InvalidInput(
-                    f"--device: got {self.device!r}, expected cpu or one of {', '.join(HARDWARE)}", code="FN-0000"
+                    f"--device: got {self.device!r}, expected cpu or one of {', '.join(HARDWARE)}", code="FN-1377"
                 )
             if self.memory_gb is None:
                 raise InvalidInput(
                     "--memory: missing, expected gigabytes for each rank; --device cpu needs it, because ranks share "
                     "the machine's memory",
-                    code="FN-0000",
+                    code="FN-1375",
                 )
 
 

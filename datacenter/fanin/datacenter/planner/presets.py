@@ -30,15 +30,15 @@ def model_named(text: str) -> FamilyModel:
     try:
         document = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"model: {path} is not TOML ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"model: {path} is not TOML ({exc})", code="FN-1201") from exc
     except OSError as exc:
         raise InvalidInput(
-            f"model: {path} cannot be read ({exc.strerror}), expected a .toml file or a preset", code="FN-0000"
+            f"model: {path} cannot be read ({exc.strerror}), expected a .toml file or a preset", code="FN-1201"
         ) from exc
     settings = record_of(PlannedDocument, {"model": document.get("model", {})}, str(path)).model
     if settings.family is None:
         raise InvalidInput(
-            f"{path}: got an App in [model], expected a family: {', '.join(family_names())}", code="FN-0000"
+            f"{path}: got an App in [model], expected a family: {', '.join(family_names())}", code="FN-1378"
         )
     return settings.family
 
@@ -50,4 +50,4 @@ def _preset(text: str) -> FamilyModel:
         if text in presets:
             return family_model(name, presets[text])
     known = ", ".join(preset for family in FAMILIES.values() for preset in family.presets)
-    raise InvalidInput(f"model: got {text!r}, expected a .toml file or one of {known}", code="FN-0000")
+    raise InvalidInput(f"model: got {text!r}, expected a .toml file or one of {known}", code="FN-1377")

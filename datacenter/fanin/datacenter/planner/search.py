@@ -72,7 +72,7 @@ def price(request: LayoutRequest, mesh: MeshShape) -> list[LayoutChoice]:
         # The error of this check names the broken rule.
         request.job(ParallelSettings(mesh=mesh, precision=request.precision, schedule=LEAST_SCHEDULE, microbatches=1))
         raise InvalidInput(
-            f"no schedule runs {request.facts.name} on mesh {mesh}; use another batch size", code="FN-0000"
+            f"no schedule runs {request.facts.name} on mesh {mesh}; use another batch size", code="FN-1380"
         )
     return sorted(choices, key=lambda each: (not each.fits, each.timing.seconds, each.memory.total))
 
@@ -170,13 +170,13 @@ def _nothing_fits(request: LayoutRequest) -> InvalidInput:
             f"plan: no mesh of {request.world} ranks fits {request.facts.name}: {sizes.num_layers} layers, "
             f"{sizes.num_heads} heads, {sizes.num_kv_heads} kv heads, feed-forward {sizes.feed_forward}, batch "
             f"{request.batch_size}; use a batch that is a multiple of the ranks, or another number of ranks",
-            code="FN-0000",
+            code="FN-1380",
         )
     return InvalidInput(
         f"plan: {request.facts.name} does not fit: got {gigabytes(request.memory_bytes)} a rank, expected at least "
         f"{gigabytes(least[0])}, which {least[1]} needs; give each rank more memory, or use more ranks, a "
         "shorter sequence or a smaller batch",
-        code="FN-0000",
+        code="FN-1381",
     )
 
 

@@ -43,7 +43,7 @@ def choose_type(device: str, num_local: int, num_gpus: int) -> str:
         raise InvalidInput(
             f"parallel: got device {device!r}, {num_local} ranks and {num_gpus} GPUs on this machine{usable}, "
             "expected a GPU for each rank; start fewer processes on it, or set [parallel] device = 'cpu'",
-            code="FN-0000",
+            code="FN-1270",
         )
     return "cuda"
 

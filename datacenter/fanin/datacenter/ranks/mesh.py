@@ -45,7 +45,7 @@ class MeshShape:
     def __post_init__(self) -> None:
         for axis, size in self.sizes.items():
             if size < 1:
-                raise InvalidInput(f"mesh: got {axis} {size}, expected at least 1", code="FN-0000")
+                raise InvalidInput(f"mesh: got {axis} {size}, expected at least 1", code="FN-1265")
 
     @classmethod
     def parse(cls, text: str) -> "MeshShape":
@@ -61,7 +61,7 @@ class MeshShape:
                 raise InvalidInput(
                     f"mesh: got {part.strip()!r} in {text!r}, expected each of {', '.join(AXES)} at most once and as "
                     f"in {AXES[0]}=2, or {ALONE!r} alone",
-                    code="FN-0000",
+                    code="FN-1265",
                 )
             sizes[axis] = int(number)
         return cls(**sizes)
@@ -107,7 +107,7 @@ class MeshShape:
                 f"mesh {self}: got a world of {world_size}, expected a multiple of pp {self.pp} x tp {self.tp} = "
                 f"{ranks_per_part} ranks: only the number of copies changes with the number of machines; start another "
                 "number of processes, or change the mesh",
-                code="FN-0000",
+                code="FN-1266",
             )
         parts = world_size // ranks_per_part
         dp_shard = next(size for size in range(min(self.dp_shard, parts), parts + 1) if parts % size == 0)
@@ -120,5 +120,5 @@ class MeshShape:
             raise InvalidInput(
                 f"mesh: {factors} = {self.num_ranks} ranks, got a world of {world_size}; "
                 f"start {self.num_ranks} processes or change the mesh",
-                code="FN-0000",
+                code="FN-1266",
             )

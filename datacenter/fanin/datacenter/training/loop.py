@@ -149,7 +149,7 @@ class TrainingLoop:
                 self._failed_together = True
                 raise InvalidInput(
                     f"{verdict.reason}; the job ends after step {self.state.step}; correct this observer",
-                    code="FN-0000",
+                    code="FN-1362",
                 )
             if isinstance(verdict, Interrupt):
                 self.interrupted = True
@@ -251,7 +251,7 @@ class TrainingLoop:
             f"{self._rate:g}){skipped}, expected finite numbers; the step changed nothing; lower the learning rate, "
             f"set clip_norm, look at the samples of epoch {state.cursor.epoch} from {state.cursor.taken} on, or raise "
             f"max_skips ({most}) to leave such steps out",
-            code="FN-0000",
+            code="FN-1333",
         )
 
     def evaluate(self) -> tuple[float, float]:
@@ -300,7 +300,7 @@ class TrainingLoop:
                 f"evaluation: step {state.step}: got validation loss {loss:g} (train loss {train_loss}), expected a "
                 f"finite one; lower the learning rate ({self._config.training.learning_rate:g}), or look at the "
                 "held-out samples",
-                code="FN-0000",
+                code="FN-1334",
             )
         self._evaluations.append(
             HeldOutEvaluation(

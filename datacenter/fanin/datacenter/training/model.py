@@ -194,7 +194,7 @@ def _check_inputs(app: "App") -> None:
             f"App {app.name}: got a module with the inputs {list(app.inputs)} and output {app.output!r}, expected the "
             f"input {X} alone and no path: a datacenter job calls the module with one tensor; pass a module with such "
             "a forward, or train this one with fanin export --pretrain or by simulate()",
-            code="FN-0000",
+            code="FN-1301",
         )
 
 
@@ -211,23 +211,23 @@ def _check_parameters(app: "App", *, with_values: bool) -> None:
         what = f"App {app.name}: parameter {name}"
         if is_lazy(value):
             raise InvalidInput(
-                f"{what} has no shape yet, expected one; call the module once on an example", code="FN-0000"
+                f"{what} has no shape yet, expected one; call the module once on an example", code="FN-1302"
             )
         if with_values and value.is_meta:
             raise InvalidInput(
-                f"{what} is on the meta device, expected one with values; load its values", code="FN-0000"
+                f"{what} is on the meta device, expected one with values; load its values", code="FN-1302"
             )
         if value.dtype != dtype:
             raise InvalidInput(
                 f"{what} is {value.dtype}, expected torch.float32, or torch.float64 for all; call module.float(), and "
                 "choose the job's precision by [parallel] precision",
-                code="FN-0000",
+                code="FN-1302",
             )
     if not any(value.requires_grad for value in app.module.parameters()):
         raise InvalidInput(
             f"App {app.name}: no parameter requires a gradient, expected at least one to train; call requires_grad_() "
             "on what must learn",
-            code="FN-0000",
+            code="FN-1243",
         )
 
 
@@ -276,12 +276,12 @@ def _read_flat(path: Path, num_values: int) -> Float32s:
     try:
         flat = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as exc:
-        raise InvalidInput(f"{path}: not a readable .npy file ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a readable .npy file ({exc})", code="FN-1313") from exc
     if not isinstance(flat, np.ndarray) or (flat.dtype, flat.shape) != (np.float32, (num_values,)):
         got = f"{flat.dtype} {list(flat.shape)}" if isinstance(flat, np.ndarray) else "an archive"
         raise InvalidInput(
             f"initial: got {got}, expected float32 [{num_values}], the parameters of this model in the order of names; "
             "pass those of a Version of this model, or arrays by name",
-            code="FN-0000",
+            code="FN-1315",
         )
     return flat

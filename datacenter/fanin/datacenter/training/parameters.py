@@ -58,11 +58,11 @@ def load_parameters(module: torch.nn.Module, table: TensorTable, flat: Float32s)
             f"parameters: got {counted(len(received), 'tensor')}: {differences or 'in another order'}, such as "
             f"{_examples(set(table.specs) ^ set(expected.specs))}; expected the parameters of this model; name another "
             "file, or correct the model",
-            code="FN-0000",
+            code="FN-1315",
         )
     if not np.isfinite(flat).all():
         raise InvalidInput(
-            f"parameters: got {int((~np.isfinite(flat)).sum())} values that are not finite", code="FN-0000"
+            f"parameters: got {int((~np.isfinite(flat)).sum())} values that are not finite", code="FN-1312"
         )
     views = table.views(flat)
     with torch.no_grad():

@@ -45,7 +45,7 @@ class Pretraining:
             raise InvalidInput(
                 f"pretraining: got {self.epochs} epochs and a learning rate of {self.learning_rate:g}, expected at "
                 "least 1 and a positive number",
-                code="FN-0000",
+                code="FN-1385",
             )
 
 
@@ -89,7 +89,7 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
             if not np.isfinite(mean):
                 raise InvalidInput(
                     f"pretraining: the loss is {mean} in epoch {epoch}, expected a number; {TRAIN_AGAIN}",
-                    code="FN-0000",
+                    code="FN-1386",
                 )
             log(f"pretraining: epoch {epoch} of {options.epochs}, loss {mean:.4f}")
     return replace(app, module=module)
@@ -103,12 +103,12 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
     try:
         data = at_longest(data, app.lengths)
     except ValueError as exc:
-        raise InvalidInput(f"pretraining: got data {exc}", code="FN-0000") from exc
+        raise InvalidInput(f"pretraining: got data {exc}", code="FN-1185") from exc
     converted, y = inputs_of(app, torch_inputs(data.inputs)), torch.from_numpy(data.y)
     if missing := [name for name in app.inputs if name not in converted]:
         raise InvalidInput(
             f"pretraining: got data with the inputs {sorted(converted)}, expected {sorted(app.inputs)}; add {missing}",
-            code="FN-0000",
+            code="FN-1387",
         )
     inputs = {name: converted[name] for name in app.inputs}
     for name, expected in app.inputs.items():
@@ -116,7 +116,7 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
             raise InvalidInput(
                 f"pretraining: got data {name} {form_of(inputs[name].dtype, inputs[name].shape)}, expected "
                 f"{form_of(expected.dtype, (-1, *app.input_shapes[name]))} like the calibration data of App {app.name}",
-                code="FN-0000",
+                code="FN-1387",
             )
     is_values = y.is_floating_point()
     if is_values != app.target_dtype.is_floating_point or (app.num_classes and int(y.max()) >= app.num_classes):
@@ -124,7 +124,7 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
         wanted = "float values" if app.target_dtype.is_floating_point else integers
         remedy = "" if is_values or not app.num_classes else label_remedy(data.y, app.num_classes)
         raise InvalidInput(
-            f"pretraining: got data y {y.dtype} from {y.min()} to {y.max()}, expected {wanted}{remedy}", code="FN-0000"
+            f"pretraining: got data y {y.dtype} from {y.min()} to {y.max()}, expected {wanted}{remedy}", code="FN-1387"
         )
     return inputs, y if is_values else y.long()
 

@@ -97,19 +97,19 @@ def check_resumed(state: LoopState, num_samples: int, digest: int, rates: Rates)
             f"checkpoints: got {num_samples} samples to train on, expected {state.num_samples} as in the checkpoint "
             f"after {state.step} steps: another number has another order, so samples would be seen twice or never; "
             "resume with the same data and held_fraction, or start a new job from its weights ([model] initial)",
-            code="FN-0000",
+            code="FN-1342",
         )
     if state.data_digest != digest:
         raise InvalidInput(
             f"checkpoints: got other samples to train on, or another order of them (digest {digest:012x}), expected "
             f"those of the checkpoint after {state.step} steps ({state.data_digest:012x}): samples would be seen twice "
             "or never; resume with the same data, or start a new job from its weights ([model] initial)",
-            code="FN-0000",
+            code="FN-1342",
         )
     if state.rate_steps != rates.decay_steps:
         raise InvalidInput(
             f"checkpoints: got a learning rate that decays over {rates.decay_steps} steps, expected {state.rate_steps} "
             f"as in the checkpoint after {state.step} steps (0: no decay), or the rate would jump; set [rate] "
             f"decay_steps = {state.rate_steps}, or start a new job from its weights ([model] initial)",
-            code="FN-0000",
+            code="FN-1344",
         )

@@ -154,7 +154,7 @@ def mfu(flops_per_token: float, tokens_per_second: float, peak_flops_per_second:
     """
     if peak_flops_per_second <= 0:
         raise InvalidInput(
-            f"mfu: got a peak of {peak_flops_per_second} FLOPs a second, expected a positive number", code="FN-0000"
+            f"mfu: got a peak of {peak_flops_per_second} FLOPs a second, expected a positive number", code="FN-1390"
         )
     return flops_per_token * tokens_per_second / peak_flops_per_second
 

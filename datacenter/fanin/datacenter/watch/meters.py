@@ -115,7 +115,7 @@ class Meter:
         if self._step_s <= 0:
             raise InvalidInput(
                 f"meter: got no time for step {event.step}, expected a StepComputed before its StepEnded",
-                code="FN-0000",
+                code="FN-1390",
             )
         scale, seconds = self.scale, self._data_s + self._step_s
         rate, peak = event.units / seconds, scale.peak_flops_per_second * scale.num_ranks

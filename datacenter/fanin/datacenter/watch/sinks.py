@@ -128,7 +128,7 @@ class TensorBoard:
 def check_tensorboard(module: str = "tensorboardX") -> None:
     """Raise RuntimeMissing unless the library that writes TensorBoard event files is installed."""
     if find_spec(module) is None:
-        raise RuntimeMissing(f"TensorBoard: {module} is not installed here; pip install tensorboardX", code="FN-0000")
+        raise RuntimeMissing(f"TensorBoard: {module} is not installed here; pip install tensorboardX", code="FN-1105")
 
 
 def open_tensorboard(folder: Path, module: str = "tensorboardX") -> TensorBoard:

@@ -38,7 +38,7 @@ class Timeline:
 
     def __init__(self, rank: int, limit: int = LIMIT) -> None:
         if limit < 1:
-            raise InvalidInput(f"timeline: got a limit of {limit} spans, expected at least 1", code="FN-0000")
+            raise InvalidInput(f"timeline: got a limit of {limit} spans, expected at least 1", code="FN-1390")
         self.rank = rank
         self.spans: deque[Span] = deque(maxlen=limit)
         self._step = 0

@@ -78,7 +78,7 @@ class AssembledGraphs:
 
     def __post_init__(self) -> None:
         if not self.parameters or not self.graphs or not self.name:
-            raise InvalidBundle("assemble: got no name, no parameters or no graphs, expected all three", code="FN-0000")
+            raise InvalidBundle("assemble: got no name, no parameters or no graphs, expected all three", code="FN-0313")
         known = (*DEVICE_SIGNATURES, PREPROCESS)
         names = {frozenset(graphs) for graphs in self.graphs.values()}
         for graph_format, graphs in self.graphs.items():
@@ -86,17 +86,17 @@ class AssembledGraphs:
                 raise InvalidBundle(
                     f"assemble: got graphs for {sorted(graphs)} in {graph_format}, expected the same in every format: "
                     f"{list(DEVICE_SIGNATURES)}, and {PREPROCESS!r} in all or in none",
-                    code="FN-0000",
+                    code="FN-0313",
                 )
         for name, value in self.parameters.items():
             if value.dtype != np.float32 or not np.isfinite(value).all():
                 raise InvalidBundle(
-                    f"assemble: parameter {name!r} is {value.dtype}, expected finite float32 numbers", code="FN-0000"
+                    f"assemble: parameter {name!r} is {value.dtype}, expected finite float32 numbers", code="FN-0351"
                 )
         try:
             self.table.check_values(self.table.flatten(self.parameters))
         except InvalidInput as exc:
-            raise InvalidBundle(f"assemble: {exc}", code="FN-0000") from exc
+            raise InvalidBundle(f"assemble: {exc}", code=exc.code) from exc
 
     @property
     def table(self) -> TensorTable:
@@ -175,7 +175,7 @@ def _slots(spec: AssembledGraphs, graph_format: str) -> tuple[Slot, ...]:
         raise InvalidBundle(
             f"{what}: got no slots for {unfilled}, expected one for each parameter; "
             "without it the predictions would not change with the Version",
-            code="FN-0000",
+            code="FN-0318",
         )
     file.check_slots(data, slots, what)
     return slots
@@ -197,7 +197,7 @@ def _ports(
             ports = _manifest_ports(model, what, any_batch=name in ("infer", PREPROCESS))
             if ports_of.setdefault(name, ports) != ports:
                 raise InvalidBundle(
-                    f"{what}: has other ports than in {next(iter(spec.graphs))}, expected the same", code="FN-0000"
+                    f"{what}: has other ports than in {next(iter(spec.graphs))}, expected the same", code="FN-0342"
                 )
     _check_contract(spec, ports_of)
     return ports_of
@@ -214,7 +214,7 @@ def _manifest_ports(model: LoadedModel, what: str, *, any_batch: bool) -> Ports:
                 raise InvalidBundle(
                     f"{what}: {kind}: got {port.name!r} as {form_of(port.dtype, port.shape)}, expected one of "
                     f"{list(DTYPES)} and fixed lengths; export it for one batch size",
-                    code="FN-0000",
+                    code="FN-0342",
                 )
             row.append(Port(name=port.name, dtype=port.dtype, shape=shape))
         rows.append(tuple(row))
@@ -247,18 +247,18 @@ def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> Non
                 raise InvalidBundle(
                     f"{name} graph: got {port.name!r} as {form_of(port.dtype, port.shape)}, expected "
                     f"{form_of(dtype, shape)}",
-                    code="FN-0000",
+                    code="FN-0342",
                 )
         y = ports.get("y")
         dtypes = ("int32",) if spec.num_classes else ("float32", "int32")
         if y is None or y.dtype not in dtypes or y.shape[:1] != batch:
             label = " or ".join(dtypes)
             raise InvalidBundle(
-                f"{name} graph: got 'y' as {y}, expected {label} for {spec.batch_size} samples", code="FN-0000"
+                f"{name} graph: got 'y' as {y}, expected {label} for {spec.batch_size} samples", code="FN-0342"
             )
     if PREPROCESS in ports_of and ([port.name for port in ports_of[PREPROCESS][0]] != [RAW]):
         raise InvalidBundle(
-            f"{PREPROCESS} graph: got inputs {ports_of[PREPROCESS][0]}, expected {RAW!r} alone", code="FN-0000"
+            f"{PREPROCESS} graph: got inputs {ports_of[PREPROCESS][0]}, expected {RAW!r} alone", code="FN-0342"
         )
 
 
@@ -271,14 +271,14 @@ def _run_once(bundle: Bundle, runtime: Runtime) -> None:
     loss_sum = evaluate(parameters, masked).loss_sum
     if loss_sum != 0.0:
         raise InvalidBundle(
-            f"evaluate graph: got a loss of {loss_sum} from samples with mask 0.0, expected 0.0", code="FN-0000"
+            f"evaluate graph: got a loss of {loss_sum} from samples with mask 0.0, expected 0.0", code="FN-0347"
         )
     predict, preprocess = runtime.open_predict(bundle, parameters), open_preprocess(runtime, bundle)
     logits = predict({name: array[:1] for name, array in masked.inputs.items()})
     last = logits.shape[-1]
     if manifest.num_classes and last != manifest.num_classes:
         raise InvalidBundle(
-            f"infer graph: got logits {logits.shape}, expected {manifest.num_classes} of each sample", code="FN-0000"
+            f"infer graph: got logits {logits.shape}, expected {manifest.num_classes} of each sample", code="FN-0347"
         )
     if preprocess is not None:
         raw = manifest.signatures[PREPROCESS].inputs[0]

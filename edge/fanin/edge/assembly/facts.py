@@ -54,7 +54,7 @@ def read_assembly(path: Path) -> AssembledGraphs:
     try:
         root = tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        raise InvalidInput(f"{path}: not a TOML file ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a TOML file ({exc})", code="FN-0305") from exc
     reader = Reader({**DEFAULTS, **root}, str(path))
     reader.only("name batch_size num_classes num_tokens optimizer parameters graphs slots")
     parameters = _parameters(path.parent / reader.text("parameters"))
@@ -78,7 +78,7 @@ def _slot(reader: Reader, parameters: Mapping[str, Float32s]) -> Slot:
     row, name = reader.row, reader.row.get("parameter")
     if not isinstance(name, str) or name not in parameters:
         raise InvalidInput(
-            f"{reader.path}.parameter: got {name!r}, expected one of {sorted(parameters)}", code="FN-0000"
+            f"{reader.path}.parameter: got {name!r}, expected one of {sorted(parameters)}", code="FN-0322"
         )
     own = {"initializer": name, "shape": list(parameters[name].shape)}
     return parse_slot(Reader({**SLOT_DEFAULTS, **own, **row}, reader.path))
@@ -91,15 +91,15 @@ def _parameters(path: Path) -> dict[str, Float32s]:
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise InvalidInput(
-                    f"{path}: got a single array, expected an .npz file with one for each parameter", code="FN-0000"
+                    f"{path}: got a single array, expected an .npz file with one for each parameter", code="FN-0350"
                 )
             with archive:
                 arrays: dict[str, object] = {name: archive[name] for name in archive}
     except UNREADABLE as exc:
-        raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})", code="FN-0000") from exc
+        raise InvalidInput(f"{path}: not a readable .npz file of plain arrays ({exc})", code="FN-0350") from exc
     parameters = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     if others := sorted(set(arrays) - set(parameters)):
         raise InvalidInput(
-            f"{path}: {others} are not arrays, expected only arrays as numpy.savez writes them", code="FN-0000"
+            f"{path}: {others} are not arrays, expected only arrays as numpy.savez writes them", code="FN-0350"
         )
     return parameters

@@ -79,18 +79,18 @@ def write_arrays(arrays: Mapping[str, Array], folder: Path | str, key: SigningKe
             raise InvalidInput(
                 f"array {each!r}: got {value.dtype} {value.shape}, expected finite numbers of a numpy dtype, float32 "
                 "for an array that is trained; convert it",
-                code="FN-0000",
+                code="FN-0351",
             )
     travelling = {each: value for each, value in arrays.items() if value.dtype == np.float32}
     if not travelling:
         kinds = sorted({str(value.dtype) for value in arrays.values()})
         raise InvalidInput(
-            f"arrays: got {len(arrays)} of {kinds}, expected at least one float32 array; convert them", code="FN-0000"
+            f"arrays: got {len(arrays)} of {kinds}, expected at least one float32 array; convert them", code="FN-0351"
         )
     try:
         table = TensorTable.of({each: value.shape for each, value in travelling.items()})
     except ValueError as exc:
-        raise InvalidInput(f"arrays: {exc}", code="FN-0000") from exc
+        raise InvalidInput(f"arrays: {exc}", code="FN-0351") from exc
     table = table.with_roles({each: role_by_name(each) for each in travelling})
     initial = table.flatten(travelling)
     table.check_values(initial)
@@ -115,7 +115,7 @@ def read_layout(bundle: Bundle) -> ArrayLayout:
         raise InvalidBundle(
             f"bundle {bundle.manifest.name}: got the signatures {sorted(bundle.manifest.signatures)}, expected a "
             "bundle without graphs; write one with fanin bundle",
-            code="FN-0000",
+            code="FN-0360",
         )
     try:
         row = json.loads(bundle.artifact(ARRAYS))
@@ -125,12 +125,12 @@ def read_layout(bundle: Bundle) -> ArrayLayout:
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
         raise InvalidBundle(
-            f"bundle {bundle.manifest.name}: its arrays cannot be read ({exc}); write it again", code="FN-0000"
+            f"bundle {bundle.manifest.name}: its arrays cannot be read ({exc}); write it again", code="FN-0360"
         ) from exc
     expected = sorted([*layout.local, *(spec.name for spec in bundle.manifest.table.specs)])
     if sorted(layout.names) != expected:
         raise InvalidBundle(
-            f"bundle {bundle.manifest.name}: lists other arrays than it has; write it again", code="FN-0000"
+            f"bundle {bundle.manifest.name}: lists other arrays than it has; write it again", code="FN-0360"
         )
     return layout
 
@@ -151,12 +151,12 @@ def table_in(manifest: Manifest, flower: FlowerPlan) -> TensorTable:
             raise InvalidPlan(
                 f"{what} matches no array that travels, expected at least one of {names[:MAX_SHOWN]}; correct or "
                 "remove it. Arrays of other dtypes than float32 stay on the device and have no role",
-                code="FN-0000",
+                code="FN-0240",
             )
         if both := [name for name in matches if name in roles]:
             raise InvalidPlan(
                 f"{what} and another one match the array {both[0]!r}, expected one; make them more exact",
-                code="FN-0000",
+                code="FN-0240",
             )
         roles |= dict.fromkeys(matches, role)
     return manifest.table.with_roles(roles)

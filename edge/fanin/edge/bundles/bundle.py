@@ -80,13 +80,13 @@ class Bundle:
                 f"bundle: signed by key {short(signed.public_key)}, expected one of "
                 f"{sorted(short(key) for key in trusted)}; pass that publisher's public key (--publisher) if "
                 "you trust it",
-                code="FN-0000",
+                code="FN-0301",
             )
         if not is_signed(signed.public_key, signed.signature, BUNDLE_CONTEXT, signed.data):
             raise InvalidBundle(
                 f"bundle {short(signed.sha256)}: the signature does not match the manifest; "
                 "it was changed after it was signed; download it again from its publisher",
-                code="FN-0000",
+                code="FN-0302",
             )
         # (2) and (3)
         return cls(signed, parse_manifest(signed.data), read)
@@ -110,12 +110,12 @@ class Bundle:
         artifact = self.manifest.artifacts.get(name)
         if artifact is None:
             raise InvalidBundle(
-                f"bundle: got artifact name {name!r}, expected one of {sorted(self.manifest.artifacts)}", code="FN-0000"
+                f"bundle: got artifact name {name!r}, expected one of {sorted(self.manifest.artifacts)}", code="FN-0325"
             )
         try:
             return assemble(f"artifact {name}", artifact, self._read)
         except InvalidInput as exc:
-            raise InvalidBundle(f"bundle {short(self.sha256)}: {exc}", code="FN-0000") from exc
+            raise InvalidBundle(f"bundle {short(self.sha256)}: {exc}", code=exc.code) from exc
 
     def graph(self, signature: str, graph_format: str) -> bytes:
         """Return the verified graph file of a Signature in a format such as ``onnx``. Raises InvalidBundle."""
@@ -123,14 +123,14 @@ class Bundle:
         if entry is None:
             raise InvalidBundle(
                 f"bundle: got signature {signature!r}, expected one of {sorted(self.manifest.signatures)}",
-                code="FN-0000",
+                code="FN-0325",
             )
         name = entry.graphs.get(graph_format)
         if name is None:
             raise InvalidBundle(
                 f"bundle: got graph format {graph_format!r}, expected one of {sorted(entry.graphs)} "
                 f"for signature {signature!r}",
-                code="FN-0000",
+                code="FN-0325",
             )
         return self.artifact(name)
 
@@ -167,9 +167,9 @@ class Bundle:
             if table == expected:
                 expected.check_values(flat)
         except InvalidInput as exc:
-            raise InvalidBundle(f"bundle {short(self.sha256)}: {exc}", code="FN-0000") from exc
+            raise InvalidBundle(f"bundle {short(self.sha256)}: {exc}", code=exc.code) from exc
         if table != expected:
-            raise InvalidBundle(f"bundle {short(self.sha256)}: {what} have other names or shapes", code="FN-0000")
+            raise InvalidBundle(f"bundle {short(self.sha256)}: {what} have other names or shapes", code="FN-0357")
         return flat
 
 
@@ -195,7 +195,7 @@ def save_bundle(folder: Path, signed: SignedManifest, artifacts: Mapping[str, by
 def read_signed_manifest(folder: Path) -> SignedManifest:
     """Read the manifest and the signature of a Bundle folder without verifying them. Raises InvalidBundle."""
     if not folder.exists():
-        raise InvalidBundle(f"{folder}: does not exist, expected the folder of a Bundle", code="FN-0000")
+        raise InvalidBundle(f"{folder}: does not exist, expected the folder of a Bundle", code="FN-0303")
     try:
         data = (folder / MANIFEST_FILE).read_bytes()
         row = json.loads((folder / SIGNATURE_FILE).read_bytes())
@@ -203,9 +203,9 @@ def read_signed_manifest(folder: Path) -> SignedManifest:
     except FileNotFoundError as exc:
         inner = folder / FETCHED_FOLDER
         advice = f"; name the Bundle in it, {inner}" if (inner / MANIFEST_FILE).is_file() else ""
-        raise InvalidBundle(f"{folder}: not a Bundle, {exc.filename} is missing{advice}", code="FN-0000") from exc
+        raise InvalidBundle(f"{folder}: not a Bundle, {exc.filename} is missing{advice}", code="FN-0303") from exc
     except (ValueError, TypeError, LookupError) as exc:
-        raise InvalidBundle(f"{folder / SIGNATURE_FILE}: not a signature file ({exc})", code="FN-0000") from exc
+        raise InvalidBundle(f"{folder / SIGNATURE_FILE}: not a signature file ({exc})", code="FN-0303") from exc
 
 
 def folder_reader(folder: Path) -> Callable[[str], bytes]:
@@ -215,7 +215,7 @@ def folder_reader(folder: Path) -> Callable[[str], bytes]:
         try:
             return (folder / CHUNKS_FOLDER / digest).read_bytes()
         except FileNotFoundError as exc:
-            raise InvalidBundle(f"{folder}: chunk {short(digest)} is missing", code="FN-0000") from exc
+            raise InvalidBundle(f"{folder}: chunk {short(digest)} is missing", code="FN-0303") from exc
 
     return read
 
@@ -226,4 +226,4 @@ def open_folder(folder: Path, *, trusted: Collection[str]) -> Bundle:
     try:
         return Bundle.open(signed, trusted=trusted, read=folder_reader(folder))
     except InvalidBundle as exc:
-        raise InvalidBundle(f"{folder}: {exc}", code="FN-0000") from exc
+        raise InvalidBundle(f"{folder}: {exc}", code=exc.code) from exc

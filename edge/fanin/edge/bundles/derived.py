@@ -72,12 +72,12 @@ class Derived:
         for name, data in self.constants.items():
             if len(data) % 4 or not np.isfinite(np.frombuffer(data, "<f4")).all():
                 raise InvalidBundle(
-                    f"manifest: constant {name!r}: got {len(data)} bytes, expected finite float32s", code="FN-0000"
+                    f"manifest: constant {name!r}: got {len(data)} bytes, expected finite float32s", code="FN-0323"
                 )
         for name, folded in self.folded.items():
             if not 0.0 < folded.epsilon < float("inf"):
                 raise InvalidBundle(
-                    f"manifest: folded {name!r}: got epsilon {folded.epsilon}, expected more than 0.0", code="FN-0000"
+                    f"manifest: folded {name!r}: got epsilon {folded.epsilon}, expected more than 0.0", code="FN-0323"
                 )
 
     def constant(self, name: str) -> Float32s:
@@ -100,14 +100,14 @@ class Derived:
         for name in (*self.constants, *self.folded):
             if not name or name in own or (name in self.constants and name in self.folded):
                 raise InvalidBundle(
-                    f"manifest: derived tensor {name!r}: expected a unique, non-empty name", code="FN-0000"
+                    f"manifest: derived tensor {name!r}: expected a unique, non-empty name", code="FN-0323"
                 )
         known = dict(own) | {name: (len(data) // 4,) for name, data in self.constants.items()}
         folded_shapes: dict[str, tuple[int, ...]] = {}
         for name, folded in self.folded.items():
             missing = sorted({*folded.names, folded.variance} - set(known))
             if missing:
-                raise InvalidBundle(f"manifest: folded {name!r} names unknown parameters {missing}", code="FN-0000")
+                raise InvalidBundle(f"manifest: folded {name!r} names unknown parameters {missing}", code="FN-0322")
             channels = known[folded.variance]
             shape = known.get(folded.value, channels)
             vectors = {known[part] for part in (folded.mean, folded.gain, folded.variance, folded.offset) if part}
@@ -115,7 +115,7 @@ class Derived:
                 raise InvalidBundle(
                     f"manifest: folded {name!r}: got {shape} along axis {folded.axis} and vectors {sorted(vectors)}, "
                     "expected one value for each channel",
-                    code="FN-0000",
+                    code="FN-0323",
                 )
             folded_shapes[name] = shape
         return known | folded_shapes
@@ -158,7 +158,7 @@ def _bytes(reader: Reader, name: str) -> bytes:
     try:
         return base64.b64decode(reader.text(name), validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise InvalidBundle(f"{reader.path}.{name}: not base64 ({exc})", code="FN-0000") from exc
+        raise InvalidBundle(f"{reader.path}.{name}: not base64 ({exc})", code="FN-0323") from exc
 
 
 def _folded(reader: Reader) -> FoldedTensor:

@@ -49,7 +49,7 @@ class FileFormat:
 def file_format(name: str) -> FileFormat:
     """Return the record of a format. Raises InvalidBundle for an unknown one."""
     if name not in FILE_FORMATS:
-        raise InvalidBundle(f"graph format: got {name!r}, expected one of {sorted(FILE_FORMATS)}", code="FN-0000")
+        raise InvalidBundle(f"graph format: got {name!r}, expected one of {sorted(FILE_FORMATS)}", code="FN-0325")
     return FILE_FORMATS[name]
 
 
@@ -59,7 +59,7 @@ def format_of(name: str) -> str:
     graph_format = suffixes.get(PurePath(name).suffix.lower())
     if graph_format is None:
         raise InvalidInput(
-            f"{name}: got a file of unknown format, expected one that ends in {sorted(suffixes)}", code="FN-0000"
+            f"{name}: got a file of unknown format, expected one that ends in {sorted(suffixes)}", code="FN-0325"
         )
     return graph_format
 
@@ -90,7 +90,7 @@ def _check_constants(data: bytes, slots: Slots, what: str) -> None:
             raise InvalidBundle(
                 f"{what}: constant {slot.initializer!r}: got {form}, expected {dtypes.get(slot.kind, 'float32')} "
                 f"{slot.shape}, which a Version fills; rename the constant, or list the graph's slots",
-                code="FN-0000",
+                code="FN-0335",
             )
 
 
@@ -117,7 +117,7 @@ def fill_offsets(data: bytes, slots: Sequence[Slot], values: Mapping[str, SlotVa
             raise InvalidBundle(
                 f"{what}: slot {slot.initializer!r} has the bytes {slot.offset} to {end}, "
                 f"expected a range within the file's {len(data)}",
-                code="FN-0000",
+                code="FN-0321",
             )
         filled[slot.offset : end] = row.reshape(-1).view(np.uint8)
     return filled.tobytes()
@@ -142,7 +142,7 @@ def _slot_at(name: str, value: Float32s, data: bytes, what: str) -> Slot:
         raise InvalidBundle(
             f"{what}: the values of {name!r} occur at {len(matches)} positions in the file, expected one; export the "
             "model with unique values (not all zeros), or list the slot with its offset",
-            code="FN-0000",
+            code="FN-0335",
         )
     ((offset, order),) = matches
     shape = tuple(value.shape[dim] for dim in order)

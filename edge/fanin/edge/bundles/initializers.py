@@ -106,7 +106,7 @@ def list_nodes(model: bytes, what: str) -> list[GraphNode]:
 def _nodes(graph: bytes, what: str, depth: int) -> Iterator[GraphNode]:
     if depth == 0:
         raise InvalidBundle(
-            f"{what}: got graphs within graphs, expected at most {MAX_DEPTH - 1} levels of them", code="FN-0000"
+            f"{what}: got graphs within graphs, expected at most {MAX_DEPTH - 1} levels of them", code="FN-0330"
         )
     for row in _fields(graph, what):
         if row.number != NODE:
@@ -143,7 +143,7 @@ def _replaced(model: bytes, data: Mapping[str, bytes | None], what: str) -> byte
     missing = sorted(set(data) - set(list_constants(model, what)))
     if missing:
         raise InvalidBundle(
-            f"{what}: got no constants {missing}, expected them because slots name them", code="FN-0000"
+            f"{what}: got no constants {missing}, expected them because slots name them", code="FN-0335"
         )
     parts = []
     for field in _fields(model, what):
@@ -201,10 +201,10 @@ def _fields(data: bytes, what: str) -> Iterator[_Field]:
         elif wire in FIXED:
             position += FIXED[wire]
         else:
-            raise InvalidBundle(f"{what}: not an ONNX file (wire type {wire} at byte {start})", code="FN-0000")
+            raise InvalidBundle(f"{what}: not an ONNX file (wire type {wire} at byte {start})", code="FN-0330")
         if position > len(data):
             raise InvalidBundle(
-                f"{what}: the ONNX file is cut off ({len(data)} bytes, expected {position} or more)", code="FN-0000"
+                f"{what}: the ONNX file is cut off ({len(data)} bytes, expected {position} or more)", code="FN-0330"
             )
         yield _Field(number=key >> 3, wire=wire, value=value, payload=payload, encoding=data[start:position])
 
@@ -215,7 +215,7 @@ def _read_varint(data: bytes, position: int, what: str) -> tuple[int, int]:
         value |= (byte & 127) << (7 * index)
         if byte < 128:
             return value, position + index + 1
-    raise InvalidBundle(f"{what}: not an ONNX file, or it is cut off (at byte {position})", code="FN-0000")
+    raise InvalidBundle(f"{what}: not an ONNX file, or it is cut off (at byte {position})", code="FN-0330")
 
 
 def _varints(data: bytes, what: str) -> list[int]:

@@ -82,7 +82,7 @@ def load_or_create_key(path: Path) -> SigningKey:
         raise InvalidInput(
             f"{path}: got {len(data)} characters, expected a key of 64 hexadecimal ones; restore it from a backup, or "
             "remove it: a new key is created, which is a new identity",
-            code="FN-0000",
+            code="FN-0377",
         ) from exc
 
 

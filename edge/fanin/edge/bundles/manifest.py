@@ -43,7 +43,7 @@ class OptimizerSetting:
             raise InvalidBundle(
                 f"optimizer: got the default {self.default} below {self.below}, expected at least 0.0, below a bound "
                 f"of at most {UNBOUNDED:g}",
-                code="FN-0000",
+                code="FN-0312",
             )
 
     def allows(self, value: float) -> bool:
@@ -65,7 +65,7 @@ class LocalParameters:
 
     def __post_init__(self) -> None:
         if not self.table.specs:
-            raise InvalidBundle("local: got no parameters, expected at least one; leave the key out", code="FN-0000")
+            raise InvalidBundle("local: got no parameters, expected at least one; leave the key out", code="FN-0308")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,28 +118,28 @@ class Manifest:
             raise InvalidBundle(
                 f"manifest: got batch_size {self.batch_size} and num_classes {self.num_classes}, expected at least 1 "
                 "and 0",
-                code="FN-0000",
+                code="FN-0312",
             )
         if self.signatures and (lacking := sorted(set(DEVICE_SIGNATURES) - set(self.signatures))):
             raise InvalidBundle(
-                f"manifest: got signatures {sorted(self.signatures)}, expected also {lacking}", code="FN-0000"
+                f"manifest: got signatures {sorted(self.signatures)}, expected also {lacking}", code="FN-0313"
             )
         for name, signature in self.signatures.items():
             for artifact in signature.graphs.values():
                 if artifact not in self.artifacts:
                     raise InvalidBundle(
-                        f"manifest: signature {name!r} names artifact {artifact!r}, which is not listed", code="FN-0000"
+                        f"manifest: signature {name!r} names artifact {artifact!r}, which is not listed", code="FN-0322"
                     )
         inputs = {port.name for port in self.signatures["infer"].inputs} if self.signatures else set()
         if not self.num_tokens.keys() <= inputs or any(num < 1 for num in self.num_tokens.values()):
             raise InvalidBundle(
                 f"manifest: got num_tokens {dict(self.num_tokens)}, expected numbers of at least 1 for inputs of "
                 f"{sorted(inputs)}",
-                code="FN-0000",
+                code="FN-0312",
             )
         if self.initial not in self.artifacts:
             raise InvalidBundle(
-                f"manifest: initial parameters {self.initial!r} are not among the artifacts", code="FN-0000"
+                f"manifest: initial parameters {self.initial!r} are not among the artifacts", code="FN-0322"
             )
         self._check_local()
         shapes = {spec.name: spec.shape for spec in self.model_table.specs}
@@ -149,7 +149,7 @@ class Manifest:
             graph_format, _, size = key.partition("@")
             if graph_format not in formats or (size and int_of(size) not in self._shorter):
                 raise InvalidBundle(
-                    f"manifest: slots in {key!r}, expected only in formats of the infer graph", code="FN-0000"
+                    f"manifest: slots in {key!r}, expected only in formats of the infer graph", code="FN-0318"
                 )
             check_slots(slots, shapes, self.derived)
         for graph_format in formats:
@@ -157,7 +157,7 @@ class Manifest:
                 raise InvalidBundle(
                     f"manifest: got no slots in {graph_format!r}, expected at least one; "
                     "without slots no Version changes the int8 model",
-                    code="FN-0000",
+                    code="FN-0318",
                 )
         self._check_names()
         self._check_lengths()
@@ -183,7 +183,7 @@ class Manifest:
                 try:
                     check_label(f"manifest: {kind}", label)
                 except InvalidInput as exc:
-                    raise InvalidBundle(str(exc), code="FN-0000") from exc
+                    raise InvalidBundle(str(exc), code=exc.code) from exc
 
     def _check_local(self) -> None:
         """Raise InvalidBundle unless personal parameters have values, and other names than those that travel."""
@@ -191,16 +191,16 @@ class Manifest:
             return
         if not self.signatures or not self.table.specs:
             raise InvalidBundle(
-                "manifest: local: expected also graphs, and at least one parameter that travels", code="FN-0000"
+                "manifest: local: expected also graphs, and at least one parameter that travels", code="FN-0315"
             )
         if self.local.initial not in self.artifacts or self.local.initial == self.initial:
             raise InvalidBundle(
                 f"manifest: local: got the initial values {self.local.initial!r}, expected an artifact of their own",
-                code="FN-0000",
+                code="FN-0322",
             )
         if both := {spec.name for spec in self.table.specs} & {spec.name for spec in self.local.table.specs}:
             raise InvalidBundle(
-                f"manifest: local: got {sorted(both)} also among the parameters that travel", code="FN-0000"
+                f"manifest: local: got {sorted(both)} also among the parameters that travel", code="FN-0315"
             )
 
     @property
@@ -254,7 +254,7 @@ class Manifest:
             raise InvalidBundle(
                 f"manifest: got the signatures {sorted(names)} of lengths and batch sizes, expected "
                 f"{sorted(expected)}; export the App again",
-                code="FN-0000",
+                code="FN-0316",
             )
 
     def _check_batch_sizes(self) -> None:
@@ -262,7 +262,7 @@ class Manifest:
         try:
             check_other_sizes(self.batch_size, self.other_batch_sizes)
         except InvalidInput as exc:
-            raise InvalidBundle(f"manifest: {exc}", code="FN-0000") from exc
+            raise InvalidBundle(f"manifest: {exc}", code=exc.code) from exc
         for size in self.other_batch_sizes:
             for name in self._train_names:
                 batched = BATCH_PORTS | {port.name for port in self.signatures["infer"].inputs}
@@ -318,7 +318,7 @@ class Manifest:
                 f"batch_size: got {size}, but the bundle's train graphs are for "
                 f"{', '.join(map(str, self.batch_sizes))}; choose one of these, or export the App with "
                 f"App(other_batch_sizes=({size},))",
-                code="FN-0000",
+                code="FN-0263",
             )
         signatures = {name: each for name, each in self.signatures.items() if not name.startswith(TRAIN)}
         signatures |= {name: self.signatures[with_batch(name, size)] for name in self._train_names}

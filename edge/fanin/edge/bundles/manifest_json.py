@@ -89,22 +89,22 @@ def parse_manifest(data: bytes) -> Manifest:
         # Not json.loads(data), which also reads UTF-16 and UTF-32: the same manifest would have several byte forms.
         root = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as exc:
-        raise InvalidBundle(f"manifest: not JSON ({exc})", code="FN-0000") from exc
+        raise InvalidBundle(f"manifest: not JSON ({exc})", code="FN-0305") from exc
     if not isinstance(root, dict):
-        raise InvalidBundle(f"manifest: got {type(root).__name__}, expected an object", code="FN-0000")
+        raise InvalidBundle(f"manifest: got {type(root).__name__}, expected an object", code="FN-0305")
     # True equals 1, and so does 1.0.
     if type(root.get("format")) is not int or root["format"] != FORMAT:
         raise InvalidBundle(
             f"manifest: got format {root.get('format')!r}, expected {FORMAT}; "
             "install a fanin that knows this format, or export the Bundle again",
-            code="FN-0000",
+            code="FN-0306",
         )
     try:
         return _manifest(Reader(root, "manifest"))
     except InvalidBundle:
         raise
     except (InvalidInput, ValueError) as exc:
-        raise InvalidBundle(f"manifest: {exc}", code="FN-0000") from exc
+        raise InvalidBundle(f"manifest: {exc}", code="FN-0308") from exc
 
 
 def _manifest(reader: Reader) -> Manifest:
@@ -143,7 +143,7 @@ def _with_roles(table: TensorTable, reader: Reader) -> TensorTable:
     roles = {name: _role(row) for name, row in reader.children("roles")}
     if strange := sorted(roles.keys() - {spec.name for spec in table.specs}):
         raise InvalidBundle(
-            f"manifest.roles: got {strange[0]!r}, expected only names of the parameters", code="FN-0000"
+            f"manifest.roles: got {strange[0]!r}, expected only names of the parameters", code="FN-0322"
         )
     return table.with_roles(roles)
 
@@ -153,13 +153,13 @@ def _role(reader: Reader) -> TensorRole:
     kind = reader.text("role")
     if kind not in set(RoleKind):
         raise InvalidBundle(
-            f"{reader.path}.role: got {kind!r}, expected one of {[str(known) for known in RoleKind]}", code="FN-0000"
+            f"{reader.path}.role: got {kind!r}, expected one of {[str(known) for known in RoleKind]}", code="FN-0307"
         )
     bounds = {name: reader.number(name) for name in ("lowest", "highest") if name in reader.row}
     role = TensorRole(role=RoleKind(kind), lowest=bounds.get("lowest"), highest=bounds.get("highest"))
     if role == PARAMETER:
         raise InvalidBundle(
-            f"{reader.path}: got a parameter without a range, expected another role; leave the key out", code="FN-0000"
+            f"{reader.path}: got a parameter without a range, expected another role; leave the key out", code="FN-0308"
         )
     return role
 
@@ -170,7 +170,7 @@ def _other_batch_sizes(reader: Reader) -> tuple[int, ...]:
     sizes = reader.shape("other_batch_sizes")
     if not sizes:
         raise InvalidBundle(
-            f"{reader.path}.other_batch_sizes: got none, expected at least one; leave the key out", code="FN-0000"
+            f"{reader.path}.other_batch_sizes: got none, expected at least one; leave the key out", code="FN-0308"
         )
     return sizes
 
@@ -220,7 +220,7 @@ def _port(reader: Reader) -> Port:
     reader.only("name dtype shape")
     port = Port(name=reader.text("name"), dtype=reader.text("dtype"), shape=reader.shape("shape", least=-1))
     if port.dtype not in DTYPES:
-        raise InvalidBundle(f"{reader.path}.dtype: got {port.dtype!r}, expected one of {list(DTYPES)}", code="FN-0000")
+        raise InvalidBundle(f"{reader.path}.dtype: got {port.dtype!r}, expected one of {list(DTYPES)}", code="FN-0307")
     return port
 
 
@@ -249,7 +249,7 @@ def parse_slot(reader: Reader) -> Slot:
     kind = reader.text("kind")
     if kind not in set(SlotKind):
         raise InvalidBundle(
-            f"{reader.path}.kind: got {kind!r}, expected one of {[str(known) for known in SlotKind]}", code="FN-0000"
+            f"{reader.path}.kind: got {kind!r}, expected one of {[str(known) for known in SlotKind]}", code="FN-0307"
         )
     return Slot(
         initializer=reader.text("initializer"),

@@ -69,7 +69,7 @@ def fill_slots(
     if not np.isfinite(flat).all():
         wrong = sorted(name for name, view in parameters.items() if not np.isfinite(view).all())
         raise InvalidVersion(
-            f"parameters: {wrong} hold values that are not finite, expected finite numbers only", code="FN-0000"
+            f"parameters: {wrong} hold values that are not finite, expected finite numbers only", code="FN-0359"
         )
     sources = with_derived(parameters, derived)
     weights = {slot.parameter: slot.axis for slot in slots if slot.kind is SlotKind.WEIGHT_SCALE}

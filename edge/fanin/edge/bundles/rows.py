@@ -12,7 +12,7 @@ class Reader:
 
     def __init__(self, row: object, path: str) -> None:
         if not isinstance(row, dict):
-            raise InvalidBundle(f"{path}: got {type(row).__name__}, expected an object", code="FN-0000")
+            raise InvalidBundle(f"{path}: got {type(row).__name__}, expected an object", code="FN-0307")
         self.row: dict[str, object] = row
         self.path = path
 
@@ -28,13 +28,13 @@ class Reader:
             if names
         ]
         if faults:
-            raise InvalidBundle(f"{self.path}: got {' and '.join(faults)}, expected {sorted(known)}", code="FN-0000")
+            raise InvalidBundle(f"{self.path}: got {' and '.join(faults)}, expected {sorted(known)}", code="FN-0307")
 
     def _value(self, key: str, kind: type) -> object:
         value = self.row[key]
         if type(value) is not kind:
             raise InvalidBundle(
-                f"{self.path}.{key}: got {type(value).__name__}, expected {kind.__name__}", code="FN-0000"
+                f"{self.path}.{key}: got {type(value).__name__}, expected {kind.__name__}", code="FN-0307"
             )
         return value
 
@@ -56,7 +56,7 @@ class Reader:
         assert isinstance(value, list)
         if not all(type(dim) is int and dim >= least for dim in value):
             raise InvalidBundle(
-                f"{self.path}.{key}: got {value!r}, expected integers of at least {least}", code="FN-0000"
+                f"{self.path}.{key}: got {value!r}, expected integers of at least {least}", code="FN-0307"
             )
         return tuple(value)
 

@@ -94,22 +94,22 @@ def check_slots(slots: tuple[Slot, ...], own: Mapping[str, tuple[int, ...]], der
             raise InvalidBundle(
                 f"manifest: slot {slot.initializer!r}: got no bias_scale slot with its weight and input_scale, "
                 "expected one",
-                code="FN-0000",
+                code="FN-0320",
             )
     spans = sorted((slot.offset, slot.offset + slot.size_bytes, slot.initializer) for slot in slots if slot.offset >= 0)
     for (_, end, name), (start, _, other) in pairwise(spans):
         if start < end:
-            raise InvalidBundle(f"manifest: slots {name!r} and {other!r} overlap in the file", code="FN-0000")
+            raise InvalidBundle(f"manifest: slots {name!r} and {other!r} overlap in the file", code="FN-0321")
     names = [slot.initializer for slot in slots]
     if len(set(names)) != len(names):
-        raise InvalidBundle("manifest: two slots name the same initializer", code="FN-0000")
+        raise InvalidBundle("manifest: two slots name the same initializer", code="FN-0321")
 
 
 def _check_slot(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> None:
     what = f"manifest: slot {slot.initializer!r}"
     missing = {slot.parameter, slot.weight} - set(shapes) - {""}
     if missing or not slot.parameter:
-        raise InvalidBundle(f"{what} names unknown parameters {sorted(missing)}", code="FN-0000")
+        raise InvalidBundle(f"{what} names unknown parameters {sorted(missing)}", code="FN-0322")
     if slot.kind in (SlotKind.BIAS, SlotKind.BIAS_SCALE):
         agrees = bool(slot.weight) and MIN_INPUT_SCALE <= slot.input_scale <= 1.0 / MIN_INPUT_SCALE
     else:
@@ -117,13 +117,13 @@ def _check_slot(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> None:
     if not agrees:
         raise InvalidBundle(
             f"{what}: got weight {slot.weight!r} and input_scale {slot.input_scale}, expected both in a bias only",
-            code="FN-0000",
+            code="FN-0320",
         )
     expected = _slot_shape(slot, shapes)
     # A TFLite graph may add dimensions of 1, or split one for a broadcast. The order of the values stays the same.
     is_reshapable = slot.kind in (SlotKind.WEIGHT, SlotKind.FLOAT) and slot.offset >= 0
     if slot.shape != expected and not (is_reshapable and prod(slot.shape) == prod(expected)):
-        raise InvalidBundle(f"{what}: got shape {slot.shape}, expected {expected}", code="FN-0000")
+        raise InvalidBundle(f"{what}: got shape {slot.shape}, expected {expected}", code="FN-0320")
 
 
 def _check_axes(slots: tuple[Slot, ...], derived: Derived) -> None:
@@ -138,7 +138,7 @@ def _check_axes(slots: tuple[Slot, ...], derived: Derived) -> None:
             raise InvalidBundle(
                 f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, "
                 f"expected that of the weight_scale slot of {weight!r}, {axes.get(weight)}",
-                code="FN-0000",
+                code="FN-0320",
             )
 
 
@@ -150,7 +150,7 @@ def _slot_shape(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int,
             raise InvalidBundle(
                 f"manifest: slot {slot.initializer!r}: got permutation {slot.permutation}, "
                 f"expected one of {len(own)} dimensions, and of a weight or a float only",
-                code="FN-0000",
+                code="FN-0320",
             )
         own = tuple(own[dim] for dim in slot.permutation)
     if slot.kind is SlotKind.FLOAT:
@@ -159,7 +159,7 @@ def _slot_shape(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int,
     if not 0 <= slot.axis < len(channelled):
         raise InvalidBundle(
             f"manifest: slot {slot.initializer!r}: got axis {slot.axis}, expected one of {len(channelled)} dimensions",
-            code="FN-0000",
+            code="FN-0320",
         )
     if slot.kind is SlotKind.WEIGHT:
         return own
@@ -167,6 +167,6 @@ def _slot_shape(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int,
     if slot.kind is SlotKind.BIAS and own != channels:
         raise InvalidBundle(
             f"manifest: slot {slot.initializer!r}: got a bias of shape {own}, expected {channels} as its weight has",
-            code="FN-0000",
+            code="FN-0320",
         )
     return channels

@@ -90,7 +90,7 @@ def check_delegation(delegation: Delegation, publisher: str) -> None:
         raise InvalidVersion(
             f"run {delegation.run_id}: the delegation of epoch {delegation.epoch} to run key "
             f"{short(delegation.run_public_key)} is not signed by the publisher {short(publisher)}",
-            code="FN-0000",
+            code="FN-0370",
         )
 
 
@@ -113,7 +113,7 @@ def check_version(version: Version, *, run_id: str, bundle_sha256: str, publishe
         raise InvalidVersion(
             f"{what}: is of bundle {short(version.bundle_sha256)}, "
             f"expected run {run_id} and bundle {short(bundle_sha256)}",
-            code="FN-0000",
+            code="FN-0371",
         )
     # (2)
     if version.public_key != publisher:
@@ -127,20 +127,20 @@ def check_version(version: Version, *, run_id: str, bundle_sha256: str, publishe
             raise InvalidVersion(
                 f"{what}: signed by {short(version.public_key)}, expected the publisher {short(publisher)} "
                 f"or a run key that it delegated for epoch {version.epoch} of this run and for this bundle",
-                code="FN-0000",
+                code="FN-0370",
             )
         check_delegation(delegation, publisher)
     # (3)
     if not is_signed(version.public_key, version.signature, VERSION_CONTEXT, _version_bytes(version)):
         raise InvalidVersion(
-            f"{what}: the signature does not match; it was changed after it was signed", code="FN-0000"
+            f"{what}: the signature does not match; it was changed after it was signed", code="FN-0373"
         )
     # (4)
     if version.order < seen:
         epoch, number = seen
         earlier = "" if epoch == version.epoch else f" of epoch {epoch}, not {version.epoch}"
         raise InvalidVersion(
-            f"{what}: older than version {number}{earlier}, which this device has verified; rejected", code="FN-0000"
+            f"{what}: older than version {number}{earlier}, which this device has verified; rejected", code="FN-0374"
         )
 
 

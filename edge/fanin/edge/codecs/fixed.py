@@ -189,7 +189,7 @@ class TwosComplement:
         size = self.dtype.itemsize
         if len(payload) % size:
             raise InvalidUpdate(
-                f"{self.name}: got a payload of {len(payload)} bytes, expected a multiple of {size}", code="FN-0000"
+                f"{self.name}: got a payload of {len(payload)} bytes, expected a multiple of {size}", code="FN-0639"
             )
         return np.frombuffer(payload, self.dtype)
 
@@ -206,7 +206,7 @@ def codec_named(name: str) -> Codec:
     """Return the codec of this name. Raises InvalidUpdate for an unknown name."""
     codec = CODECS.get(name)
     if codec is None:
-        raise InvalidUpdate(f"codec: got {name!r}, expected one of {sorted(CODECS)}", code="FN-0000")
+        raise InvalidUpdate(f"codec: got {name!r}, expected one of {sorted(CODECS)}", code="FN-0631")
     return codec
 
 

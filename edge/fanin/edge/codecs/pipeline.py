@@ -108,7 +108,7 @@ class UpdatePipeline:
             try:
                 if results:
                     raise InvalidInput(
-                        f"stage {name}: sent two vectors, expected one; correct the stage", code="FN-0000"
+                        f"stage {name}: sent two vectors, expected one; correct the stage", code="FN-0384"
                     )
                 _check_vector(name, stage, vector, changed)
                 results.append(self._send(passing, names[1:], changed))
@@ -134,7 +134,7 @@ class UpdatePipeline:
         if problems:
             raise problems[0]
         if not results:
-            raise InvalidInput(f"stage {name}: sent no vector, expected one; correct the stage", code="FN-0000")
+            raise InvalidInput(f"stage {name}: sent no vector, expected one; correct the stage", code="FN-0384")
         passing.after[name] = _checked_state(name, stage, state, passing.part.trained.num_values)
         return results[0]
 
@@ -192,7 +192,7 @@ def stage_error(name: str, member: str, exc: Exception) -> FaninError:
     """
     if isinstance(exc, FaninError):
         return exc
-    return InvalidInput(f"stage {name}: {member} raised {foreign_text(exc)}; correct the stage", code="FN-0000")
+    return InvalidInput(f"stage {name}: {member} raised {foreign_text(exc)}; correct the stage", code="FN-0213")
 
 
 def form_of(values: object) -> str:
@@ -204,7 +204,7 @@ def check_mapping(name: str, verb: str, value: object, expected: str) -> None:
     """Raise InvalidInput unless a stage has sent or returned a mapping."""
     if not isinstance(value, Mapping):
         raise InvalidInput(
-            f"stage {name}: {verb} {form_of(value)}, expected {expected}; correct the stage", code="FN-0000"
+            f"stage {name}: {verb} {form_of(value)}, expected {expected}; correct the stage", code="FN-0384"
         )
 
 
@@ -216,19 +216,19 @@ def _check_vector(name: str, stage: Stage, before: Vector, after: Vector) -> Non
     if set(after) != set(expected):
         raise InvalidInput(
             f"stage {name}: sent the groups {sorted(map(str, after))}, expected {expected}; correct the stage",
-            code="FN-0000",
+            code="FN-0384",
         )
     form = form_of(before[PARAMETERS])
     for group, values in after.items():
         if form_of(values) != form:
             raise InvalidInput(
                 f"stage {name}: sent {form_of(values)} for the group {group!r}, expected {form}; correct the stage",
-                code="FN-0000",
+                code="FN-0384",
             )
         if not np.isfinite(values).all():
             raise InvalidInput(
                 f"stage {name}: sent NaN or infinity in the group {group!r}, expected finite values; correct the stage",
-                code="FN-0000",
+                code="FN-0384",
             )
 
 
@@ -239,7 +239,7 @@ def _checked_state(name: str, stage: Stage, state: State, num_values: int) -> St
         raise InvalidInput(
             f"stage {name}: returned the state {sorted(map(str, state))}, expected {sorted(stage.tensors)}; correct "
             "the stage",
-            code="FN-0000",
+            code="FN-0384",
         )
     form = f"float32 ({num_values},)"
     for tensor, values in state.items():
@@ -247,6 +247,6 @@ def _checked_state(name: str, stage: Stage, state: State, num_values: int) -> St
             raise InvalidInput(
                 f"stage {name}: returned {form_of(values)} as its state {tensor!r}, expected finite {form}; correct "
                 "the stage",
-                code="FN-0000",
+                code="FN-0384",
             )
     return dict(state)

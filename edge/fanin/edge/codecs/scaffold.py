@@ -71,7 +71,7 @@ class Scaffold:
         """See ``Stage.apply``."""
         if not context.num_steps:
             raise InvalidInput(
-                "scaffold: got a training of 0 steps, expected at least one; report num_steps", code="FN-0000"
+                "scaffold: got a training of 0 steps, expected at least one; report num_steps", code="FN-0386"
             )
         drift = vector[PARAMETERS].astype(np.float64) / (context.num_steps * context.learning_rate)
         change = (-drift - context.downlink[CONTROL]).astype(np.float32)

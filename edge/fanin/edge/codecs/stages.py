@@ -37,7 +37,7 @@ def stages_of(specs: Sequence[StageSpec]) -> Mapping[str, Stage]:
             raise InvalidPlan(
                 f"plan: stages: got {spec.name!r} after {next(reversed(stages))!r}, expected it before: it reads the "
                 "change as the training left it; move it to the front",
-                code="FN-0000",
+                code="FN-0221",
             )
         stages[spec.name] = stage
     return stages
@@ -70,7 +70,7 @@ def check_members(stage: object, where: str) -> None:
         groups: object = stage.groups
         if not isinstance(groups, tuple | list) or not all(isinstance(each, Group) for each in groups):
             raise InvalidPlan(
-                f"{where}: groups: got {shown(groups)}, expected a tuple of Group; correct that package", code="FN-0000"
+                f"{where}: groups: got {shown(groups)}, expected a tuple of Group; correct that package", code="FN-0214"
             )
 
 
@@ -89,9 +89,9 @@ def layout_of(table: TensorTable, stages: Mapping[str, Stage]) -> VectorLayout:
     if len(names) > MAX_AUXILIARY or not all(map(is_name, names)):
         raise InvalidPlan(
             f"plan: stages: got the groups {names}, expected at most {MAX_AUXILIARY}, each {NAME_FORM}; remove a stage",
-            code="FN-0000",
+            code="FN-0221",
         )
     try:
         return VectorLayout(table=table, groups=(MAIN, *added_groups(stages)))
     except ValueError as exc:
-        raise InvalidPlan(f"plan: stages: {exc}; remove a stage", code="FN-0000") from exc
+        raise InvalidPlan(f"plan: stages: {exc}; remove a stage", code="FN-0221") from exc

@@ -99,7 +99,7 @@ class VectorLayout:
         """
         names = [group.name for group in self.groups]
         if set(vector) != set(names):
-            raise InvalidInput(f"vector: got the groups {sorted(vector)}, expected {names}", code="FN-0000")
+            raise InvalidInput(f"vector: got the groups {sorted(vector)}, expected {names}", code="FN-0386")
         for name, values in vector.items():
             self.check_group(name, values)
         return vector[PARAMETERS] if len(names) == 1 else np.concatenate([vector[name] for name in names])
@@ -110,5 +110,5 @@ class VectorLayout:
             raise InvalidInput(
                 f"vector: got {values.dtype} {values.shape} for the group {name!r}, expected float32 "
                 f"({self.table.num_values},)",
-                code="FN-0000",
+                code="FN-0386",
             )

@@ -115,7 +115,7 @@ def export(
 
 
 def _refuse(failure: FormatFailure) -> None:
-    raise UnsupportedModel(failure.reason, code="FN-0000")
+    raise UnsupportedModel(failure.reason, code=failure.code)
 
 
 def check_app(app: App, formats: Sequence[str], max_drop: float | None = None) -> tuple[Finding, ...]:
@@ -283,7 +283,7 @@ def _graphs(prepared: Prepared, name: str) -> Graphs | FormatFailure:
         failures.append(failure_of_preprocess(place, name, exc))
     if graphs is None or failures:
         findings = tuple(row for each in failures for row in each.findings)
-        return FormatFailure(reason=failures[0].reason, findings=findings)
+        return FormatFailure(reason=failures[0].reason, code=failures[0].code, findings=findings)
     return graphs if preprocess is None else with_preprocess(prepared.app, name, graphs, preprocess)
 
 

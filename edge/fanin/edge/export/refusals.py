@@ -172,10 +172,12 @@ class FormatFailure:
 
     Attributes:
         reason: The error message of the export, with the parts.
+        code: Its code.
         findings: One or more parts that make it fail.
     """
 
     reason: str
+    code: str
     findings: tuple[Finding, ...]
 
 

@@ -62,7 +62,7 @@ def graph_metric(path: Path | str, *, higher_is_better: bool = True) -> Metric:
         graph = Path(path).read_bytes()
     except OSError as exc:
         raise InvalidInput(
-            f"metric: {path} cannot be read ({exc.strerror}); name an ONNX file", code="FN-0000"
+            f"metric: {path} cannot be read ({exc.strerror}); name an ONNX file", code="FN-0352"
         ) from exc
     function = GraphFunction(graph=graph, name=Path(path).name)
     _opened(function)
@@ -85,7 +85,7 @@ def metric_of(what: str, name: str, value: object) -> Metric:
         raise InvalidInput(
             f"{what}: expected a name that is not in {sorted(OUR_VALUES)} and does not end in {INT8}: these values are "
             "always computed",
-            code="FN-0000",
+            code="FN-0229",
         )
     match value:
         case Metric():
@@ -97,7 +97,7 @@ def metric_of(what: str, name: str, value: object) -> Metric:
     raise InvalidInput(
         f"{what}: got {type(value).__name__}, expected a function (predictions, targets), a Metric, or the path of an "
         "ONNX file",
-        code="FN-0000",
+        code="FN-0390",
     )
 
 
@@ -111,6 +111,6 @@ def _opened(function: GraphFunction) -> LoadedModel:
         raise InvalidInput(
             f"metric {function.name}: got a graph from {', '.join(inputs)} to {outputs}, expected one from "
             f"{', '.join(INPUTS)} to one float number; correct the graph",
-            code="FN-0000",
+            code="FN-0390",
         )
     return model

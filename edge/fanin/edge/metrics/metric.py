@@ -95,14 +95,14 @@ def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
             raise InvalidPlan(
                 f"plan: evaluation.metrics: got {name!r}, expected a name that is not in {sorted(OUR_VALUES)} and does "
                 f"not end in {INT8}: these values are always computed",
-                code="FN-0000",
+                code="FN-0229",
             )
         metric = named("evaluation.metrics", name, METRICS, GROUP)
         if not isinstance(metric, Metric):
             raise InvalidPlan(
                 f"plan: evaluation.metrics: {name!r}: got {type(metric).__name__}, expected a Metric; correct that "
                 "package",
-                code="FN-0000",
+                code="FN-0214",
             )
         metrics[name] = metric
     return metrics
@@ -118,7 +118,7 @@ def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) ->
         if isinstance(result, SupportsFloat) and not isinstance(result, str | bool | np.bool_):
             value = float(result)
     if not math.isfinite(value):
-        raise InvalidPlan(f"metric {name!r}: got {shown(result)}, expected a finite number; {advice}", code="FN-0000")
+        raise InvalidPlan(f"metric {name!r}: got {shown(result)}, expected a finite number; {advice}", code="FN-0390")
     return value
 
 

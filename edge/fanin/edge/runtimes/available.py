@@ -146,7 +146,7 @@ def open_runtime(name: str | None = None, *, plain: bool = False) -> Runtime:
         return runtime
     defaults = [each for each, record in RUNTIMES.items() if record.is_default]
     raise RuntimeMissing(
-        f"runtime: none of {defaults} is installed here; {_advice(RUNTIMES[defaults[0]])}", code="FN-0000"
+        f"runtime: none of {defaults} is installed here; {_advice(RUNTIMES[defaults[0]])}", code="FN-0401"
     )
 
 
@@ -167,13 +167,13 @@ def open_format(graph_formats: Collection[str], name: str | None = None) -> Runt
         raise RuntimeMissing(
             f"runtime: none that runs graphs in {sorted(graph_formats)} is installed here; "
             f"{advice or 'install a package that has one'}",
-            code="FN-0000",
+            code="FN-0401",
         )
     record = _record(name)
     if record.graph_format not in graph_formats:
         raise RuntimeMissing(
             f"runtime {name!r}: runs graphs in {record.graph_format!r}, expected one that runs {sorted(graph_formats)}",
-            code="FN-0000",
+            code="FN-0401",
         )
     return _open(name, record)
 
@@ -214,20 +214,20 @@ def _open(name: str, record: RuntimeRecord, *, plain: bool = False) -> Runtime:
         library = (getattr(exc, "name", "") or "").partition(".")[0]
         if isinstance(exc, ModuleNotFoundError) and library in record.libraries:
             raise RuntimeMissing(
-                f"runtime {name!r}: {library} is not installed here; {_advice(record)}", code="FN-0000"
+                f"runtime {name!r}: {library} is not installed here; {_advice(record)}", code="FN-0401"
             ) from exc
         # A missing module of our own is a broken installation, which no extra fixes.
         if name in RUNTIMES:
             raise
         raise RuntimeMissing(
-            f"runtime {name!r}: its package raised {type(exc).__name__}: {exc}; correct that package", code="FN-0000"
+            f"runtime {name!r}: its package raised {type(exc).__name__}: {exc}; correct that package", code="FN-0211"
         ) from exc
     if not isinstance(engine, GraphEngine) or engine.graph_format != record.graph_format:
         received = f"an engine of {engine.graph_format}" if isinstance(engine, GraphEngine) else type(engine).__name__
         raise RuntimeMissing(
             f"runtime {name!r}: its record returned {received}, expected a GraphEngine of {record.graph_format}; "
             "correct that package",
-            code="FN-0000",
+            code="FN-0165",
         )
     return GraphRuntime(engine)
 
@@ -256,13 +256,13 @@ def _record(name: str) -> RuntimeRecord:
         known = sorted({*RUNTIMES, *entries})
         near = get_close_matches(name, known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise RuntimeMissing(f"runtime: got {name!r}, expected one of {known}{hint}", code="FN-0000")
+        raise RuntimeMissing(f"runtime: got {name!r}, expected one of {known}{hint}", code="FN-0407")
     entry, *others = entries[name]
     if others:
         packages = sorted(str(each.dist.name if each.dist else each.value) for each in entries[name])
         raise RuntimeMissing(
             f"runtime {name!r}: got one from each of {packages}, expected one package; uninstall the others",
-            code="FN-0000",
+            code="FN-0212",
         )
     try:
         record = entry.load()
@@ -270,12 +270,12 @@ def _record(name: str) -> RuntimeRecord:
         raise RuntimeMissing(
             f"runtime {name!r}: cannot be imported from {entry.value} ({type(exc).__name__}: {exc}); "
             "repair that package",
-            code="FN-0000",
+            code="FN-0211",
         ) from exc
     if not isinstance(record, RuntimeRecord):
         raise RuntimeMissing(
             f"runtime {name!r}: got {type(record).__name__} from {entry.value}, expected a RuntimeRecord; correct that "
             "package",
-            code="FN-0000",
+            code="FN-0165",
         )
     return record

@@ -138,7 +138,7 @@ def input_names(manifest: Manifest) -> tuple[str, ...]:
         raise InvalidBundle(
             f"bundle: signature 'infer' has inputs {list(names)}, expected at least one, with different names that no "
             "other port has",
-            code="FN-0000",
+            code="FN-0417",
         )
     return names
 
@@ -197,7 +197,7 @@ class GraphEvaluate:
             raise InvalidBundle(
                 f"evaluate graph: returned 'predicted' as {predictions.dtype} {predictions.shape}, "
                 f"expected {dtype} {shape}{' as y' if self._has_labels else ''}",
-                code="FN-0000",
+                code="FN-0347",
             )
         predicted: Inputs = predictions  # type: ignore[assignment]  # the dtype was just checked
         return BatchEvaluation(loss_sum=float(loss_sum.item()), predicted=predicted)
@@ -225,7 +225,7 @@ class GraphPredict:
         if not self._fixed_batch:
             logits = self._run(["logits"], inputs)[0].astype(np.float32, copy=False)
             if len(logits) != num:
-                raise InvalidBundle(f"infer graph: got logits of {len(logits)} samples, expected {num}", code="FN-0000")
+                raise InvalidBundle(f"infer graph: got logits of {len(logits)} samples, expected {num}", code="FN-0347")
             return logits
         size = self._fixed_batch
         feeds = (
@@ -382,6 +382,6 @@ def signature_of(
             raise InvalidBundle(
                 f"bundle: signature {name!r} has {what} {sorted(port.name for port in ports)}, expected "
                 f"{sorted(names)}",
-                code="FN-0000",
+                code="FN-0417",
             )
     return signature

@@ -109,7 +109,7 @@ class GraphPreprocess:
             actual = {own.name: (own.dtype, own.shape[1:]) for own in ports}
             if actual != {port.name: (port.dtype, port.shape[1:])}:
                 raise InvalidBundle(
-                    f"{what}: got {actual}, expected {port.name!r} as {form_of(port.dtype, port.shape)}", code="FN-0000"
+                    f"{what}: got {actual}, expected {port.name!r} as {form_of(port.dtype, port.shape)}", code="FN-0417"
                 )
 
     def __call__(self, raw: Inputs) -> Inputs:
@@ -135,7 +135,7 @@ def preprocess_ports(bundle: Bundle) -> Ports:
         raise InvalidBundle(
             f"bundle: signature {PREPROCESS!r} has inputs {signature.inputs} and outputs {signature.outputs}, "
             f"expected one input {RAW!r} and one output, the only input {infer.inputs} of the model",
-            code="FN-0000",
+            code="FN-0417",
         )
     return signature.inputs, signature.outputs
 

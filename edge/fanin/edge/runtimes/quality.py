@@ -244,7 +244,7 @@ def check_drop(what: str, quality: Quality, max_drop: float | None = None) -> st
         raise InvalidVersion(
             f"{what}: {text}, expected at most {limit:g}; export again with calibration data like the devices' data, "
             "set quantization_aware in the recipe, or allow a larger drop (fanin export --max-int8-drop)",
-            code="FN-0000",
+            code="FN-0375",
         )
     if quality.num_predictions and quality.drop_points > limit:
         return (

@@ -115,20 +115,20 @@ def random_ports(inputs: Iterable[Port]) -> tuple[RandomPort, ...]:
             raise InvalidBundle(
                 f"train graph: got the random input {port.name!r} as {form_of(port.dtype, port.shape)}, expected "
                 "uniform.<number> or normal.<number> as float32 of a fixed shape",
-                code="FN-0000",
+                code="FN-0421",
             )
         ports.append(random_port(kind, int(number), port.shape))
     ports.sort(key=lambda port: port.number)
     names = [port.name for port in ports]
     if [port.number for port in ports] != list(range(len(ports))):
         raise InvalidBundle(
-            f"train graph: got the random inputs {names}, expected the numbers 0 to {len(names) - 1}", code="FN-0000"
+            f"train graph: got the random inputs {names}, expected the numbers 0 to {len(names) - 1}", code="FN-0421"
         )
     size_bytes = sum(port.size_bytes for port in ports)
     if size_bytes > MAX_RANDOM_BYTES:
         raise InvalidBundle(
             f"train graph: got {size_bytes} bytes of random inputs a step, expected at most {MAX_RANDOM_BYTES}",
-            code="FN-0000",
+            code="FN-0421",
         )
     return tuple(ports)
 

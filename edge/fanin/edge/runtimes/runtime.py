@@ -68,7 +68,7 @@ class GraphRuntime:
         sizes = {port.shape[0] for port in graph.inputs}
         if len(sizes) != 1:
             raise InvalidBundle(
-                f"infer graph: got inputs of the batch sizes {sorted(sizes)}, expected one size", code="FN-0000"
+                f"infer graph: got inputs of the batch sizes {sorted(sizes)}, expected one size", code="FN-0417"
             )
         return GraphPredict(bundle.manifest, graph.run, max(*sizes, 0))
 
@@ -104,7 +104,7 @@ class GraphRuntime:
             loaded = self._load(file)
         except InvalidInput as exc:
             # The file lacks the Signature. Only ``open_model`` receives a Signature's name from the user.
-            raise InvalidBundle(str(exc), code="FN-0000") from exc
+            raise InvalidBundle(str(exc), code=exc.code) from exc
         ports = manifest.signatures[signature]
         _check_ports(f"{what}: inputs", loaded.inputs, ports.inputs)
         _check_ports(f"{what}: outputs", loaded.outputs, ports.outputs)
@@ -126,10 +126,10 @@ class GraphRuntime:
         if not isinstance(loaded, LoadedGraph):
             raise InvalidBundle(
                 f"{file.what}: {self._engine.name}: load returned {type(loaded).__name__}, expected a LoadedGraph",
-                code="FN-0000",
+                code="FN-0415",
             )
         if not loaded.outputs:
-            raise InvalidBundle(f"{file.what}: got a graph without outputs, expected at least one", code="FN-0000")
+            raise InvalidBundle(f"{file.what}: got a graph without outputs, expected at least one", code="FN-0410")
 
         def run(outputs: Sequence[str], feed: Feed) -> Sequence[Array]:
             with self._mapped(file.what, "run"):
@@ -175,7 +175,7 @@ class GraphRuntime:
         except self._engine.errors as exc:
             text = " ".join(str(exc).split()) or type(exc).__name__
             verb = "open" if call == "load" else "run"
-            raise InvalidBundle(f"{what}: {name} cannot {verb} it ({text})", code="FN-0000") from exc
+            raise InvalidBundle(f"{what}: {name} cannot {verb} it ({text})", code="FN-0412") from exc
         except Exception as exc:  # Any error: the code may come from another package.
             raised = " ".join(f"{type(exc).__name__}: {exc}".split()).removesuffix(":")
             text = (
@@ -185,7 +185,7 @@ class GraphRuntime:
             if text != self._logged:
                 self._logged = text
                 LOG.exception("%s", text)
-            raise FaninError(text, code="FN-0000") from exc
+            raise FaninError(text, code="FN-0413") from exc
 
     def _check_operators(self, file: GraphFile) -> None:
         """Raise InvalidBundle for a file with an operator that the engine does not have."""
@@ -200,7 +200,7 @@ class GraphRuntime:
             raise InvalidBundle(
                 f"{file.what}: {self._engine.name} has no operator {first.operator}, which {place} uses"
                 f"{f' (nor {others})' if others else ''}; use another runtime, or replace the layer",
-                code="FN-0000",
+                code="FN-0414",
             )
 
 
@@ -209,7 +209,7 @@ def _check_results(what: str, results: object, ports: Sequence[ModelPort]) -> No
     if not isinstance(results, list | tuple) or len(results) != len(ports):
         received = f"{len(results)} results" if isinstance(results, list | tuple) else type(results).__name__
         raise InvalidBundle(
-            f"{what} returned {received}, expected the arrays of {[port.name for port in ports]}", code="FN-0000"
+            f"{what} returned {received}, expected the arrays of {[port.name for port in ports]}", code="FN-0415"
         )
     for array, port in zip(results, ports, strict=True):
         # Some libraries return a scalar of numpy for an array without dimensions.
@@ -217,7 +217,7 @@ def _check_results(what: str, results: object, ports: Sequence[ModelPort]) -> No
         if not is_array or array.dtype != port.dtype or not fits(port.shape, array.shape):
             received = f"{array.dtype} {array.shape}" if is_array else type(array).__name__
             raise InvalidBundle(
-                f"{what} returned {port.name} as {received}, expected {port.dtype} {port.shape}", code="FN-0000"
+                f"{what} returned {port.name} as {received}, expected {port.dtype} {port.shape}", code="FN-0415"
             )
 
 
@@ -231,4 +231,4 @@ def _check_ports(what: str, actual: Sequence[ModelPort], expected: Sequence[Port
         port, target = own.get(name), signed.get(name)
         if port is None or target is None or port.dtype != target.dtype or not fits(target.shape, port.shape):
             forms = [row and (row.dtype, row.shape) for row in (port, target)]
-            raise InvalidBundle(f"{what}: got {name!r} as {forms[0]}, expected {forms[1]}", code="FN-0000")
+            raise InvalidBundle(f"{what}: got {name!r} as {forms[0]}, expected {forms[1]}", code="FN-0417")

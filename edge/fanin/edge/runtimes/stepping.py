@@ -104,7 +104,7 @@ class GraphTrainStep:
                 raise InvalidBundle(
                     f"bundle: optimizer: got the setting {name!r}, expected an input {SETTING_PREFIX + name!r} of the "
                     "train graph",
-                    code="FN-0000",
+                    code="FN-0417",
                 )
         self._fixed = {name: np.zeros(inputs[name].shape, inputs[name].dtype) for name in batch_ports(manifest)}
         scalars = (*SCALAR_PORTS, *self._settings)

@@ -79,22 +79,22 @@ class Assignment:
             if not MIN_GRID_EXPONENT <= exponent <= MAX_GRID_EXPONENT:
                 raise InvalidInput(
                     f"assignment: got grid exponent {exponent}, expected {MIN_GRID_EXPONENT} to {MAX_GRID_EXPONENT}",
-                    code="FN-0000",
+                    code="FN-0135",
                 )
         if not 0 <= self.codec.max_shift <= MAX_CODEC_SHIFT:
             raise InvalidInput(
-                f"assignment: got max_shift {self.codec.max_shift}, expected 0 to {MAX_CODEC_SHIFT}", code="FN-0000"
+                f"assignment: got max_shift {self.codec.max_shift}, expected 0 to {MAX_CODEC_SHIFT}", code="FN-0135"
             )
         if problem := range_problem(self.training, "training") or range_problem(self.flower, "flower"):
-            raise InvalidInput(f"assignment: {problem}", code="FN-0000")
+            raise InvalidInput(f"assignment: {problem}", code="FN-0135")
         if len(self.stages) > MAX_STAGES:
             raise InvalidInput(
-                f"assignment: got {len(self.stages)} stages, expected at most {MAX_STAGES}", code="FN-0000"
+                f"assignment: got {len(self.stages)} stages, expected at most {MAX_STAGES}", code="FN-0135"
             )
         if len(self.statistics) > MAX_COUNTS:
             raise InvalidInput(
-                f"assignment: got {len(self.statistics)} statistics, expected at most {MAX_COUNTS}", code="FN-0000"
+                f"assignment: got {len(self.statistics)} statistics, expected at most {MAX_COUNTS}", code="FN-0135"
             )
         for part in (*self.stages, *self.statistics):
             if problem := range_problem(part, "assignment"):
-                raise InvalidInput(problem, code="FN-0000")
+                raise InvalidInput(problem, code="FN-0135")

@@ -46,13 +46,13 @@ def _check_entries(what: str, entries: tuple[str, ...], max_entries: int) -> Non
     Spaces are allowed: a runtime's name is followed by its version.
     """
     if len(entries) > max_entries:
-        raise InvalidInput(f"capabilities: got {len(entries)} {what}, expected at most {max_entries}", code="FN-0000")
+        raise InvalidInput(f"capabilities: got {len(entries)} {what}, expected at most {max_entries}", code="FN-0140")
     for entry in entries:
         if not 0 < len(entry) <= MAX_NAME_CHARS or not entry.isprintable():
             raise InvalidInput(
                 f"capabilities: got {entry[:MAX_NAME_CHARS]!r} among {what}, "
                 f"expected 1 to {MAX_NAME_CHARS} printable characters",
-                code="FN-0000",
+                code="FN-0140",
             )
 
 
@@ -87,7 +87,7 @@ class CheckIn:
     def __post_init__(self) -> None:
         if not 0 <= self.wait_s < float("inf"):
             raise InvalidInput(
-                f"check-in: got wait_s {self.wait_s}, expected a finite number of at least 0", code="FN-0000"
+                f"check-in: got wait_s {self.wait_s}, expected a finite number of at least 0", code="FN-0145"
             )
 
 
@@ -111,7 +111,7 @@ class Wait:
             raise InvalidInput(
                 f"wait: got a window of {self.retry_min_s} to {self.retry_max_s} s, "
                 "expected 0 <= retry_min_s <= retry_max_s < infinity",
-                code="FN-0000",
+                code="FN-0145",
             )
 
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def check_rounds(rounds: int) -> None:
     """Raise InvalidInput unless a Run can be continued for this number of Rounds."""
     if not 0 <= rounds <= MAX_TIMES:
-        raise InvalidInput(f"rounds: got {rounds}, expected 0 to {MAX_TIMES}", code="FN-0000")
+        raise InvalidInput(f"rounds: got {rounds}, expected 0 to {MAX_TIMES}", code="FN-0150")
 
 
 def check_version_number(run_id: str, number: int) -> None:
     """Raise NotFound for a number that no store can hold."""
     if number > MAX_NUMBER:
-        raise NotFound(f"run {run_id[:64]!r}: has no version {number}", code="FN-0000")
+        raise NotFound(f"run {run_id[:64]!r}: has no version {number}", code="FN-0611")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class Adopt:
         if self.from_run_id:
             check_name("adopt: run", self.from_run_id)
         if not 0 <= self.number <= MAX_NUMBER:
-            raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}", code="FN-0000")
+            raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}", code="FN-0151")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

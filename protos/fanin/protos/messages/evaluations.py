@@ -43,5 +43,5 @@ class VersionEvaluation:
             if not math.isfinite(value):
                 raise InvalidInput(
                     f"evaluation of version {self.version}: got {name} {value}, expected a finite number",
-                    code="FN-0000",
+                    code="FN-0157",
                 )

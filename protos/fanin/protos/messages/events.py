@@ -39,7 +39,7 @@ class RoundClosed:
         if len(self.accepted) > self.num_accepted:
             raise InvalidInput(
                 f"round {self.round}: got {len(self.accepted)} accepted devices, expected at most {self.num_accepted}",
-                code="FN-0000",
+                code="FN-0157",
             )
 
     @classmethod
@@ -51,7 +51,7 @@ class RoundClosed:
 def check_from_sequence(sequence: int) -> None:
     """Raise InvalidInput for a sequence number that no event can have."""
     if sequence > MAX_NUMBER:
-        raise InvalidInput(f"watch: got from_sequence {sequence}, expected at most {MAX_NUMBER}", code="FN-0000")
+        raise InvalidInput(f"watch: got from_sequence {sequence}, expected at most {MAX_NUMBER}", code="FN-0151")
 
 
 def round_closed(round_number: int, accepted: Sequence[str]) -> RoundClosed:
@@ -87,7 +87,7 @@ class DevicesGone:
         if len(self.device_ids) > self.num_devices:
             raise InvalidInput(
                 f"round {self.round}: got {len(self.device_ids)} devices, expected at most {self.num_devices}",
-                code="FN-0000",
+                code="FN-0157",
             )
 
 

@@ -41,5 +41,5 @@ class Principal:
             if known.value == kind:
                 return cls(kind=known, id=name)
         raise InvalidInput(
-            f"principal: got {text[:128]!r}, expected a kind such as operator, and an id", code="FN-0000"
+            f"principal: got {text[:128]!r}, expected a kind such as operator, and an id", code="FN-0157"
         )

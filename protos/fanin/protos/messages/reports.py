@@ -58,23 +58,23 @@ class Telemetry:
         longest = max(len(self.runtime), len(self.fanin_version))
         if longest > MAX_NAME_CHARS:
             raise InvalidInput(
-                f"telemetry: got a name of {longest} characters, expected at most {MAX_NAME_CHARS}", code="FN-0000"
+                f"telemetry: got a name of {longest} characters, expected at most {MAX_NAME_CHARS}", code="FN-0145"
             )
         for name in (self.runtime, self.fanin_version):
             if not name.isprintable():
-                raise InvalidInput(f"telemetry: got the name {name!r}, expected printable characters", code="FN-0000")
+                raise InvalidInput(f"telemetry: got the name {name!r}, expected printable characters", code="FN-0145")
         if not 0 <= self.train_s < float("inf"):
             raise InvalidInput(
-                f"telemetry: got train_s {self.train_s}, expected a finite number of at least 0", code="FN-0000"
+                f"telemetry: got train_s {self.train_s}, expected a finite number of at least 0", code="FN-0145"
             )
         for name in ("bytes_downloaded", "bytes_resumed"):
             count = getattr(self, name)
             if not 0 <= count <= MAX_COUNT:
                 raise InvalidInput(
-                    f"telemetry: got {name} {count}, expected at least 0 and at most {MAX_COUNT}", code="FN-0000"
+                    f"telemetry: got {name} {count}, expected at least 0 and at most {MAX_COUNT}", code="FN-0145"
                 )
         if self.partition is not None and not 0 <= self.partition <= MAX_COUNT:
-            raise InvalidInput(f"telemetry: got partition {self.partition}, expected 0 to {MAX_COUNT}", code="FN-0000")
+            raise InvalidInput(f"telemetry: got partition {self.partition}, expected 0 to {MAX_COUNT}", code="FN-0145")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,14 +89,14 @@ class Statistics:
             check_name("statistics", name)
             if abs(count) > MAX_SUM:
                 raise InvalidInput(
-                    f"statistics: got {name} = {count}, expected at most {MAX_SUM} in magnitude", code="FN-0000"
+                    f"statistics: got {name} = {count}, expected at most {MAX_SUM} in magnitude", code="FN-0634"
                 )
 
 
 def check_num_counts(number: int) -> None:
     """Raise InvalidInput for too many statistics. Check it before a loop over all that a device has sent."""
     if number > MAX_COUNTS:
-        raise InvalidInput(f"statistics: got {number} counts, expected at most {MAX_COUNTS}", code="FN-0000")
+        raise InvalidInput(f"statistics: got {number} counts, expected at most {MAX_COUNTS}", code="FN-0634")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +117,11 @@ class TrainingProgress:
         if not 0 <= self.step <= MAX_TIMES or not 0 <= self.num_steps <= MAX_TIMES:
             raise InvalidInput(
                 f"progress: got step {self.step} of {self.num_steps}, expected numbers from 0 to {MAX_TIMES}",
-                code="FN-0000",
+                code="FN-0145",
             )
         if self.num_steps and self.step > self.num_steps:
             raise InvalidInput(
-                f"progress: got step {self.step} of {self.num_steps}, expected at most the last step", code="FN-0000"
+                f"progress: got step {self.step} of {self.num_steps}, expected at most the last step", code="FN-0145"
             )
 
 
@@ -142,7 +142,7 @@ class Report:
         if len(self.failure) > MAX_FAILURE_CHARS:
             raise InvalidInput(
                 f"report: got a failure of {len(self.failure)} characters, expected at most {MAX_FAILURE_CHARS}",
-                code="FN-0000",
+                code="FN-0145",
             )
         if self.failure and self.progress is not None:
-            raise InvalidInput("report: got progress beside a failure, expected one of them", code="FN-0000")
+            raise InvalidInput("report: got progress beside a failure, expected one of them", code="FN-0145")

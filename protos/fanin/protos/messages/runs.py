@@ -164,7 +164,7 @@ class SaturatedDevices:
 def check_described_rounds(rounds: int) -> None:
     """Raise InvalidInput for more Rounds than one description has."""
     if rounds > MAX_DESCRIBED_ROUNDS:
-        raise InvalidInput(f"describe: got {rounds} rounds, expected at most {MAX_DESCRIBED_ROUNDS}", code="FN-0000")
+        raise InvalidInput(f"describe: got {rounds} rounds, expected at most {MAX_DESCRIBED_ROUNDS}", code="FN-0150")
 
 
 def saturated_devices(num_values: Mapping[str, int]) -> SaturatedDevices:
@@ -236,13 +236,13 @@ class Reclaim:
         check_rounds(self.rounds)
         if self.version.delegation is not None:
             raise InvalidInput(
-                "reclaim: got a version of a run key, expected one that the publisher signed itself", code="FN-0000"
+                "reclaim: got a version of a run key, expected one that the publisher signed itself", code="FN-0607"
             )
         if (self.version.run_id, self.version.epoch) != (self.delegation.run_id, self.delegation.epoch):
             raise InvalidInput(
                 f"reclaim: got a version of run {self.version.run_id}, epoch {self.version.epoch}, expected run "
                 f"{self.delegation.run_id}, epoch {self.delegation.epoch}, of the delegation",
-                code="FN-0000",
+                code="FN-0607",
             )
 
     @staticmethod

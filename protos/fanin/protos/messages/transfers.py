@@ -35,7 +35,7 @@ class Download:
     def __post_init__(self) -> None:
         if len(self.more_sha256) > MAX_MORE_CHUNKS:
             raise InvalidInput(
-                f"download: got {len(self.more_sha256)} more chunks, expected at most {MAX_MORE_CHUNKS}", code="FN-0000"
+                f"download: got {len(self.more_sha256)} more chunks, expected at most {MAX_MORE_CHUNKS}", code="FN-0120"
             )
 
 

@@ -29,7 +29,7 @@ UNSEEN: Final[Order] = (0, 0)
 def check_epoch(what: str, epoch: int) -> None:
     """Raise InvalidInput unless a Run can have this epoch."""
     if not FIRST_EPOCH <= epoch <= MAX_NUMBER:
-        raise InvalidInput(f"{what}: got epoch {epoch}, expected {FIRST_EPOCH} to {MAX_NUMBER}", code="FN-0000")
+        raise InvalidInput(f"{what}: got epoch {epoch}, expected {FIRST_EPOCH} to {MAX_NUMBER}", code="FN-0151")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +102,16 @@ class Version:
         check_key("version", self.public_key)
         check_signature("version", self.signature)
         if not 0 <= self.number <= MAX_NUMBER:
-            raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}", code="FN-0000")
+            raise InvalidInput(f"version: got number {self.number}, expected 0 to {MAX_NUMBER}", code="FN-0151")
         if self.parent >= max(self.number, 1):
             raise InvalidInput(
-                f"version {self.number}: got parent {self.parent}, expected a lower number (0: itself)", code="FN-0000"
+                f"version {self.number}: got parent {self.parent}, expected a lower number (0: itself)", code="FN-0151"
             )
         if len(self.auxiliary) > MAX_AUXILIARY or list(self.auxiliary) != sorted(self.auxiliary):
             raise InvalidInput(
                 f"version {self.number}: got {len(self.auxiliary)} auxiliary tensors, expected at most {MAX_AUXILIARY} "
                 "in the order of their names",
-                code="FN-0000",
+                code="FN-0151",
             )
         for name in self.auxiliary:
             check_name("version: auxiliary tensor", name)
@@ -122,7 +122,7 @@ class Version:
         if len({each.name for each in message.auxiliary}) < len(message.auxiliary):
             raise InvalidInput(
                 f"version {message.number}: got two auxiliary tensors of one name, expected different names",
-                code="FN-0000",
+                code="FN-0151",
             )
 
     @property

@@ -111,7 +111,7 @@ class CohortPlan:
 
     def __post_init__(self) -> None:
         if problem := range_problem(self, "cohort"):
-            raise InvalidPlan(f"plan: {problem}", code="FN-0000")
+            raise InvalidPlan(f"plan: {problem}", code="FN-0201")
         check_quorum(self)
 
 
@@ -121,5 +121,5 @@ def check_quorum(cohort: CohortPlan) -> None:
         raise InvalidPlan(
             f"plan: cohort: got quorum {cohort.quorum}, buffer {cohort.buffer}, concurrency {cohort.concurrency}, "
             "expected quorum <= buffer <= concurrency; lower quorum or buffer, or raise concurrency",
-            code="FN-0000",
+            code="FN-0205",
         )

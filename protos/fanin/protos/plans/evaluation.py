@@ -69,7 +69,7 @@ class EvaluationPlan:
         for index, metric in enumerate(self.metrics):
             problem = problem or range_problem(metric, f"evaluation.metrics.{index}")
         if problem:
-            raise InvalidPlan(f"plan: {problem}", code="FN-0000")
+            raise InvalidPlan(f"plan: {problem}", code="FN-0201")
         check_metrics(self)
 
 
@@ -80,5 +80,5 @@ def check_metrics(evaluation: EvaluationPlan) -> None:
         raise InvalidPlan(
             f"plan: evaluation.metrics: got {shown(names)}, expected at most {MAX_METRICS} of different names; remove "
             "some",
-            code="FN-0000",
+            code="FN-0220",
         )

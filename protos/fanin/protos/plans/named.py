@@ -42,14 +42,14 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
             raise InvalidPlan(
                 f"plan: {key}: {name!r} cannot be imported from {entries[name].value} ({foreign_text(exc)}); "
                 "repair that package",
-                code="FN-0000",
+                code="FN-0211",
             ) from exc
         return theirs
     known = sorted({*ours, *entries})
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise InvalidPlan(
-        f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}", code="FN-0000"
+        f"plan: {key}: got {name!r}, expected one of {known}, which are installed here{hint}", code="FN-0210"
     )
 
 
@@ -85,7 +85,7 @@ def created(choice: Choice, factories: Mapping[str, Callable[..., T]], group: st
     factory = named(choice.key, choice.name, factories, group)
     where = f"plan: {choice.key}: {choice.name!r}"
     if not callable(factory):
-        raise InvalidPlan(f"{where} is no function; correct that package", code="FN-0000")
+        raise InvalidPlan(f"{where} is no function; correct that package", code="FN-0214")
     with blamed(where, "correct that package"):
         return factory(
             *arguments, **checked_options(f"plan: {choice.options_key}", factory, choice.options, len(arguments))
@@ -105,7 +105,7 @@ def blamed(what: str, advice: str) -> Iterator[None]:
     except InvalidInput:
         raise
     except Exception as exc:  # Any error: the code may come from another package.
-        raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}", code="FN-0000") from exc
+        raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}", code="FN-0213") from exc
 
 
 def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:
@@ -117,7 +117,7 @@ def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:
         expected: The expected object.
     """
     kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
-    return InvalidPlan(f"{where}: got {kind}, expected {expected}; correct that package", code="FN-0000")
+    return InvalidPlan(f"{where}: got {kind}, expected {expected}; correct that package", code="FN-0214")
 
 
 def check_names(where: str, names: object) -> None:
@@ -125,7 +125,7 @@ def check_names(where: str, names: object) -> None:
     are_names = isinstance(names, tuple | list) and all(isinstance(name, str) and is_name(name) for name in names)
     if not isinstance(names, tuple | list) or not are_names or len(set(names)) < len(names):
         raise InvalidPlan(
-            f"{where}: got {shown(names)}, expected a tuple of different names; correct that package", code="FN-0000"
+            f"{where}: got {shown(names)}, expected a tuple of different names; correct that package", code="FN-0214"
         )
 
 
@@ -138,7 +138,7 @@ def check_single(what: str, name: str, group: str) -> None:
     if len(packages) > 1:
         raise InvalidPlan(
             f"{what}: {name!r} is in each of the packages {packages}, expected one of them; uninstall the others",
-            code="FN-0000",
+            code="FN-0212",
         )
 
 

@@ -63,11 +63,11 @@ def checked_options(
         near = get_close_matches(name, options, n=1)
         advice = f"did you mean {near[0]}?" if near else "remove it"
         raise InvalidPlan(
-            f"{joined(where, name)}: unknown option, expected {', '.join(options) or 'none'}; {advice}", code="FN-0000"
+            f"{joined(where, name)}: unknown option, expected {', '.join(options) or 'none'}; {advice}", code="FN-0216"
         )
     for name, option in options.items():
         if name not in given and option.is_required:
-            raise InvalidPlan(f"{joined(where, name)}: missing, expected {option.expected}; add it", code="FN-0000")
+            raise InvalidPlan(f"{joined(where, name)}: missing, expected {option.expected}; add it", code="FN-0216")
     return {name: _checked(joined(where, name), options[name], value) for name, value in given.items()}
 
 
@@ -76,7 +76,7 @@ def _checked(where: str, option: KeyField, value: Option) -> Option:
         value = int(value)
     converted = as_float(value) if option.type is float else value
     if not isinstance(converted, KINDS) or type(converted) is not option.type or not option.accepts(converted):
-        raise InvalidPlan(f"{where}: got {shown(value)}, expected {option.expected}; correct it", code="FN-0000")
+        raise InvalidPlan(f"{where}: got {shown(value)}, expected {option.expected}; correct it", code="FN-0216")
     return converted
 
 

@@ -86,7 +86,7 @@ class Plan:
             path = f"schedule.{index}"
             problem = problem or range_problem(change, path) or range_problem(change.flower, f"{path}.flower")
         if problem:
-            raise InvalidPlan(f"plan: {problem}", code="FN-0000")
+            raise InvalidPlan(f"plan: {problem}", code="FN-0201")
         check_headroom(self)
         check_stages(self)
         check_statistics(self)
@@ -105,7 +105,7 @@ class Plan:
                 raise InvalidPlan(
                     f"plan: {section}: got field {unknown[0].field_number}, which this version of fanin does not know, "
                     "expected the keys of docs/reference/plan.md; use the version of fanin that wrote the Plan",
-                    code="FN-0000",
+                    code="FN-0202",
                 )
 
     def training_in(self, round_number: int) -> Training:
@@ -158,7 +158,7 @@ def check_headroom(plan: Plan) -> None:
             f"{plan.codec.max_shift} + {weight_bits} bits of weight (buffer {plan.cohort.buffer} x {least_steps} steps"
             f"{f' x {unit} for staleness' if unit > 1 else ''}) = {bits - 1 + plan.codec.max_shift + weight_bits}, "
             f"expected at most {HEADROOM_BITS}; lower max_shift or buffer",
-            code="FN-0000",
+            code="FN-0206",
         )
 
 
@@ -171,19 +171,19 @@ def check_stages(plan: Plan) -> None:
     if len(names) > MAX_STAGES or len(set(names)) < len(names):
         raise InvalidPlan(
             f"plan: stages: got {shown(names)}, expected at most {MAX_STAGES} of different names; remove stages",
-            code="FN-0000",
+            code="FN-0220",
         )
     if payloads := sorted(set(names) & set(CODEC_BITS)):
         raise InvalidPlan(
             f"plan: stages: got {payloads[0]!r}, a second codec beside codec.name = {plan.codec.name!r}, expected one "
             "part that makes the payload; remove the stage, or set codec.name",
-            code="FN-0000",
+            code="FN-0221",
         )
     if names and plan.aggregation.max_staleness:
         raise InvalidPlan(
             f"plan: got aggregation.max_staleness {plan.aggregation.max_staleness} with the stages {shown(names)}, "
             "expected 0; set it to 0 or remove the stages",
-            code="FN-0000",
+            code="FN-0222",
         )
 
 
@@ -196,18 +196,18 @@ def check_statistics(plan: Plan) -> None:
     if len(names) > MAX_STATISTICS or len(set(names)) < len(names):
         raise InvalidPlan(
             f"plan: statistics: got {shown(names)}, expected at most {MAX_STATISTICS} of different names; remove some",
-            code="FN-0000",
+            code="FN-0220",
         )
     if reserved := [name for name in names if name in OUR_STATISTICS or name.startswith("eval_")]:
         raise InvalidPlan(
             f"plan: statistics: got {reserved[0]!r}, which fanin declares itself, expected other names; rename it",
-            code="FN-0000",
+            code="FN-0229",
         )
     if large := [each for each in plan.statistics if each.bound > plan.max_sum]:
         raise InvalidPlan(
             f"plan: statistics: got the bound {large[0].bound} of {large[0].name!r} with a buffer of "
             f"{plan.cohort.buffer}, expected at most {plan.max_sum}; lower one of them",
-            code="FN-0000",
+            code="FN-0206",
         )
 
 

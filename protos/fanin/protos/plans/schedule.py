@@ -126,14 +126,14 @@ def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> No
         raise InvalidPlan(
             f"plan: schedule: got the Rounds {rounds[: MAX_CHANGES + 1]}, expected at most {MAX_CHANGES} in increasing "
             "order, each once; sort them or remove some",
-            code="FN-0000",
+            code="FN-0235",
         )
     for index, change in enumerate(schedule):
         if change.flower.roles:
             raise InvalidPlan(
                 f"plan: schedule.{index}.flower.roles: got {sorted(change.flower.roles)}, expected none: an array has "
                 "one role in all Rounds; move it to flower.roles",
-                code="FN-0000",
+                code="FN-0235",
             )
         for name, value in change.flower.config.items():
             path = f"schedule.{index}.flower.config.{name}"
@@ -141,13 +141,13 @@ def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> No
                 raise InvalidPlan(
                     f"plan: {path}: got {shown(value)}, but flower.config has no entry {name!r} for the Rounds before, "
                     f"expected one of {sorted(flower.config)}; add it to flower.config",
-                    code="FN-0000",
+                    code="FN-0235",
                 )
             if kind_of(value) != kind_of(flower.config[name]):
                 raise InvalidPlan(
                     f"plan: {path}: got {shown(value)}, expected {kind_of(flower.config[name])} as in flower.config; "
                     "write both alike",
-                    code="FN-0000",
+                    code="FN-0235",
                 )
 
 

@@ -292,4 +292,4 @@ class StopPlan:
 
 def _check_range(section: object, path: str) -> None:
     if problem := range_problem(section, path):
-        raise InvalidPlan(f"plan: {problem}", code="FN-0000")
+        raise InvalidPlan(f"plan: {problem}", code="FN-0201")

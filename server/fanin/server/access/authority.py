@@ -93,7 +93,7 @@ def _open_authority(folder: Path, now: datetime) -> _Authority:
         if certificate_path.exists():
             raise Corrupted(
                 f"{key_path}: missing in the folder of ca.pem, expected the authority's key; {_advice(folder)}",
-                code="FN-0000",
+                code="FN-0680",
             )
         write_file(key_path, _key_pem(ec.generate_private_key(ec.SECP256R1())))
     key = _read_ca_key(key_path)
@@ -112,11 +112,11 @@ def _read_ca_key(path: Path) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except _UNREADABLE as exc:
         raise Corrupted(
-            f"{path}: not readable as a private key without a password; {_advice(path.parent)}", code="FN-0000"
+            f"{path}: not readable as a private key without a password; {_advice(path.parent)}", code="FN-0681"
         ) from exc
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise Corrupted(
-            f"{path}: got {type(key).__name__}, expected an ECDSA key; {_advice(path.parent)}", code="FN-0000"
+            f"{path}: got {type(key).__name__}, expected an ECDSA key; {_advice(path.parent)}", code="FN-0681"
         )
     return key
 
@@ -131,7 +131,7 @@ def _read_ca_certificate(path: Path) -> x509.Certificate:
         raise Corrupted(
             f"{path}: damaged, or not a certificate; restore it from a backup or from a device, or remove this file "
             "alone: it is issued again by the same key, and devices go on with the one that they have",
-            code="FN-0000",
+            code="FN-0682",
         ) from exc
 
 
@@ -139,13 +139,13 @@ def _check_authority(path: Path, authority: _Authority, now: datetime) -> None:
     """Raise Corrupted unless clients that trust this authority can connect now."""
     certificate, advice = authority.certificate, _advice(path.parent)
     if certificate.public_key() != authority.key.public_key():
-        raise Corrupted(f"{path}: does not match the key in ca.key; {advice}", code="FN-0000")
+        raise Corrupted(f"{path}: does not match the key in ca.key; {advice}", code="FN-0681")
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not begins <= now < ends:
         raise Corrupted(
             f"{path}: valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC, but the clock of this machine "
             f"shows {now.astimezone(UTC):%Y-%m-%d %H:%M}; set the clock, or if it is right: {advice}",
-            code="FN-0000",
+            code="FN-0683",
         )
     if now >= ends - timedelta(days=SERVER_DAYS):
         LOG.warning("%s: ends on %s; no client can connect from then on. To replace it: %s", path, ends.date(), advice)
@@ -222,7 +222,7 @@ def _general_name(name: str) -> x509.GeneralName:
         raise InvalidInput(
             f"name: got {name[:_MAX_DNS_CHARS]!r}, expected a host name of ASCII letters (xn--... for others), or an "
             "address; check --name and --listen",
-            code="FN-0000",
+            code="FN-0684",
         )
     return x509.DNSName(name)
 

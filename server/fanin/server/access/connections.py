@@ -81,7 +81,7 @@ def share_descriptors(descriptors: int, limits: Limits) -> tuple[Limits, Connect
         raise Conflict(
             f"descriptors: this process may open {descriptors}, expected at least {LEAST_DESCRIPTORS}; "
             "raise the hard limit (ulimit -Hn, LimitNOFILE= in systemd)",
-            code="FN-0000",
+            code="FN-0690",
         )
     max_uploads = min(limits.max_uploads, descriptors // 4)
     max_connections = min(2 * limits.max_parked, descriptors - OTHER_FILES - max_uploads)

@@ -89,5 +89,5 @@ class DelayBudget:
             raise Unavailable(
                 f"transfer: the peer read less than 4 KiB/s on average, or nothing for {self._stall_s:g} s; resume the "
                 "transfer",
-                code="FN-0000",
+                code="FN-0678",
             )

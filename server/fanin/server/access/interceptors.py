@@ -239,7 +239,7 @@ class Rim(aio.ServerInterceptor):
                         await context.write(reply)
                 except TimeoutError as exc:
                     raise Unavailable(
-                        f"call: its caller read nothing for {self._waits.read_s:g} s", code="FN-0000"
+                        f"call: its caller read nothing for {self._waits.read_s:g} s", code="FN-0678"
                     ) from exc
                 del reply
 
@@ -248,16 +248,16 @@ class Rim(aio.ServerInterceptor):
             async with asyncio.timeout(self._waits.first_request_s):
                 return await anext(stream)
         except StopAsyncIteration as exc:
-            raise Unauthenticated(f"call: {method} carried no request to be checked", code="FN-0000") from exc
+            raise Unauthenticated(f"call: {method} carried no request to be checked", code="FN-0672") from exc
         except TimeoutError as exc:
             raise Unavailable(
-                f"call: {method} sent no request for {self._waits.first_request_s:g} s", code="FN-0000"
+                f"call: {method} sent no request for {self._waits.first_request_s:g} s", code="FN-0678"
             ) from exc
 
     def _admit(self, method: str, body: bytes, context: Context) -> Caller:
         largest = MAX_OPEN_BYTES if _is_open(method) else MAX_BYTES.get(method, len(body))
         if len(body) > largest:
-            raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {largest}", code="FN-0000")
+            raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {largest}", code="FN-0126")
         if _is_open(method):
             return context
         metadata = dict(context.invocation_metadata() or ())
@@ -282,7 +282,7 @@ class Rim(aio.ServerInterceptor):
             return self._refusal(exc, exc)
         except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
             self._failure_logger.exception(f"{method}: the coordinator's disk or network failed")
-            return self._refusal(exc, Unavailable("disk", code="FN-0000"))
+            return self._refusal(exc, Unavailable("disk", code="FN-0512"))
         except (aio.AbortError, aio.UsageError):
             raise
         except aio.InternalError as exc:
@@ -320,7 +320,7 @@ class Rim(aio.ServerInterceptor):
             return
         if self._num_open >= MAX_OPEN_CALLS:
             raise Unavailable(
-                f"call: {MAX_OPEN_CALLS} calls of {method} and the like are open, expected fewer", code="FN-0000"
+                f"call: {MAX_OPEN_CALLS} calls of {method} and the like are open, expected fewer", code="FN-0677"
             )
         self._num_open += 1
         try:
@@ -375,7 +375,7 @@ def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
         return handler.request_deserializer(data)
     except DecodeError as exc:
         raise InvalidInput(
-            f"call: {method} carries {len(data)} bytes that are no such request ({exc})", code="FN-0000"
+            f"call: {method} carries {len(data)} bytes that are no such request ({exc})", code="FN-0126"
         ) from exc
 
 
@@ -384,7 +384,7 @@ def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> 
     time_us = _text(metadata.get(calls.TIME))
     is_time = time_us.isascii() and time_us.isdecimal() and len(time_us) <= calls.MAX_TIME_CHARS
     if not is_time or not isinstance(signature, bytes):
-        raise Unauthenticated(f"call: {method} carries no valid {calls.TIME} and {calls.SIGNATURE}", code="FN-0000")
+        raise Unauthenticated(f"call: {method} carries no valid {calls.TIME} and {calls.SIGNATURE}", code="FN-0672")
     call = DeviceCall(
         method=method,
         device_id=_text(metadata.get(calls.DEVICE)),

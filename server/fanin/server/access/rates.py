@@ -69,7 +69,7 @@ class CallRates:
                 raise Throttled(
                     f"device: it calls more than {self._limits.calls_per_s:g} times a second, or its calls are "
                     f"refused; call again in {delay_s:.1f} s",
-                    code="FN-0000",
+                    code="FN-0676",
                 )
             self._delayed.add(device)
             try:

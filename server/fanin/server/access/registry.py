@@ -58,18 +58,18 @@ class Registry:
         """
         if not self.has_token(enrollment.token, Role.DEVICE):
             raise Unauthenticated(
-                "enroll: got a token that was not made here, expected an enrollment token", code="FN-0000"
+                "enroll: got a token that was not made here, expected an enrollment token", code="FN-0670"
             )
         device = EnrolledDevice(public_key=enrollment.public_key)
         if call.device_id != device.device_id:
             raise Unauthenticated(
-                f"enroll: got device id {call.device_id!r}, expected {device.device_id}, of its own key", code="FN-0000"
+                f"enroll: got device id {call.device_id!r}, expected {device.device_id}, of its own key", code="FN-0672"
             )
         self._check(device, call, signature)
         if not OLDEST_PROTOCOL <= enrollment.protocol <= PROTOCOL:
             known = f"{OLDEST_PROTOCOL} to {PROTOCOL}"
             raise Conflict(
-                f"protocol: got {enrollment.protocol}, expected {known}; install another fanin", code="FN-0000"
+                f"protocol: got {enrollment.protocol}, expected {known}; install another fanin", code="FN-0675"
             )
         return device
 
@@ -77,7 +77,7 @@ class Registry:
         """Return the device of an id, from memory. Raises Unauthenticated if it never enrolled."""
         device = self._store.find(device_id)
         if device is None:
-            raise Unauthenticated(f"call: got device {device_id[:64]!r}, which is not enrolled here", code="FN-0000")
+            raise Unauthenticated(f"call: got device {device_id[:64]!r}, which is not enrolled here", code="FN-0671")
         return device
 
     def authenticate(self, device: EnrolledDevice, call: DeviceCall, signature: bytes) -> None:
@@ -101,7 +101,7 @@ class Registry:
         """
         if not self.has_token(token, Role.OPERATOR):
             raise Unauthenticated(
-                "control: got a token that was not made here, expected an operator token", code="FN-0000"
+                "control: got a token that was not made here, expected an operator token", code="FN-0670"
             )
         return Principal(kind=PrincipalKind.OPERATOR, id=token_sha256(token)[:OPERATOR_ID_CHARS])
 
@@ -121,11 +121,11 @@ class Registry:
             raise Untimely(
                 f"call: got a time {early_s:.1f} s from this clock, expected {-MAX_LATE_S:g} to {MAX_EARLY_S:g}; "
                 "the device is to set its clock",
-                code="FN-0000",
+                code="FN-0673",
             )
         if not is_signed(device.public_key, signature, CALL_CONTEXT, call.signed_bytes()):
             raise Unauthenticated(
-                f"call: the signature on {call.method} is not by device {device.device_id}", code="FN-0000"
+                f"call: the signature on {call.method} is not by device {device.device_id}", code="FN-0672"
             )
 
 

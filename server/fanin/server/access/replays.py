@@ -50,7 +50,7 @@ class CallTimes:
                 f"call: device {device_id} used this time before, or is {behind_s:.1f} s behind its last calls, or "
                 "signed it before this coordinator began; expected a later time: a replay, or a clock that was set "
                 "back",
-                code="FN-0000",
+                code="FN-0674",
             )
         self._used[device_id] = tuple(sorted((*used, time_us))[-NUM_TIMES:])
         self._used.move_to_end(device_id)

@@ -32,11 +32,11 @@ def ensure_token(path: Path, role: Role, registry: Registry) -> None:
     token = path.read_bytes().strip()
     if not token or not token.isascii() or not token.decode("ascii").isprintable():
         raise Corrupted(
-            f"{path}: got {len(token)} bytes that are no token, expected one line of text; {advice}", code="FN-0000"
+            f"{path}: got {len(token)} bytes that are no token, expected one line of text; {advice}", code="FN-0685"
         )
     if not registry.has_token(token.decode("ascii"), role):
         raise Corrupted(
             f"{path}: got a token that fanin.db does not have for {role.value}s; restore the fanin.db that this folder "
             f"was served with, or the token file: {advice}",
-            code="FN-0000",
+            code="FN-0685",
         )

@@ -43,7 +43,7 @@ class Part:
 
     def error(self, text: str) -> InvalidPlan:
         """Return an error of this part."""
-        return InvalidPlan(f"{self.name}: {text}; {self.advice}", code="FN-0000")
+        return InvalidPlan(f"{self.name}: {text}; {self.advice}", code="FN-0640")
 
     def check_form(self, method: str, target: str, values: Float64s, num_values: int) -> None:
         """Raise InvalidPlan unless the result of a method is a float64 array (num_values,)."""
@@ -71,7 +71,7 @@ class Part:
             rounded = values.astype(np.float32)
         if not np.isfinite(rounded).all():
             raise InvalidPlan(
-                f"{self.name}: {method} returned values beyond float32{target}; {self.beyond}", code="FN-0000"
+                f"{self.name}: {method} returned values beyond float32{target}; {self.beyond}", code="FN-0642"
             )
         return rounded
 
@@ -192,7 +192,7 @@ class CheckedColumnRule:
             raise InvalidPlan(
                 f"{self._part.name}: its state has {size_bytes} bytes, expected at most {MAX_STATE_BYTES}; keep less "
                 "between its passes",
-                code="FN-0000",
+                code="FN-0640",
             )
         return state
 

@@ -260,7 +260,7 @@ class OuterStep:
                     f"tensor {spec.name!r}: the next version would have {problem_of(values, spec.role)}; lower "
                     "aggregation.outer_options.learning_rate, or correct the role or range that the run declares for "
                     "the tensor",
-                    code="FN-0000",
+                    code="FN-0642",
                 )
             self._num_clamped += int(np.count_nonzero(result != values))
             values[:] = result
@@ -324,7 +324,7 @@ class _Reader:
             if piece is None:
                 raise Corrupted(
                     f"outer state: ends {counted(missing, 'value')} too early; restore a backup of the folder",
-                    code="FN-0000",
+                    code="FN-0523",
                 )
             parts.append(piece[:missing])
             self._rest = piece[missing:]

@@ -66,7 +66,7 @@ def _pieces(table: TensorTable, chunks: Iterable[bytes], problem: str) -> Iterat
             if len(buffered) < header_bytes:
                 continue
             if buffered[:header_bytes] != header:
-                raise Corrupted(problem, code="FN-0000")
+                raise Corrupted(problem, code="FN-0523")
             buffered, header_bytes = buffered[header_bytes:], 0
         # A Chunk may end within a value of 4 bytes.
         size_bytes = len(buffered) // 4 * 4
@@ -104,9 +104,9 @@ def load_parameters(blobs: BlobReader, version: Version, table: TensorTable) -> 
     try:
         stored_table, flat = decode_parameters(blobs.read_artifact(what, version.parameters))
     except InvalidInput as exc:
-        raise Corrupted(f"{what}: {exc}", code="FN-0000") from exc
+        raise Corrupted(f"{what}: {exc}", code="FN-0523") from exc
     if stored_table != table:
-        raise Corrupted(f"{what}: names or shapes differ from bundle {short(version.bundle_sha256)}", code="FN-0000")
+        raise Corrupted(f"{what}: names or shapes differ from bundle {short(version.bundle_sha256)}", code="FN-0523")
     return flat
 
 

@@ -182,7 +182,7 @@ def _trimmed_mean(
         raise InvalidPlan(
             f"plan: got aggregation.rule_options.trim {trim:g} and cohort.quorum {quorum}, so that a trimmed mean of "
             f"{quorum} updates leaves out none; expected trim x quorum of at least 1: raise one of them",
-            code="FN-0000",
+            code="FN-0245",
         )
     return TrimmedMean(trim)
 
@@ -233,7 +233,7 @@ def check_passes(rule: ColumnRule, where: str) -> None:
     if not isinstance(num_passes, int) or isinstance(num_passes, bool) or num_passes < 1:
         raise InvalidPlan(
             f"{where}: num_passes: got {shown(num_passes)}, expected an integer of at least 1; correct that package",
-            code="FN-0000",
+            code="FN-0214",
         )
 
 
@@ -243,11 +243,11 @@ def _check_column_plan(plan: Plan) -> None:
         raise InvalidPlan(
             f"plan: got cohort.buffer {buffer} with the rule {name}, expected at most {MAX_COLUMN_UPDATES}: this rule "
             "reads all updates of a round side by side",
-            code="FN-0000",
+            code="FN-0246",
         )
     if staleness:
         raise InvalidPlan(
             f"plan: got aggregation.max_staleness {staleness} with the rule {name}, expected 0: this rule compares "
             "updates of one round",
-            code="FN-0000",
+            code="FN-0246",
         )

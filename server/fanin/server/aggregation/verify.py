@@ -126,10 +126,10 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     """
     run = archive.runs.run(run_id)
     if run is None:
-        raise NotFound(f"run {run_id}: not in this coordinator's folder", code="FN-0000")
+        raise NotFound(f"run {run_id}: not in this coordinator's folder", code="FN-0610")
     bundle_ref = archive.runs.bundle(run.start.version.bundle_sha256)
     if bundle_ref is None:
-        raise Corrupted(f"run {run_id}: its bundle is missing", code="FN-0000")
+        raise Corrupted(f"run {run_id}: its bundle is missing", code="FN-0525")
     data = archive.blobs.read_artifact("manifest", bundle_ref.manifest)
     signed = SignedManifest(data=data, public_key=bundle_ref.public_key, signature=bundle_ref.signature)
     bundle = Bundle.open(signed, trusted=(bundle_ref.public_key,), read=archive.blobs.read)
@@ -266,7 +266,7 @@ def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tu
     base = archive.runs.version(record.run_id, record.base_version)
     if missing or base is None:
         raise Corrupted(
-            f"round {record.round}: no record of {missing or f'version {record.base_version}'}", code="FN-0000"
+            f"round {record.round}: no record of {missing or f'version {record.base_version}'}", code="FN-0530"
         )
 
     def contribution(device: str, scale: int) -> Contribution:
@@ -291,10 +291,10 @@ def _round_of(history: _History, record: RoundRecord, header: UpdateHeader, line
     if origin is None or base is None or base.sha256 != header.version_sha256:
         raise Corrupted(
             f"round {record.round}: an update names round {header.round}, which is unknown or has another base version",
-            code="FN-0000",
+            code="FN-0530",
         )
     if origin.round > record.round or origin.base_version < oldest:
         raise Corrupted(
-            f"round {record.round}: an update of round {header.round} is too old to count in it", code="FN-0000"
+            f"round {record.round}: an update of round {header.round} is too old to count in it", code="FN-0530"
         )
     return origin

@@ -61,9 +61,9 @@ class DataSets:
         except Unavailable as exc:
             raise Conflict(
                 f"run {start.run_id}: data set {plan.data!r} cannot be checked now ({exc}); see the coordinator's log",
-                code="FN-0000",
+                code="FN-0662",
             ) from exc
         finally:
             await process.stop()
         if reply.problem:
-            raise InvalidPlan(f"run {start.run_id}: evaluation on {plan.data!r}: {reply.problem}", code="FN-0000")
+            raise InvalidPlan(f"run {start.run_id}: evaluation on {plan.data!r}: {reply.problem}", code="FN-0661")

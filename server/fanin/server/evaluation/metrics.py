@@ -89,7 +89,7 @@ def check_best(best: str, metrics: Iterable[str], *, has_labels: bool) -> None:
 
 
 def _unknown_best(best: str, names: Iterable[str]) -> InvalidPlan:
-    return InvalidPlan(f"plan: evaluation.best: got {best!r}, expected one of {sorted(names)}", code="FN-0000")
+    return InvalidPlan(f"plan: evaluation.best: got {best!r}, expected one of {sorted(names)}", code="FN-0232")
 
 
 def score_of(best: str, values: Mapping[str, float], metrics: Mapping[str, Metric] = NO_METRICS) -> float:

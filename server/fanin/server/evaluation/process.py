@@ -52,12 +52,12 @@ class EvaluatorProcess:
         except TimeoutError as exc:
             await self.stop()
             raise Unavailable(
-                f"evaluation: no reply within {self._timeout_s:g} s; its process was ended", code="FN-0000"
+                f"evaluation: no reply within {self._timeout_s:g} s; its process was ended", code="FN-0662"
             ) from exc
         except (OSError, ValueError, TypeError) as exc:
             status = await self._exit_status()
             raise Unavailable(
-                f"evaluation: its process ended without a reply (status {status})", code="FN-0000"
+                f"evaluation: its process ended without a reply (status {status})", code="FN-0662"
             ) from exc
         except asyncio.CancelledError:
             await self.stop()

@@ -70,7 +70,7 @@ class Downloads:
         else:
             is_permitted = sha256 in published
         if not is_permitted:
-            raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again", code="FN-0000")
+            raise NotFound(f"chunk {sha256[:16]!r}: not one that this assignment needs; check in again", code="FN-0613")
 
     async def _read(self, sha256: str, offset: int, size_bytes: int) -> bytes:
         try:
@@ -78,5 +78,5 @@ class Downloads:
         except NotFound as exc:
             # Not NotFound: the device would check in, receive the same Assignment and download again, without end.
             raise Corrupted(
-                f"{exc}, but an assignment needs it; publish its bundle or version again", code="FN-0000"
+                f"{exc}, but an assignment needs it; publish its bundle or version again", code="FN-0520"
             ) from exc

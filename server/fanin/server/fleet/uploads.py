@@ -77,7 +77,7 @@ class Uploads:
         driver, round_number = self._drivers.of_assignment(header.assignment_id, device)
         if device not in self._tasks and len(self._tasks) >= self._limits.max_uploads:
             raise Unavailable(
-                f"upload: {len(self._tasks)} are under way, expected fewer; try again later", code="FN-0000"
+                f"upload: {len(self._tasks)} are under way, expected fewer; try again later", code="FN-0677"
             )
         current = asyncio.current_task()
         assert current is not None, "an upload is served by a task"
@@ -169,7 +169,7 @@ class Uploads:
                             return
                     except TimeoutError as exc:
                         if transfer.budget.is_spent and transfer.may_count():
-                            raise Unavailable(self._stalled, code="FN-0000") from exc
+                            raise Unavailable(self._stalled, code="FN-0678") from exc
                         # Otherwise ``on_change`` ended the wait, and the loop ends if the Update no longer counts.
                         continue
                     if not upload.is_complete() and transfer.may_count():
@@ -329,7 +329,7 @@ def _reply(decision: Decision, driver: RunDriver, received_bytes: int = 0) -> m.
 def _undecided(driver: RunDriver) -> Unavailable:
     return Unavailable(
         f"run {driver.run_id}: paused between two rounds, or the coordinator is stopping; resume the upload later",
-        code="FN-0000",
+        code="FN-0696",
     )
 
 

@@ -71,7 +71,7 @@ class Assignments:
         """
         _, number, _ = assignment_id.rsplit(".", 2)
         if not number.isdecimal() or not hmac.compare_digest(self._id(int(number), device), assignment_id):
-            raise NotFound(f"assignment {assignment_id}: not made for device {device}; check in again", code="FN-0000")
+            raise NotFound(f"assignment {assignment_id}: not made for device {device}; check in again", code="FN-0613")
         return int(number)
 
     def publish(self, device: str, version: m.Version) -> m.Publication:
@@ -96,7 +96,7 @@ class Assignments:
         if not number.startswith("v"):
             return None
         if not number[1:].isdecimal() or not hmac.compare_digest(self._id(number, device), download_id):
-            raise NotFound(f"publication {download_id}: not made for device {device}; check in again", code="FN-0000")
+            raise NotFound(f"publication {download_id}: not made for device {device}; check in again", code="FN-0613")
         return int(number[1:])
 
     def _id(self, number: int | str, device: str) -> str:

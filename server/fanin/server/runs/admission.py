@@ -55,7 +55,7 @@ def unknown_data(start: StartRun, known: Collection[str]) -> InvalidPlan:
     return InvalidPlan(
         f"run {start.run_id}: evaluation.data: got {data!r}, expected {names}; its operator registers data sets with "
         "fanin serve --data NAME=PATH",
-        code="FN-0000",
+        code="FN-0250",
     )
 
 
@@ -70,13 +70,13 @@ def open_bundle(ref: BundleRef, blobs: BlobReader) -> Bundle:
     if ref.manifest.size_bytes > MAX_MANIFEST_BYTES:
         raise InvalidBundle(
             f"bundle: got a manifest of {ref.manifest.size_bytes} bytes, expected at most {MAX_MANIFEST_BYTES}",
-            code="FN-0000",
+            code="FN-0378",
         )
     try:
         # Not ``read_artifact``: it would report the operator's wrong Chunks as our damage.
         data = assemble("manifest", ref.manifest, blobs.read)
     except InvalidInput as exc:
-        raise InvalidBundle(f"bundle: {exc}", code="FN-0000") from exc
+        raise InvalidBundle(f"bundle: {exc}", code=exc.code) from exc
     signed = SignedManifest(data=data, public_key=ref.public_key, signature=ref.signature)
     return Bundle.open(signed, trusted=(ref.public_key,), read=blobs.read)
 
@@ -105,7 +105,7 @@ def _check_work(artifacts: Iterable[Artifact]) -> None:
         raise InvalidBundle(
             f"bundle: got artifacts of {total} bytes from chunks of {stored} bytes, expected at most "
             f"{2 * stored + MAX_REPEATED_BYTES}; export it with parameters that repeat fewer values",
-            code="FN-0000",
+            code="FN-0378",
         )
 
 
@@ -118,14 +118,14 @@ def check_start(start: StartRun, setup: RunSetup) -> None:
     """
     if start.version.number != 0:
         raise InvalidVersion(
-            f"run {start.run_id}: got version {start.version.number} to start from, expected 0", code="FN-0000"
+            f"run {start.run_id}: got version {start.version.number} to start from, expected 0", code="FN-0601"
         )
     check_outside(start.version, setup.bundle)
     if start.delegation.epoch != start.version.epoch or start.version.epoch != FIRST_EPOCH:
         raise InvalidVersion(
             f"run {start.run_id}: got a version of epoch {start.version.epoch} and a delegation of epoch "
             f"{start.delegation.epoch}, expected {FIRST_EPOCH}",
-            code="FN-0000",
+            code="FN-0601",
         )
     check_permission(start.delegation, start.run_id, setup.bundle, setup.run_key.public)
     _check_plan(start, setup)
@@ -142,7 +142,7 @@ def check_permission(delegation: Delegation, run_id: str, bundle: BundleRef, run
             f"run {run_id}: the delegation is for run {delegation.run_id}, bundle "
             f"{short(delegation.bundle_sha256)} and key {short(delegation.run_public_key)}, expected this run, "
             f"bundle {short(bundle.manifest.sha256)} and key {short(run_public_key)}",
-            code="FN-0000",
+            code="FN-0602",
         )
     check_delegation(delegation, bundle.public_key)
 
@@ -156,7 +156,7 @@ def check_outside(version: Version, bundle: BundleRef) -> None:
         raise InvalidVersion(
             f"version {version.number} of run {version.run_id}: got the auxiliary tensors {list(version.auxiliary)}, "
             "expected none: they begin with zeros after a version from outside; publish the parameters alone",
-            code="FN-0000",
+            code="FN-0601",
         )
     check_version(
         version,
@@ -179,7 +179,7 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> No
     if artifact.size_bytes != size_bytes:
         # Before they are read: the message can name one Chunk tens of thousands of times.
         raise InvalidVersion(
-            f"parameters: got {artifact.size_bytes} bytes, expected {size_bytes} by the bundle", code="FN-0000"
+            f"parameters: got {artifact.size_bytes} bytes, expected {size_bytes} by the bundle", code="FN-0357"
         )
     blobs.renew({ref.sha256 for ref in artifact.chunks})
     try:
@@ -187,17 +187,17 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> No
         data = assemble("parameters", artifact, blobs.read)
         published_table, flat = decode_parameters(data)
     except InvalidInput as exc:
-        raise InvalidVersion(str(exc), code="FN-0000") from exc
+        raise InvalidVersion(str(exc), code=exc.code) from exc
     if published_table != table:
-        raise InvalidVersion("parameters: names or shapes differ from the bundle's", code="FN-0000")
+        raise InvalidVersion("parameters: names or shapes differ from the bundle's", code="FN-0357")
     if not np.isfinite(flat).all():
         raise InvalidVersion(
-            "parameters: got NaN or infinity, expected finite values; the training diverged", code="FN-0000"
+            "parameters: got NaN or infinity, expected finite values; the training diverged", code="FN-0359"
         )
     try:
         table.check_values(flat)
     except InvalidInput as exc:
-        raise InvalidVersion(f"parameters: {exc}", code="FN-0000") from exc
+        raise InvalidVersion(f"parameters: {exc}", code=exc.code) from exc
 
 
 def _check_plan(start: StartRun, setup: RunSetup) -> None:
@@ -247,7 +247,7 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
         raise InvalidPlan(
             f"{what}: got {', '.join(config)}, but the bundle has graphs, which read no such values; remove this from "
             "the plan, or publish a bundle of fanin bundle",
-            code="FN-0000",
+            code="FN-0260",
         )
     _check_control(what, stages, has_control=facts.has_control)
     _check_num_devices(what, plan)
@@ -256,7 +256,7 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
             raise InvalidPlan(
                 f"{what}: got {path}.proximal_weight {settings.proximal_weight:g}, but the train graph has no such "
                 "input; export the App with Recipe(proximal=True)",
-                code="FN-0000",
+                code="FN-0266",
             )
         _check_optimizer(f"{what}: got {path}.optimizer", settings.optimizer, facts.optimizer)
         if (size := settings.batch_size) and size not in facts.batch_sizes:
@@ -264,7 +264,7 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
                 f"{what}: got {path}.batch_size {size}, but the bundle's train graphs are for "
                 f"{', '.join(map(str, facts.batch_sizes))}; choose one of these, or export the App with "
                 f"App(other_batch_sizes=({size},))",
-                code="FN-0000",
+                code="FN-0263",
             )
 
 
@@ -285,12 +285,12 @@ def _check_optimizer(what: str, changes: Mapping[str, float], known: Mapping[str
         raise InvalidPlan(
             f"{what} {', '.join(unknown)}, but the settings in the train graph are: {', '.join(known) or 'none'}; "
             f"{_optimizer_remedy(unknown, known)} (docs/howto/recipe.md#optimizers)",
-            code="FN-0000",
+            code="FN-0264",
         )
     for name, value in changes.items():
         if not known[name].allows(value):
             raise InvalidPlan(
-                f"{what}.{name} {value:g}, expected at least 0 and below {known[name].below:g}", code="FN-0000"
+                f"{what}.{name} {value:g}, expected at least 0 and below {known[name].below:g}", code="FN-0264"
             )
 
 
@@ -335,7 +335,7 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
         raise InvalidPlan(
             f"{what}: got {', '.join(keys)}, but the bundle has no graphs: the code on the devices trains; remove this "
             "from the plan, and set it in the app (docs/howto/flower.md)",
-            code="FN-0000",
+            code="FN-0260",
         )
 
 
@@ -346,13 +346,13 @@ def _check_control(what: str, stages: Mapping[str, Stage], *, has_control: bool)
         raise InvalidPlan(
             f"{what}: got the stage 'scaffold', but the train graph has no inputs {CONTROL}.<name>, so no device could "
             "correct its gradients; export the App with Recipe(scaffold=True), or remove the stage",
-            code="FN-0000",
+            code="FN-0266",
         )
     if has_control and not is_set:
         raise InvalidPlan(
             f"{what}: the train graph has the inputs {CONTROL}.<name>, but no stage of the plan sets them; add the "
             "stage 'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)",
-            code="FN-0000",
+            code="FN-0267",
         )
 
 
@@ -363,7 +363,7 @@ def _check_num_devices(what: str, plan: Plan) -> None:
         raise InvalidPlan(
             f"{what}: got scaffold {NUM_DEVICES} {declared} and cohort.concurrency {concurrency}, expected at least "
             f"{concurrency}: {NUM_DEVICES} counts all devices of the Run",
-            code="FN-0000",
+            code="FN-0268",
         )
 
 
@@ -387,5 +387,5 @@ def taken_id(known: StartRun, start: StartRun) -> Conflict:
     return Conflict(
         f"run {start.run_id}: the id is taken by {' and by '.join(problems) or 'a run with another version 0'}. A run "
         "keeps what it was started with: choose another id (--run-id), or start it without the change",
-        code="FN-0000",
+        code="FN-0604",
     )

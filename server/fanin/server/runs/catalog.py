@@ -155,7 +155,7 @@ class Runs:
             raise Conflict(
                 f"bundle {short(sha256)}: signed by {short(bundle.public_key)}, but it is published here by "
                 f"{short(known.public_key)}; start runs with that key (--key), or export the bundle again",
-                code="FN-0000",
+                code="FN-0605",
             )
         return sha256
 
@@ -225,12 +225,12 @@ class Runs:
         check_outside(version, bundle)
         source = await runs.version(view.run_id, reclaim.adopted_number)
         if source is None:
-            raise NotFound(f"run {view.run_id}: has no version {reclaim.adopted_number}", code="FN-0000")
+            raise NotFound(f"run {view.run_id}: has no version {reclaim.adopted_number}", code="FN-0611")
         if source.parameters != version.parameters:
             raise InvalidVersion(
                 f"run {view.run_id}: got parameters {short(version.sha256)}, expected {short(source.sha256)} of "
                 f"version {source.number}",
-                code="FN-0000",
+                code="FN-0607",
             )
         event = VersionPublished(
             number=version.number,
@@ -307,7 +307,7 @@ class Runs:
         view = await self.view(run_id)
         version = view.newest if number is None else await self._stores.runs.version(run_id, number)
         if version is None:
-            raise NotFound(f"run {run_id}: has no version {number}", code="FN-0000")
+            raise NotFound(f"run {run_id}: has no version {number}", code="FN-0611")
         return VersionWithBundle(version=version, bundle=await recorded_bundle(view.bundle_sha256, self._stores))
 
     async def watch(self, run_id: str, from_sequence: int) -> AsyncGenerator[LoggedEvent, None]:
@@ -345,7 +345,7 @@ class Runs:
         await self.view(run_id)
         page = await self._stores.rounds.accepted_devices(run_id, round_number, from_index)
         if page is None:
-            raise NotFound(f"run {run_id}: has no round {round_number}", code="FN-0000")
+            raise NotFound(f"run {run_id}: has no round {round_number}", code="FN-0611")
         return page
 
     async def _has_ended(self, view: RunView) -> bool:

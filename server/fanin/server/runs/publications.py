@@ -80,7 +80,7 @@ class Publications:
             earlier = await self._runs.version(run_id, number)
             if earlier is None:
                 raise NotFound(
-                    f"publication {download_id}: run {run_id} has no such version; check in again", code="FN-0000"
+                    f"publication {download_id}: run {run_id} has no such version; check in again", code="FN-0613"
                 )
             version = earlier
         return self._setup.chunks | {ref.sha256 for ref in version.parameters.chunks}

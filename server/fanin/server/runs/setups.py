@@ -53,7 +53,7 @@ async def setup_of(
     except InvalidInput as exc:
         # The Bundle passed verification when it was published, so the record must have changed.
         raise Corrupted(
-            f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup", code="FN-0000"
+            f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup", code="FN-0525"
         ) from exc
     stages, table = stages_of(start.plan.stages), table_in(manifest, start.plan.flower)
     return RunSetup(
@@ -74,7 +74,7 @@ async def recorded_bundle(sha256: str, stores: Stores) -> BundleRef:
     """Return a Bundle of the record. Raises NotFound."""
     bundle = await stores.runs.bundle(sha256)
     if bundle is None:
-        raise NotFound(f"bundle {short(sha256)}: not published here; publish it before starting a run", code="FN-0000")
+        raise NotFound(f"bundle {short(sha256)}: not published here; publish it before starting a run", code="FN-0606")
     return bundle
 
 
@@ -108,7 +108,7 @@ async def check_up_to_date(run_id: str, stores: Stores, files: Files) -> None:
             f"run {run_id}: fanin.db ends at round {recorded}, but updates/{run_id}/{stored} has payloads: the "
             "database or its write-ahead log is older than the updates; restore a backup of the folder, or move "
             f"the folders after {recorded} away",
-            code="FN-0000",
+            code="FN-0510",
         )
 
 

@@ -67,21 +67,21 @@ def check_header(header: UpdateHeader, expected: Expected) -> None:
     The checks are, in this order: format, Run and Round, Version, codec, shape and sizes, statistics.
     """
     if header.format != UPDATE_FORMAT:
-        raise InvalidUpdate(f"update: got format {header.format}, expected {UPDATE_FORMAT}", code="FN-0000")
+        raise InvalidUpdate(f"update: got format {header.format}, expected {UPDATE_FORMAT}", code="FN-0631")
     if header.run_id != expected.run_id or header.round != expected.round:
         raise InvalidUpdate(
             f"update: got run {header.run_id!r} round {header.round}, expected run {expected.run_id!r} "
             f"round {expected.round}; {_NO_MATCH}",
-            code="FN-0000",
+            code="FN-0630",
         )
     if header.version_sha256 != expected.version_sha256:
         raise InvalidUpdate(
             f"update: trained from version {short(header.version_sha256)}, expected "
             f"{short(expected.version_sha256)}; {_NO_MATCH}",
-            code="FN-0000",
+            code="FN-0630",
         )
     if header.codec != expected.codec.name:
-        raise InvalidUpdate(f"update: got codec {header.codec!r}, expected {expected.codec.name!r}", code="FN-0000")
+        raise InvalidUpdate(f"update: got codec {header.codec!r}, expected {expected.codec.name!r}", code="FN-0631")
     _check_shape(header, expected)
     _check_counts(header, expected)
     _check_evaluation(header.statistics.counts, expected)
@@ -90,29 +90,29 @@ def check_header(header: UpdateHeader, expected: Expected) -> None:
 def _check_counts(header: UpdateHeader, expected: Expected) -> None:
     counts, bounds = header.statistics.counts, {each.name: each.bound for each in expected.statistics}
     if undeclared := sorted(set(counts) - set(bounds)):
-        raise InvalidUpdate(f"update: got statistics {undeclared}, expected only {sorted(bounds)}", code="FN-0000")
+        raise InvalidUpdate(f"update: got statistics {undeclared}, expected only {sorted(bounds)}", code="FN-0634")
     for name, count in counts.items():
         # A negative count would cancel the counts of other devices. Only losses and the Plan's own statistics may be
         # negative.
         if count < 0 and name in _COUNTED:
-            raise InvalidUpdate(f"update: got {name} = {count}, expected at least 0", code="FN-0000")
+            raise InvalidUpdate(f"update: got {name} = {count}, expected at least 0", code="FN-0634")
         if abs(count) > bounds[name]:
             least = "at most" if name in _COUNTED | {EXAMPLES, TRAINED} else f"{-bounds[name]} to"
-            raise InvalidUpdate(f"update: got {name} = {count}, expected {least} {bounds[name]}", code="FN-0000")
+            raise InvalidUpdate(f"update: got {name} = {count}, expected {least} {bounds[name]}", code="FN-0634")
     examples = counts.get(EXAMPLES, 0)
     if examples < 1:
         # It has no weight, so it must fill neither the buffer nor the quorum of a Round.
         raise InvalidUpdate(
             f"update: got {EXAMPLES} = {counts.get(EXAMPLES, 'none')}, expected at least 1; check in again when this "
             "device has examples",
-            code="FN-0000",
+            code="FN-0635",
         )
     trained = counts.get(TRAINED, examples)
     if min(trained, bounds[EXAMPLES]) != examples:
         raise InvalidUpdate(
             f"update: got {EXAMPLES} = {examples} and {TRAINED} = {trained}, expected {EXAMPLES} = "
             f"{min(trained, bounds[EXAMPLES])}: the smaller one of {TRAINED} and the bound {bounds[EXAMPLES]}",
-            code="FN-0000",
+            code="FN-0636",
         )
     # One device must not decide the mean loss of a Round. The loss of a model of values has no natural bound.
     for name, of in ((TRAIN_LOSS, EXAMPLES), (EVAL_LOSS, EVAL_EXAMPLES)):
@@ -121,7 +121,7 @@ def _check_counts(header: UpdateHeader, expected: Expected) -> None:
         if abs(counts.get(name, 0)) > largest:
             limits = f"{-largest} to {largest}" if largest else "0"
             raise InvalidUpdate(
-                f"update: got {name} = {counts[name]} and {of} = {num_examples}, expected {limits}", code="FN-0000"
+                f"update: got {name} = {counts[name]} and {of} = {num_examples}, expected {limits}", code="FN-0636"
             )
     # Only a block with the largest shift is cut.
     most = sum(
@@ -133,7 +133,7 @@ def _check_counts(header: UpdateHeader, expected: Expected) -> None:
         raise InvalidUpdate(
             f"update: got {SATURATED} = {counts[SATURATED]}, expected at most {most}: the values of the blocks with "
             f"the largest shift, {expected.codec.max_shift}",
-            code="FN-0000",
+            code="FN-0636",
         )
 
 
@@ -143,21 +143,21 @@ def _check_evaluation(counts: Mapping[str, int], expected: Expected) -> None:
     for name in sorted((_OF_EVALUATION | {EVAL_LOSS}) & set(counts)):
         if counts[name] and not num_examples:
             raise InvalidUpdate(
-                f"update: got {name} = {counts[name]} and {EVAL_EXAMPLES} = 0, expected 0", code="FN-0000"
+                f"update: got {name} = {counts[name]} and {EVAL_EXAMPLES} = 0, expected 0", code="FN-0637"
             )
     _check_complete(counts)
     if num_labels > num_examples * expected.num_labels:
         raise InvalidUpdate(
             f"update: got {EVAL_PREDICTIONS} = {num_labels} and {EVAL_EXAMPLES} = {num_examples}, expected at most "
             f"{expected.num_labels} an example",
-            code="FN-0000",
+            code="FN-0637",
         )
     in_float, in_int8, agree = (counts.get(name, 0) for name in (EVAL_CORRECT_FLOAT, EVAL_CORRECT_INT8, EVAL_AGREE))
     for name in (EVAL_CORRECT_FLOAT, EVAL_CORRECT_INT8, EVAL_AGREE):
         if counts.get(name, 0) > num_labels:
             raise InvalidUpdate(
                 f"update: got {name} = {counts[name]}, expected at most {EVAL_PREDICTIONS} = {num_labels}",
-                code="FN-0000",
+                code="FN-0637",
             )
     # Two forms that agree are both right or both wrong, and two forms that are right agree.
     fewest, most = in_float + in_int8 - num_labels, num_labels - abs(in_float - in_int8)
@@ -165,7 +165,7 @@ def _check_evaluation(counts: Mapping[str, int], expected: Expected) -> None:
         raise InvalidUpdate(
             f"update: got {EVAL_AGREE} = {agree}, expected {max(fewest, 0)} to {most} with {EVAL_CORRECT_FLOAT} = "
             f"{in_float} and {EVAL_CORRECT_INT8} = {in_int8} of {num_labels}",
-            code="FN-0000",
+            code="FN-0637",
         )
 
 
@@ -178,10 +178,10 @@ def _check_complete(counts: Mapping[str, int]) -> None:
             raise InvalidUpdate(
                 f"update: got {', '.join(present)} without {', '.join(missing)}, expected all of them or none: without "
                 "an int8 model, report eval_loss_q16 alone",
-                code="FN-0000",
+                code="FN-0637",
             )
     if rests := [name for name in SQUARES if name + REST in counts and name not in counts]:
-        raise InvalidUpdate(f"update: got {rests[0] + REST} without {rests[0]}, expected both or none", code="FN-0000")
+        raise InvalidUpdate(f"update: got {rests[0] + REST} without {rests[0]}, expected both or none", code="FN-0637")
 
 
 def _check_shape(header: UpdateHeader, expected: Expected) -> None:
@@ -190,23 +190,23 @@ def _check_shape(header: UpdateHeader, expected: Expected) -> None:
         raise InvalidUpdate(
             f"update: got {len(header.shifts)} shifts up to {max(header.shifts, default=0)}, expected {num_blocks} "
             f"up to {expected.codec.max_shift}",
-            code="FN-0000",
+            code="FN-0639",
         )
     size = codec_named(expected.codec.name).payload_bytes(expected.table)
     if header.payload.size_bytes != size:
         raise InvalidUpdate(
             f"update: got {header.payload.size_bytes} bytes, expected {size} for {expected.table.num_values} values; "
             "the model has another shape",
-            code="FN-0000",
+            code="FN-0639",
         )
     sizes = [ref.size_bytes for ref in header.payload.chunks]
     if any(chunk != CHUNK_BYTES for chunk in sizes[:-1]) or any(chunk > CHUNK_BYTES for chunk in sizes[-1:]):
         raise InvalidUpdate(
-            f"update: got chunks of {sorted(set(sizes))} bytes, expected all but the last {CHUNK_BYTES}", code="FN-0000"
+            f"update: got chunks of {sorted(set(sizes))} bytes, expected all but the last {CHUNK_BYTES}", code="FN-0639"
         )
     # Each Chunk and the payload are compared with their digests when they arrive. Two digests of the same bytes can be
     # compared before.
     if len(sizes) == 1 and (chunk := header.payload.chunks[0].sha256) != header.payload.sha256:
         raise InvalidUpdate(
-            f"update: got the digest {header.payload.sha256}, expected {chunk} of its only chunk", code="FN-0000"
+            f"update: got the digest {header.payload.sha256}, expected {chunk} of its only chunk", code="FN-0117"
         )

@@ -62,7 +62,7 @@ class FolderBlobs:
         actual = sha256_hex(data)
         if actual != digest:
             raise InvalidInput(
-                f"chunk: digest mismatch (got {short(actual)}, expected {short(digest)})", code="FN-0000"
+                f"chunk: digest mismatch (got {short(actual)}, expected {short(digest)})", code="FN-0117"
             )
         with disk_errors(f"chunk {short(digest)}"), _Drafts(self._disk) as drafts:
             folders = self._place(digest, data, drafts)
@@ -102,7 +102,7 @@ class FolderBlobs:
             piece = self.read(ref.sha256)
             if len(piece) != ref.size_bytes:
                 raise Corrupted(
-                    f"blobs: {what}: chunk {index}: got {len(piece)} bytes, expected {ref.size_bytes}", code="FN-0000"
+                    f"blobs: {what}: chunk {index}: got {len(piece)} bytes, expected {ref.size_bytes}", code="FN-0521"
                 )
             yield piece
 
@@ -120,7 +120,7 @@ class FolderBlobs:
         with self._readable(digest), self._open(digest) as file:
             size = self._verify(digest, file)
             if not 0 <= offset <= size:
-                raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {size}", code="FN-0000")
+                raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {size}", code="FN-0120")
             file.seek(offset)
             return file.read(size_bytes)
 
@@ -131,7 +131,7 @@ class FolderBlobs:
         except InvalidInput as exc:
             for ref in artifact.chunks:
                 self._check(ref.sha256, self._load(ref.sha256))
-            raise Corrupted(f"blobs: {exc}", code="FN-0000") from exc
+            raise Corrupted(f"blobs: {exc}", code="FN-0521") from exc
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Return those of the digests whose Chunks are not stored here, or are damaged."""
@@ -210,7 +210,7 @@ class FolderBlobs:
         try:
             return self._path(digest).open("rb")
         except FileNotFoundError as exc:
-            raise NotFound(f"chunk {short(digest)}: not stored here", code="FN-0000") from exc
+            raise NotFound(f"chunk {short(digest)}: not stored here", code="FN-0520") from exc
 
     def _verify(self, digest: str, file: BinaryIO) -> int:
         """Return the size of a blob, and hash its file if that changed since it was verified. Raises Corrupted."""
@@ -261,7 +261,7 @@ class FolderBlobs:
         if digest not in self._damaged:
             self._damaged.add(digest)
             LOG.error("%s; publish its bundle or version again, or restore %s", text, self._path(digest))
-        return Corrupted(text, code="FN-0000")
+        return Corrupted(text, code="FN-0521")
 
     def _is_intact(self, digest: str) -> bool:
         try:

@@ -32,7 +32,7 @@ def check_lease(lease: Lease, newest: Lease) -> None:
         raise Superseded(
             f"run {lease.run_id}: got a write of epoch {lease.epoch}, expected epoch {newest.epoch}; the driver in "
             f"{newest.holder} has taken the run",
-            code="FN-0000",
+            code="FN-0013",
         )
 
 
@@ -41,7 +41,7 @@ def lost_key(run_id: str) -> Conflict:
     return Conflict(
         f"the key that signs the versions of run {run_id} is lost, and devices accept no other; restore fanin.db from "
         f"a backup, or let the publisher delegate to a new one: fanin reclaim {run_id} --key publisher.key",
-        code="FN-0000",
+        code="FN-0616",
     )
 
 
@@ -61,7 +61,7 @@ def check_new_key(run_id: str, epoch: int, current: int) -> None:
     if epoch != current + 1:
         is_known = f"it is in epoch {current}" if current else "there is no such run yet"
         raise Conflict(
-            f"run {run_id}: got a key for epoch {epoch}, expected epoch {current + 1}: {is_known}", code="FN-0000"
+            f"run {run_id}: got a key for epoch {epoch}, expected epoch {current + 1}: {is_known}", code="FN-0624"
         )
 
 
@@ -100,7 +100,7 @@ def new_warnings(warnings: Sequence[RunWarned], known: Collection[tuple[str, str
 def changes_on_pause(run_id: str, before: RunState) -> bool:
     """Return whether a pause changes a Run. Raises Conflict if the Run is neither running nor paused."""
     if before not in (RunState.RUNNING, RunState.PAUSED):
-        raise Conflict(f"run {run_id}: it is {before.value}, there is nothing to pause", code="FN-0000")
+        raise Conflict(f"run {run_id}: it is {before.value}, there is nothing to pause", code="FN-0621")
     return before is RunState.RUNNING
 
 
@@ -116,9 +116,9 @@ def changes_on_resume(run_id: str, before: RunState, num_rounds: int) -> bool:
         Conflict: The Run is running and ``num_rounds`` is not 0, or it has ended and ``num_rounds`` is 0.
     """
     if before is RunState.RUNNING and num_rounds:
-        raise Conflict(f"run {run_id}: it is running; pause it to give it another number of rounds", code="FN-0000")
+        raise Conflict(f"run {run_id}: it is running; pause it to give it another number of rounds", code="FN-0621")
     if before in (RunState.FINISHED, RunState.STOPPED) and not num_rounds:
-        raise Conflict(f"run {run_id}: is {before.value}; pass --rounds N to continue it", code="FN-0000")
+        raise Conflict(f"run {run_id}: is {before.value}; pass --rounds N to continue it", code="FN-0621")
     return before is not RunState.RUNNING
 
 
@@ -134,7 +134,7 @@ def marks_to_fail_on_stop(run_id: str, before: RunState, *, is_stuck: bool) -> t
         Conflict: The Run has ended.
     """
     if not before.is_live and before is not RunState.STOPPED:
-        raise Conflict(f"run {run_id}: it is {before.value}, there is nothing to stop", code="FN-0000")
+        raise Conflict(f"run {run_id}: it is {before.value}, there is nothing to stop", code="FN-0621")
     return (RoundMark.OPEN, RoundMark.CLOSED) if is_stuck else (RoundMark.OPEN,)
 
 
@@ -153,10 +153,10 @@ def check_publication(version: Version, newest: Version, state: RunState, marks:
     """
     run_id = version.run_id
     if state is RunState.RUNNING:
-        raise Conflict(f"run {run_id}: a round is open; publish when the run rests, or pause it", code="FN-0000")
+        raise Conflict(f"run {run_id}: a round is open; publish when the run rests, or pause it", code="FN-0623")
     if RoundMark.CLOSED in marks:
         raise Conflict(
-            f"run {run_id}: a round is being folded; publish again when its version is there", code="FN-0000"
+            f"run {run_id}: a round is being folded; publish again when its version is there", code="FN-0623"
         )
     check_next(version, newest, newest.epoch)
 
@@ -168,7 +168,7 @@ def check_next(version: Version, newest: Version, epoch: int) -> None:
         raise Conflict(
             f"run {version.run_id}: got version {version.number} made from {version.parent}, "
             f"expected {newest.number + 1} made from {newest.number}{in_epoch}",
-            code="FN-0000",
+            code="FN-0624",
         )
 
 
@@ -184,5 +184,5 @@ def check_same_command(command_id: str, sha256: str, known: str | None) -> bool:
         Conflict: Another command used the id.
     """
     if known is not None and known != sha256:
-        raise Conflict(f"command {command_id}: the id is taken by another command; choose another", code="FN-0000")
+        raise Conflict(f"command {command_id}: the id is taken by another command; choose another", code="FN-0625")
     return known is not None

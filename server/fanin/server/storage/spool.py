@@ -78,7 +78,7 @@ class FolderSpool:
                 return
             if not upload.is_at(upload.part):
                 raise Unavailable(
-                    f"spool {upload.header.assignment_id}: a later upload replaced this one; continue", code="FN-0000"
+                    f"spool {upload.header.assignment_id}: a later upload replaced this one; continue", code="FN-0517"
                 )
             # An existing folder may not be durable: the process that created it may have died before the sync.
             is_known = path.parent in self._synced
@@ -155,17 +155,17 @@ class FolderSpool:
                 size_bytes = os.fstat(file.fileno()).st_size
                 if size_bytes != header.payload.size_bytes:
                     raise Corrupted(
-                        f"{what}: got {size_bytes} bytes, expected {header.payload.size_bytes}", code="FN-0000"
+                        f"{what}: got {size_bytes} bytes, expected {header.payload.size_bytes}", code="FN-0515"
                     )
                 while piece := file.read(_READ_BYTES):
                     if not is_own:
                         digest.update(piece)
                     yield memoryview(piece)
         except FileNotFoundError as exc:
-            raise Corrupted(f"{what}: a committed update is missing", code="FN-0000") from exc
+            raise Corrupted(f"{what}: a committed update is missing", code="FN-0515") from exc
         if not is_own and digest.hexdigest() != header.payload.sha256:
             raise Corrupted(
-                f"{what}: a committed update was changed on disk; its digest does not match its record", code="FN-0000"
+                f"{what}: a committed update was changed on disk; its digest does not match its record", code="FN-0515"
             )
 
     def read_part(self, header: UpdateHeader, device: str, offset: int, size_bytes: int) -> bytes:
@@ -177,9 +177,9 @@ class FolderSpool:
                 file.seek(offset)
                 data = file.read(size_bytes)
         except FileNotFoundError as exc:
-            raise Corrupted(f"{what}: a committed update is missing", code="FN-0000") from exc
+            raise Corrupted(f"{what}: a committed update is missing", code="FN-0515") from exc
         if len(data) != size_bytes:
-            raise Corrupted(f"{what}: got {len(data)} bytes at offset {offset}, expected {size_bytes}", code="FN-0000")
+            raise Corrupted(f"{what}: got {len(data)} bytes at offset {offset}, expected {size_bytes}", code="FN-0515")
         return data
 
     def _take_back(self, payload: Path, part: Path) -> None:
@@ -254,13 +254,13 @@ class FolderUpload:
         """
         if piece.offset != self.received_bytes:
             raise InvalidUpdate(
-                f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}", code="FN-0000"
+                f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}", code="FN-0130"
             )
         end = piece.offset + len(piece.data)
         if not piece.data or end > self.header.payload.size_bytes:
             raise InvalidUpdate(
                 f"update: got bytes {piece.offset} to {end}, expected some, up to {self.header.payload.size_bytes}",
-                code="FN-0000",
+                code="FN-0130",
             )
         if len(self._pending) >= _MAX_PENDING:
             # Each piece has an overhead. Many pieces of one byte would need hundreds of times their size.
@@ -290,7 +290,7 @@ class FolderUpload:
                     )
                 except InvalidInput as exc:
                     self._file.truncate(sum(ref.size_bytes for ref in self.header.payload.chunks[: self._num_chunks]))
-                    raise InvalidUpdate(str(exc), code="FN-0000") from exc
+                    raise InvalidUpdate(str(exc), code=exc.code) from exc
             with disk_errors(f"spool {self.header.assignment_id}"):
                 self._file.writelines(parts)
                 self._file.flush()
@@ -318,7 +318,7 @@ class FolderUpload:
         if actual != self.header.payload.sha256:
             raise InvalidUpdate(
                 f"update: digest mismatch (got {short(actual)}, expected {short(self.header.payload.sha256)})",
-                code="FN-0000",
+                code="FN-0117",
             )
         disk.sync_file(self._file.fileno())
 

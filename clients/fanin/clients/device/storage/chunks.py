@@ -49,7 +49,7 @@ class ChunkStore:
             data = path.read_bytes()
             os.utime(path)
         except FileNotFoundError as exc:
-            raise NotFound(f"chunk {sha256}: not in the cache", code="FN-0000") from exc
+            raise NotFound(f"chunk {sha256}: not in the cache", code="FN-0823") from exc
         return data
 
     def fetch(self, ref: ChunkRef, download: Callable[[int], Iterable[bytes]]) -> int:
@@ -88,7 +88,7 @@ class ChunkStore:
         size = offset + received
         if size < ref.size_bytes:
             raise Unavailable(
-                f"chunk {short(ref.sha256)}: the stream ended at byte {size} of {ref.size_bytes}", code="FN-0000"
+                f"chunk {short(ref.sha256)}: the stream ended at byte {size} of {ref.size_bytes}", code="FN-0826"
             )
         try:
             check_digest(f"chunk {short(ref.sha256)}", ref, size, digest.hexdigest())
@@ -96,7 +96,7 @@ class ChunkStore:
             part.unlink()
             if offset:
                 raise Unavailable(
-                    f"{exc}; the part that was here may be damaged, all of it is downloaded again", code="FN-0000"
+                    f"{exc}; the part that was here may be damaged, all of it is downloaded again", code="FN-0826"
                 ) from exc
             raise
         part.replace(self._folder / ref.sha256)

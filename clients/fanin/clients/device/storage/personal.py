@@ -75,7 +75,7 @@ def keep_local(stored: StoredStates, bundle: Bundle, assignment: m.Assignment, v
         raise InvalidInput(
             f"training: got {received} as personal parameters, expected float32 ({expected},); return them as "
             "Change.local",
-            code="FN-0000",
+            code="FN-0841",
         )
     if not np.isfinite(values).all():
         raise ValueError("personal parameters: got NaN or infinity, expected finite values; lower the learning rate")

@@ -61,5 +61,5 @@ class Records:
         except (ValueError, TypeError) as exc:
             # Without the record an old Version would be accepted again; the operator of the device must decide.
             raise Corrupted(
-                f"{path}: not readable ({exc}); remove it to forget which versions were seen", code="FN-0000"
+                f"{path}: not readable ({exc}); remove it to forget which versions were seen", code="FN-0835"
             ) from exc

@@ -82,12 +82,12 @@ class StateStore:
             os.utime(path)
         except FileNotFoundError as exc:
             raise NotFound(
-                f"{label}: got no file {path.name}, expected the one of that update", code="FN-0000"
+                f"{label}: got no file {path.name}, expected the one of that update", code="FN-0836"
             ) from exc
         except OSError as exc:
             if exc.errno in FULL:
                 raise
-            raise Corrupted(f"{label}: {path.name} cannot be read ({exc.strerror})", code="FN-0000") from exc
+            raise Corrupted(f"{label}: {path.name} cannot be read ({exc.strerror})", code="FN-0837") from exc
         return decode_states(data, label, first)
 
     def rounds(self, run_id: str) -> tuple[int, ...]:
@@ -130,18 +130,18 @@ def encode_states(label: StateLabel, states: States) -> bytes:
 def decode_states(data: bytes, label: StateLabel, first: States) -> States:
     """Return the states in the bytes of a file, read-only. See ``StateStore.get``."""
     if data[: len(MAGIC)] != MAGIC:
-        raise Corrupted(f"{label}: got the format {data[: len(MAGIC)]!r}, expected {MAGIC!r}", code="FN-0000")
+        raise Corrupted(f"{label}: got the format {data[: len(MAGIC)]!r}, expected {MAGIC!r}", code="FN-0837")
     digest, expected = hashlib.sha256(memoryview(data)[_LABEL:]).hexdigest(), data[len(MAGIC) : _LABEL].hex()
     if digest != expected:
         sides = f"got the digest {short(digest)}, expected {short(expected)}"
         if short(digest) == short(expected):
             sides = f"got the digest {digest}, expected {expected}"
-        raise Corrupted(f"{label}: damaged on this disk: {sides}", code="FN-0000")
+        raise Corrupted(f"{label}: damaged on this disk: {sides}", code="FN-0837")
     try:
         return _parsed(data, label, first)
     except (ValueError, TypeError, RecursionError, InvalidInput) as exc:
         raise Corrupted(
-            f"{label}: got another content than this fanin writes ({exc}), expected its form", code="FN-0000"
+            f"{label}: got another content than this fanin writes ({exc}), expected its form", code="FN-0837"
         ) from exc
 
 
@@ -153,14 +153,14 @@ def _parsed(data: bytes, label: StateLabel, first: States) -> States:
         raise Corrupted(
             f"{label}: got one of run {run_id}, lineage {lineage}, round {number}, expected run {label.run_id}, "
             f"lineage {label.lineage}, round {label.round}",
-            code="FN-0000",
+            code="FN-0837",
         )
     table, flat = decode_parameters(data[end + 1 :])
     shapes = {f"{stage}/{name}": values.shape for stage, state in first.items() for name, values in state.items()}
     if table != TensorTable.of(shapes):
         actual = {spec.name: spec.shape for spec in table.specs}
-        raise Corrupted(f"{label}: got the tensors {actual}, expected {dict(sorted(shapes.items()))}", code="FN-0000")
+        raise Corrupted(f"{label}: got the tensors {actual}, expected {dict(sorted(shapes.items()))}", code="FN-0837")
     if not np.isfinite(flat).all():
-        raise Corrupted(f"{label}: got NaN or infinity, expected finite values", code="FN-0000")
+        raise Corrupted(f"{label}: got NaN or infinity, expected finite values", code="FN-0837")
     views = table.views(flat)
     return {stage: {name: views[f"{stage}/{name}"] for name in state} for stage, state in first.items()}

@@ -134,7 +134,7 @@ def _pieces(index: int, data: bytes, digest: "hashlib._Hash") -> Iterator[bytes]
 def _check(digest: bytes, expected: bytes) -> None:
     if digest != expected:
         raise InvalidUpdate(
-            f"bare stream: digest mismatch (got {digest.hex()[:8]}.., expected {expected.hex()[:8]}..)", code="FN-0000"
+            f"bare stream: digest mismatch (got {digest.hex()[:8]}.., expected {expected.hex()[:8]}..)", code="FN-1045"
         )
 
 

@@ -33,7 +33,7 @@ def check_in(line: Connection, key: SigningKey) -> None:
     request = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=0.0)
     answer = GrpcTransport(line, key).check_in(request)
     if not isinstance(answer, m.Wait):
-        raise Conflict(f"check-in: got {answer}, expected to wait: the round's place is taken", code="FN-0000")
+        raise Conflict(f"check-in: got {answer}, expected to wait: the round's place is taken", code="FN-1045")
 
 
 def kept(folder: Path, keys: Sequence[SigningKey], latencies_s: list[float]) -> None:
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     for thread in threads:
         thread.join()
     if len(latencies_s) != count:
-        raise Conflict(f"got {len(latencies_s)} answers, expected {count}; the errors are above", code="FN-0000")
+        raise Conflict(f"got {len(latencies_s)} answers, expected {count}; the errors are above", code="FN-1045")
     out.write_text(json.dumps([began_s, time.time(), latencies_s]))
     return 0
 

@@ -55,7 +55,7 @@ class LightDevice:
                 case m.Assigned(assignment=assignment):
                     return assignment
                 case m.Rejected(text=text):
-                    raise Conflict(f"check-in: rejected: {text}", code="FN-0000")
+                    raise Conflict(f"check-in: rejected: {text}", code="FN-1045")
                 case m.Wait():
                     pass
 
@@ -69,7 +69,7 @@ class LightDevice:
         """Upload an Update. Raises Conflict unless it is accepted."""
         reply = self.transport.upload(header_of(assignment, payload), payload.read)
         if reply.update_state is not m.UpdateState.ACCEPTED:
-            raise Conflict(f"upload: got {reply.update_state.value}, expected it to be accepted", code="FN-0000")
+            raise Conflict(f"upload: got {reply.update_state.value}, expected it to be accepted", code="FN-1045")
 
 
 def header_of(assignment: m.Assignment, payload: Payload) -> m.UpdateHeader:
@@ -108,7 +108,7 @@ class Crowd:
             thread.join()
         if self._num_done != num_devices:
             raise Conflict(
-                f"got {self._num_done} devices that took part in all rounds, expected {num_devices}", code="FN-0000"
+                f"got {self._num_done} devices that took part in all rounds, expected {num_devices}", code="FN-1045"
             )
 
     def _device(self, payloads: Sequence[Payload]) -> None:

@@ -75,7 +75,7 @@ def _attempt(module: nn.Module, objective: Objective, batch: Batch, *, fake: boo
     except UnsupportedModel:
         raise
     except RandomDraw as exc:
-        raise UnsupportedModel(f"model: draws random numbers by {exc}; {exc.advice}", code="FN-0000") from exc
+        raise UnsupportedModel(f"model: draws random numbers by {exc}; {exc.advice}", code="FN-1297") from exc
     except Exception as exc:  # the code of the module may raise anything
         raise _PassFailed(f"{type(exc).__name__}: {' '.join(str(exc).split())}") from exc
 
@@ -110,7 +110,7 @@ def _shapes(
     if [(kind, len(shape)) for kind, shape in few] != [(kind, len(shape)) for kind, shape in more]:
         raise UnsupportedModel(
             f"{what} {few} for 2 examples and {more} for 3, expected the same draws for each example; {DRAW_BY_TORCH}",
-            code="FN-0000",
+            code="FN-1297",
         )
     shapes = []
     for (kind, shape), (_, larger) in zip(few, more, strict=True):
@@ -119,7 +119,7 @@ def _shapes(
             raise UnsupportedModel(
                 f"{what} {list(shape)} {kind} values for 2 examples and {list(larger)} for 3, expected one dimension "
                 "of the examples: the draws of an example must not depend on the others of its batch",
-                code="FN-0000",
+                code="FN-1297",
             )
         one = tuple(size // 2 if dim in dims else size for dim, size in enumerate(shape))
         shapes.append(DrawShape(kind=kind, shape=one, dim=dims[0] if dims else None))
@@ -241,7 +241,7 @@ def _no_other_draws() -> Iterator[None]:
         raise UnsupportedModel(
             f"model: draws random numbers by {' and '.join(sources)} in its forward or its loss, expected none: each "
             f"rank would draw other ones; {DRAW_BY_TORCH}",
-            code="FN-0000",
+            code="FN-1297",
         )
 
 

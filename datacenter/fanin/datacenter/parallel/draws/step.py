@@ -145,7 +145,7 @@ class RankDraws:
             raise UnsupportedModel(
                 f"model: draws random numbers by {' and '.join(sources)} that are unknown before the first step, "
                 f"expected the same draws in each pass{unknown}; {DRAW_BY_TORCH}",
-                code="FN-0000",
+                code="FN-1297",
             )
 
     def of(self, name: str, function: Callable[P, T]) -> Callable[P, T]:
@@ -167,7 +167,7 @@ class RankDraws:
                     return function(*args, **kwargs)
             except RandomDraw as exc:
                 raise UnsupportedModel(
-                    f"model: {name} draws random numbers by {exc}; {exc.advice}", code="FN-0000"
+                    f"model: {name} draws random numbers by {exc}; {exc.advice}", code="FN-1297"
                 ) from exc
             finally:
                 self._names.pop()

@@ -72,7 +72,7 @@ class Pipeline:
             raise InvalidInput(
                 f"pipeline: {fault} (schedule {self.schedule}, pp {self.num_ranks}, {self.stages_per_rank} stages a "
                 f"rank, {self.microbatches} microbatches, {'compiled' if self.compiled else 'not compiled'})",
-                code="FN-0000",
+                code="FN-1278",
             )
 
     @property

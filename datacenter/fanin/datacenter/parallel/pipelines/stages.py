@@ -110,7 +110,7 @@ def stage_of_parameters(
             raise InvalidInput(
                 f"pipeline: parameter {name} is in none of {_parts(layout)}; name its module in the layout, or use "
                 "pp=1",
-                code="FN-0000",
+                code="FN-1279",
             )
         stages[name] = stage
     return stages
@@ -128,13 +128,13 @@ def check_draws(draws: ModelDraws, layout: Layout, num_stages: int, times: Seque
             raise InvalidInput(
                 f"pipeline: {name or 'the forward of the model'} draws random numbers and is in none of "
                 f"{_parts(layout)}, so each stage would repeat it; draw in one of these modules, or use pp=1",
-                code="FN-0000",
+                code="FN-1280",
             )
         if len(stages) > 1:
             raise InvalidInput(
                 f"pipeline: {' and '.join(site.names)} are one module that draws random numbers in several stages, "
                 "expected one stage; create a module for each layer, or use pp=1",
-                code="FN-0000",
+                code="FN-1280",
             )
 
 
@@ -154,7 +154,7 @@ def check_skips(draws: ModelDraws, module: nn.Module, layout: Layout, num_stages
                 f"a layer by it (LayerDrop), got no parameter that is trained before {layout.layers}, expected one: a "
                 "first stage whose layers are all skipped has no gradient; name a trained module in inputs of the "
                 "layout, or use pp=1",
-                code="FN-0000",
+                code="FN-1280",
             )
 
 

@@ -108,5 +108,5 @@ def check_torch(stage: type = PipelineStage, names: Sequence[str] = OVERRIDDEN) 
         raise RuntimeMissing(
             f"pipelines: got torch {torch.__version__}, whose {stage.__name__} has no {', '.join(missing)}, expected "
             f"torch {TESTED_TORCH}; install torch {TESTED_TORCH}, or train without pp",
-            code="FN-0000",
+            code="FN-1281",
         )

@@ -34,7 +34,7 @@ def check_copies(runners: Iterable[nn.Module]) -> None:
                     f"dp_replicate: got no gradient for {', '.join(unused[:5])}, expected one for each parameter in "
                     "each step on each rank; freeze or remove parameters that the loss does not use, or train with "
                     "dp_shard",
-                    code="FN-0000",
+                    code="FN-1295",
                 )
 
 

@@ -56,7 +56,7 @@ def check_replicas(model: RankModel) -> None:
         raise UnsupportedModel(
             f"model: got other values of {name} on the ranks of {axis} (they differ by {ratio:.2g} of its norm, and "
             f"rounding explains {TOLERANCE:g}), expected equal ones, {reason}",
-            code="FN-0000",
+            code="FN-1296",
         )
 
 

@@ -207,7 +207,7 @@ def apply_tensor_parallel(part: nn.Module, layout: Layout, mesh: DeviceMesh, *, 
                 raise InvalidInput(
                     f"tp: got {name}, a {type(module).__name__}, expected no module that has buffers in addition "
                     "to parameters: torch 2.13 cannot compute it over ranks of tp; use tp=1, or a GroupNorm",
-                    code="FN-0000",
+                    code="FN-1289",
                 )
         if style is not None:
             _check_kind(name, module, style)
@@ -247,7 +247,7 @@ def check_widths(module: nn.Module, layout: Layout, num_ranks: int) -> None:
                 f"tp: got {name}.weight of {list(part.weight.shape)}, whose {size} {what} the style {style!r} splits, "
                 f"and tp {num_ranks}, expected a multiple of tp; build the module with another size, choose a tp that "
                 f"divides {size}, or remove the styles of this block from the plan",
-                code="FN-0000",
+                code="FN-1290",
             )
 
 
@@ -257,7 +257,7 @@ def _check_kind(name: str, module: nn.Module, style: Style) -> None:
         raise InvalidInput(
             f"layout: got the style {style!r} for {name}, a {type(module).__name__}, expected a {kind.__name__}: torch "
             "splits no other module in this way; use another style, or leave the module out of the plan",
-            code="FN-0000",
+            code="FN-1289",
         )
 
 

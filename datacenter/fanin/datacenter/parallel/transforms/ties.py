@@ -73,7 +73,7 @@ def check_shared(module: nn.Module, layout: Layout, mesh: MeshShape, stage_of: M
                 f"mesh {mesh}: got one parameter under the names {', '.join(names)}, expected tp 1, and pp 1 or all of "
                 "them in one stage: each rank of tp and each stage would train its own copy; use dp_replicate "
                 "and dp_shard, which keep it shared",
-                code="FN-0000",
+                code="FN-1294",
             )
 
 
@@ -85,7 +85,7 @@ def check_still_shared(part: nn.Module, shared: Sequence[Sequence[str]]) -> None
             raise UnsupportedModel(
                 f"{type(part).__name__}: got two parameters for {', '.join(names)}, which are one in the model; "
                 "expected one; train it on another mesh, or give each module its own parameter",
-                code="FN-0000",
+                code="FN-1294",
             )
 
 

@@ -26,17 +26,17 @@ def check_module(what: str, module: object) -> None:
     if isinstance(module, type):
         raise UnsupportedModel(
             f"{what}: got the class {module.__name__} as module, expected an instance; write {module.__name__}(...)",
-            code="FN-0000",
+            code="FN-0714",
         )
     if not isinstance(module, torch.nn.Module):
         raise UnsupportedModel(
-            f"{what}: got a module of type {type(module).__name__}, expected a torch.nn.Module", code="FN-0000"
+            f"{what}: got a module of type {type(module).__name__}, expected a torch.nn.Module", code="FN-0714"
         )
     kind = type(module).__name__
     if kind in INNER or isinstance(module, torch.jit.ScriptModule):
         advice = f"pass module.{INNER[kind]}" if kind in INNER else "pass the module that torch.jit was given"
         raise UnsupportedModel(
-            f"{what}: got a module inside torch's {kind}, expected the module itself; {advice}", code="FN-0000"
+            f"{what}: got a module inside torch's {kind}, expected the module itself; {advice}", code="FN-0714"
         )
     for path, layer in module.named_modules():
         for name, value in vars(layer).items():
@@ -47,7 +47,7 @@ def check_module(what: str, module: object) -> None:
                     f"{what}: {where} keeps {name}, which was computed from its parameters, expected a module that "
                     "computes it in forward; replace torch.nn.utils.weight_norm by "
                     "torch.nn.utils.parametrizations.weight_norm",
-                    code="FN-0000",
+                    code="FN-0716",
                 )
     check_copies(what, module)
 
@@ -78,5 +78,5 @@ def _uncopied(what: str, exc: Exception) -> UnsupportedModel:
     return UnsupportedModel(
         f"{what} cannot be copied ({type(exc).__name__}: {' '.join(str(exc).split())}), expected a module for "
         "copy.deepcopy; keep such an object outside of the module, or give its class a __deepcopy__",
-        code="FN-0000",
+        code="FN-0716",
     )

@@ -113,24 +113,24 @@ class App:
     def __post_init__(self) -> None:
         object.__setattr__(self, "created_at", running_line())
         if not isinstance(self.name, str):
-            raise UnsupportedModel(f"App: name: got {self.name!r}, expected a str", code="FN-0000")
+            raise UnsupportedModel(f"App: name: got {self.name!r}, expected a str", code="FN-0711")
         try:
             check_name("App: name", self.name)
         except InvalidInput as exc:
-            raise UnsupportedModel(str(exc), code="FN-0000") from exc
+            raise UnsupportedModel(str(exc), code=exc.code) from exc
         for number in ("batch_size", "num_classes", "class_axis"):
             object.__setattr__(self, number, integer(f"App {self.name}: {number}", getattr(self, number)))
         if self.batch_size < 1 or self.num_classes < 0 or self.num_classes == 1:
             raise UnsupportedModel(
                 f"App {self.name}: got batch_size {self.batch_size} and num_classes {self.num_classes}, "
                 "expected a batch_size of at least 1 and num_classes of at least 2, or 0 for values",
-                code="FN-0000",
+                code="FN-0712",
             )
         if not self.class_axis or (self.class_axis != -1 and not self.num_classes):
             raise UnsupportedModel(
                 f"App {self.name}: got class_axis {self.class_axis} and num_classes {self.num_classes}, expected the "
                 "axis of the classes in the logits, such as 1 for (batch, classes, H, W), and -1 for a model of values",
-                code="FN-0000",
+                code="FN-0712",
             )
         object.__setattr__(self, "other_batch_sizes", _batch_sizes(self))
         _check_parts(self)
@@ -243,12 +243,12 @@ def _batch_sizes(app: App) -> tuple[int, ...]:
     """Return the further batch sizes of an App. Raises UnsupportedModel."""
     what, sizes = f"App {app.name}: other_batch_sizes", cast("object", app.other_batch_sizes)
     if not isinstance(sizes, Sequence) or isinstance(sizes, str | bytes):
-        raise UnsupportedModel(f"{what}: got {sizes!r}, expected a tuple of integers such as (8,)", code="FN-0000")
+        raise UnsupportedModel(f"{what}: got {sizes!r}, expected a tuple of integers such as (8,)", code="FN-0711")
     others = tuple(integer(what, size) for size in sizes)
     try:
         check_other_sizes(app.batch_size, others)
     except InvalidInput as exc:
-        raise UnsupportedModel(f"App {app.name}: {exc}", code="FN-0000") from exc
+        raise UnsupportedModel(f"App {app.name}: {exc}", code=exc.code) from exc
     return others
 
 
@@ -269,7 +269,7 @@ def _pair(app: App, value: object) -> tuple[Tensors, Tensor]:
             f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
         )
         raise UnsupportedModel(
-            f"{what}: got {received}, expected a pair (x, y) of tensors or numpy arrays", code="FN-0000"
+            f"{what}: got {received}, expected a pair (x, y) of tensors or numpy arrays", code="FN-0733"
         )
     y = as_tensor(f"{what} y", value[1])
     return _inputs(app, "validation data", value[0]), y.to(torch.int32) if y.dtype == torch.bool else y
@@ -281,14 +281,14 @@ def _check_parts(app: App) -> None:
     check_module(what, app.module)
     if not isinstance(app.recipe, Recipe):
         raise UnsupportedModel(
-            f"{what}: recipe: got {app.recipe!r}, expected a Recipe; write recipe=Recipe(optimizer=...)", code="FN-0000"
+            f"{what}: recipe: got {app.recipe!r}, expected a Recipe; write recipe=Recipe(optimizer=...)", code="FN-0711"
         )
     object.__setattr__(app, "output", checked_paths(f"{what}: output", app.output))
     if not _is_function(app.loss):
         raise UnsupportedModel(
             f"{what}: loss: got {app.loss!r}, expected a function of (output, y) that returns one loss for each "
             "sample, such as fanin.edge.export.cross_entropy or torch.nn.CrossEntropyLoss(reduction='none')",
-            code="FN-0000",
+            code="FN-0718",
         )
     own = [name for name, value in _named_parameters(app.loss) if value.requires_grad]
     if own:
@@ -296,13 +296,13 @@ def _check_parts(app: App) -> None:
             f"{what}: loss: {type(app.loss).__name__} has parameters of its own, {own}, which no device would train; "
             "move them into the module and return what the loss needs as a further output, or call "
             "requires_grad_(False) on the loss",
-            code="FN-0000",
+            code="FN-0719",
         )
     if app.preprocess is not None and not isinstance(app.preprocess, torch.nn.Module):
         raise UnsupportedModel(
             f"{what}: preprocess: got {type(app.preprocess).__name__}, expected a torch.nn.Module; call the function "
             "in the forward of one",
-            code="FN-0000",
+            code="FN-0721",
         )
     if app.preprocess is not None:
         check_copies(f"{what}: preprocess", app.preprocess)
@@ -326,13 +326,13 @@ def _check_validation(app: App, inputs: Tensors, y: Tensor) -> None:
         raise UnsupportedModel(
             f"App {app.name}: got validation data x {forms_of(inputs)} and y {tuple(y.shape)}, expected one y for each "
             f"x, and x like the calibration data {forms_of(app.inputs)} except for the number of samples",
-            code="FN-0000",
+            code="FN-0733",
         )
     if app.declared_targets is not None and y.shape[1:] != app.declared_targets.shape[1:]:
         raise UnsupportedModel(
             f"App {app.name}: got validation data y {tuple(y.shape)}, expected the shape of targets except for the "
             f"number of samples: {tuple(app.declared_targets.shape)}",
-            code="FN-0000",
+            code="FN-0733",
         )
     check_target_values(f"App {app.name}: validation data y", y, app.num_classes, app.target_dtype)
 
@@ -343,12 +343,12 @@ def _check_preprocess(app: App) -> None:
         return
     what = f"App {app.name}: preprocess"
     if app.preprocess is None or app.raw is None:
-        raise UnsupportedModel(f"{what}: got only one of preprocess and raw, expected both or neither", code="FN-0000")
+        raise UnsupportedModel(f"{what}: got only one of preprocess and raw, expected both or neither", code="FN-0721")
     if len(app.inputs) != 1:
         raise UnsupportedModel(
             f"{what}: got a module with the inputs {list(app.inputs)}, expected a single one; preprocess the data of "
             "several inputs in the module, or before it is stored on devices",
-            code="FN-0000",
+            code="FN-0721",
         )
     raw, (x_data,) = as_tensor(f"{what}: raw inputs", app.raw), app.inputs.values()
     object.__setattr__(app, "raw", raw)
@@ -357,7 +357,7 @@ def _check_preprocess(app: App) -> None:
         raise UnsupportedModel(
             f"{what}: raw is {raw.dtype} {tuple(raw.shape)} like the calibration data, expected another dtype "
             "or shape; otherwise devices cannot distinguish raw inputs from preprocessed ones",
-            code="FN-0000",
+            code="FN-0722",
         )
     x = guarded(f"{what} of raw inputs", app.preprocess, lambda: _preprocessed(app, raw[:2]))
     signature = (x.dtype, tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
@@ -366,7 +366,7 @@ def _check_preprocess(app: App) -> None:
         raise UnsupportedModel(
             f"{what} ({type(app.preprocess).__name__}): got {signature} from two samples, expected {expected} like the "
             "calibration data",
-            code="FN-0000",
+            code="FN-0722",
         )
 
 
@@ -379,7 +379,7 @@ def _check_lengths(app: App) -> None:
     if app.preprocess is not None:
         raise UnsupportedModel(
             f"App {app.name}: lengths: got preprocess, too, expected one of them; preprocess the data before",
-            code="FN-0000",
+            code="FN-0721",
         )
 
 

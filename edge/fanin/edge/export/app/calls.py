@@ -69,5 +69,5 @@ def check_parameters(what: str, module: nn.Module, before: Mapping[str, int], ca
             f"{what}: {place} writes its parameters {changed} in forward, which a functional graph cannot do",
             "compute another tensor from them (an Embedding: without max_norm)",
             place,
-            code="FN-0000",
+            code="FN-0765",
         )

@@ -61,7 +61,7 @@ def check_own(what: str, own: Decompositions) -> None:
         raise UnsupportedModel(
             f"{what}: got {decompositions!r}, expected a function by operator overload, such as "
             "{torch.ops.aten.hypot.default: form}",
-            code="FN-0000",
+            code="FN-0791",
         )
     for operator, form in own.items():
         _check_operator(what, operator)
@@ -72,14 +72,14 @@ def _check_operator(what: str, operator: object) -> None:
     if not isinstance(operator, OpOverload):
         raise UnsupportedModel(
             f"{what}: got the key {operator!r}, expected an operator overload, such as torch.ops.aten.hypot.default",
-            code="FN-0000",
+            code="FN-0791",
         )
 
 
 def _check_signature(what: str, operator: OpOverload, form: Callable[..., object]) -> None:
     if not callable(form):
         raise UnsupportedModel(
-            f"{what}: got {form!r}, expected a function with the arguments {operator._schema}", code="FN-0000"
+            f"{what}: got {form!r}, expected a function with the arguments {operator._schema}", code="FN-0791"
         )
     parameters = list(inspect.signature(form).parameters.values())
     hidden = [str(each) for each in parameters if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
@@ -94,7 +94,7 @@ def _check_signature(what: str, operator: OpOverload, form: Callable[..., object
         raise UnsupportedModel(
             f"{what}: got a function with the arguments {inspect.signature(form)}, expected those of the operator, by "
             f"name and in order: {operator._schema}",
-            code="FN-0000",
+            code="FN-0791",
         )
 
 
@@ -146,7 +146,7 @@ class _ComputedConstants(TorchFunctionMode):
             raise UnsupportedModel(
                 f"{self._what}: got a constant tensor of {value.numel()} numbers, expected at most {MAX_CONSTANT}; "
                 "compute them from torch.arange, or keep them as a buffer of the module",
-                code="FN-0000",
+                code="FN-0792",
             )
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
             listed = value.flatten().tolist()
@@ -183,7 +183,7 @@ class _Rules(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
             raise UnsupportedModel(
                 f"{self._what}: the function writes to a tensor ({func}), expected one that writes to none; compute a "
                 "new tensor: y = x + 1 instead of x += 1, and torch.where or torch.cat instead of x[:, 0] = 1",
-                code="FN-0000",
+                code="FN-0792",
             )
         return func(*args, **(kwargs or {}))
 
@@ -192,7 +192,7 @@ def _calls_itself(what: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{what}: the function calls its own operator, or another form that does, expected other operators alone, "
         "because an export replaces that call, too; return NotImplemented to leave the operator as it is",
-        code="FN-0000",
+        code="FN-0792",
     )
 
 
@@ -223,7 +223,7 @@ def _checked(operator: OpOverload, form: Callable[..., object]) -> Callable[...,
             raise UnsupportedModel(
                 f"{what}: got {_shapes(result)}, expected {_shapes(expected)} like the operator; "
                 "return tensors of its shapes and dtypes, and a tuple only if the operator returns several",
-                code="FN-0000",
+                code="FN-0792",
             )
         return result
 
@@ -283,7 +283,7 @@ def check_decomposition(
     num = 0
     if isinstance(examples, Tensor) or not isinstance(examples, Iterable):
         raise InvalidInput(
-            f"{what}: examples: got {type(examples).__name__}, expected a list of tuples; write [(x,)]", code="FN-0000"
+            f"{what}: examples: got {type(examples).__name__}, expected a list of tuples; write [(x,)]", code="FN-0793"
         )
     for num, example in enumerate(examples, start=1):
         where = f"{what}: example {num}"
@@ -303,7 +303,7 @@ def _check_example(where: str, operator: OpOverload, example: object) -> None:
         raise InvalidInput(
             f"{where}: got {type(example).__name__}, expected a tuple of the arguments {operator._schema}; write (x,) "
             "for a single one",
-            code="FN-0000",
+            code="FN-0793",
         )
     try:
         operator(*example)
@@ -311,7 +311,7 @@ def _check_example(where: str, operator: OpOverload, example: object) -> None:
         text = str(exc).strip().splitlines()[0]
         raise InvalidInput(
             f"{where}: torch refuses the arguments ({text}), expected those of {operator._schema}; correct the example",
-            code="FN-0000",
+            code="FN-0793",
         ) from exc
 
 

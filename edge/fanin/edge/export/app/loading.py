@@ -42,14 +42,14 @@ def load_app(where: str, call: Callable[[Callable[[], object]], object] = _call)
         raise UnsupportedModel(
             f"App {where!r}: got a module, {type(candidate).__name__}; put it into a fanin.edge.export.App, "
             "with calibration data",
-            code="FN-0000",
+            code="FN-0704",
         )
     if callable(candidate) and any(
         parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         for parameter in signature(candidate).parameters.values()
     ):
         raise UnsupportedModel(
-            f"App {where!r}: got a function with arguments without a default, expected none of these", code="FN-0000"
+            f"App {where!r}: got a function with arguments without a default, expected none of these", code="FN-0704"
         )
     app = _guarded("App", where, lambda: call(candidate)) if callable(candidate) else candidate
     if not isinstance(app, App):
@@ -61,7 +61,7 @@ def load_app(where: str, call: Callable[[Callable[[], object]], object] = _call)
         raise UnsupportedModel(
             f"App {where!r}: got {type(app).__name__}, expected a fanin.edge.export.App or a function that returns one"
             f"{advice}",
-            code="FN-0000",
+            code="FN-0704",
         )
     return app
 
@@ -80,13 +80,13 @@ def load_object(kind: str, where: str) -> object:
     source, colon, name = where.rpartition(":")
     if not colon or not source or not name:
         raise InvalidInput(
-            f"{kind}: got {where!r}, expected 'package.module:name' or 'path/to/file.py:name'", code="FN-0000"
+            f"{kind}: got {where!r}, expected 'package.module:name' or 'path/to/file.py:name'", code="FN-0701"
         )
     is_file = source.endswith(".py")
     module = _guarded(kind, where, lambda: _load_file(kind, Path(source)) if is_file else _load_module(kind, source))
     if not hasattr(module, name):
         raise InvalidInput(
-            f"{kind} {where!r}: {source} has no {name!r}, expected an {kind} or a function of that name", code="FN-0000"
+            f"{kind} {where!r}: {source} has no {name!r}, expected an {kind} or a function of that name", code="FN-0702"
         )
     return getattr(module, name)
 
@@ -102,7 +102,7 @@ def _guarded(kind: str, where: str, call: Callable[[], T]) -> T:
         # The file may create other Apps than the one that is loaded.
         line = own_line(exc)
         raise UnsupportedModel(
-            f"{exc} (at {line}, while {where!r} is loaded)" if line else str(exc), code="FN-0000"
+            f"{exc} (at {line}, while {where!r} is loaded)" if line else str(exc), code=exc.code
         ) from exc
     except FaninError:
         raise
@@ -113,7 +113,7 @@ def _guarded(kind: str, where: str, call: Callable[[], T]) -> T:
         line = own_line(exc)
         place = f" at {line}" if line else ""
         raise UnsupportedModel(
-            f"{kind} {where!r}: its own code raised {type(exc).__name__}{place}: {exc}", code="FN-0000"
+            f"{kind} {where!r}: its own code raised {type(exc).__name__}{place}: {exc}", code="FN-0706"
         ) from exc
 
 
@@ -125,13 +125,13 @@ def _load_module(kind: str, name: str) -> ModuleType:
         if exc.name is None or not f"{name}.".startswith(f"{exc.name}."):
             raise
         raise InvalidInput(
-            f"{kind}: no module {exc.name!r} on the path; for a file write path/to/file.py:name", code="FN-0000"
+            f"{kind}: no module {exc.name!r} on the path; for a file write path/to/file.py:name", code="FN-0702"
         ) from exc
 
 
 def _load_file(kind: str, path: Path) -> ModuleType:
     if not path.is_file():
-        raise InvalidInput(f"{kind}: no file {path}, expected the path of a Python file", code="FN-0000")
+        raise InvalidInput(f"{kind}: no file {path}, expected the path of a Python file", code="FN-0702")
     name = f"fanin_app_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"

@@ -109,7 +109,9 @@ def failure_of_graphs(suspect: Suspect, exc: UnsupportedModel) -> FormatFailure:
     reason, rows = str(exc), _failing_parts(suspect)
     if isinstance(exc, NoForm):
         return FormatFailure(
-            reason=reason, findings=tuple(rows or [finding_of(suspect.owner, suspect.graph_format, exc, LOOK)])
+            reason=reason,
+            code=exc.code,
+            findings=tuple(rows or [finding_of(suspect.owner, suspect.graph_format, exc, LOOK)]),
         )
     cause = exc.reason if isinstance(exc, Unconverted) else reason
     row = _finding(_named_in(suspect.owner.module, reason), suspect.graph_format, cause, LOOK)
@@ -117,14 +119,14 @@ def failure_of_graphs(suspect: Suspect, exc: UnsupportedModel) -> FormatFailure:
     if isinstance(exc, Unconverted):
         places = ", ".join(str(Place(module=part.module, kind=part.kind, line=part.line)) for part in rows)
         reason = f"{exc.reason}; {places}: {rows[0].advice}"
-    return FormatFailure(reason=reason, findings=tuple(rows))
+    return FormatFailure(reason=reason, code=exc.code, findings=tuple(rows))
 
 
 def failure_of_preprocess(place: Place, graph_format: str, exc: UnsupportedModel) -> FormatFailure:
     """Return the failure of a format that cannot express ``preprocess``, the module at this place."""
     reason, advice = (exc.reason, exc.advice) if isinstance(exc, Untraceable) else (str(exc), "")
     row = _finding(place, graph_format, exc.reason if isinstance(exc, Unconverted) else reason, advice or REWRITE)
-    return FormatFailure(reason=str(exc), findings=(row,))
+    return FormatFailure(reason=str(exc), code=exc.code, findings=(row,))
 
 
 def failure_of_step(
@@ -149,7 +151,7 @@ def failure_of_step(
         advice="",
         step=step,
     )
-    return FormatFailure(reason=reason, findings=(row,))
+    return FormatFailure(reason=reason, code=exc.code if isinstance(exc, InvalidInput) else "FN-0784", findings=(row,))
 
 
 def _named_in(module: nn.Module, reason: str) -> Place:

@@ -50,22 +50,24 @@ TRACEABLE: Final = (
     "avoid Python branches and loops that read tensor values, and operators whose result has no fixed shape"
 )
 KEPT: Final = "the graph would keep that of the example batch for every batch"
-CLAUSES: Final[Mapping[type[Exception], tuple[str, str]]] = MappingProxyType(
+CLAUSES: Final[Mapping[type[Exception], tuple[str, str, str]]] = MappingProxyType(
     {
-        ValueRead: (f"reads the value of a tensor, by {{}}; {KEPT}", KEEP_TENSORS),
+        ValueRead: (f"reads the value of a tensor, by {{}}; {KEPT}", KEEP_TENSORS, "FN-0769"),
         ShapeRead: (
             "selects by {}, whose result has a shape that depends on values, expected one shape for every batch",
             KEEP_SHAPES,
+            "FN-0770",
         ),
-        ViewWrite: ("calls {}; its gradient has no form in any format", KEEP_WHOLE),
+        ViewWrite: ("calls {}; its gradient has no form in any format", KEEP_WHOLE, "FN-0771"),
         MixedPrecision: (
             "computes in {} by torch.autocast, expected float32, in which devices compute",
             "remove torch.autocast from the forward",
+            "FN-0772",
         ),
-        RandomDraw: ("draws {}", ""),
+        RandomDraw: ("draws {}", "", "FN-0773"),
     }
 )
-"""What the code does, with a place for the text of the exception, and the remedy; that of a draw is its own."""
+"""What the code does, with a place for the text of the exception; the remedy (a draw has its own); the error code."""
 
 
 def refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
@@ -81,24 +83,26 @@ def refusal(what: str, root: nn.Module, exc: Exception) -> Untraceable:
     if NO_GRADIENT in text:
         advice = "an operator between them has none, or the loss does not depend on them; use operators with a gradient"
         return NoGradient(
-            f"{what}: no gradient reaches the parameters that learn from the loss", advice, code="FN-0000"
+            f"{what}: no gradient reaches the parameters that learn from the loss", advice, code="FN-0776"
         )
-    clause, advice = CLAUSES.get(type(exc), ("", ""))
+    clause, advice, code = CLAUSES.get(type(exc), ("", "", "FN-0769"))
     if not clause and READS_A_VALUE.search(text):
         clause, advice = f"reads the value of a tensor; {KEPT}", KEEP_TENSORS
     if clause:
         advice = exc.advice if isinstance(exc, RandomDraw) else advice
         return Untraceable(
-            f"{what} cannot be traced: {where or 'its code'} {clause.format(text)}", advice, place, code="FN-0000"
+            f"{what} cannot be traced: {where or 'its code'} {clause.format(text)}", advice, place, code=code
         )
     kind = FixedBatch if FIXED.search(text) else Untraceable
     if type(exc).__module__.startswith("torch"):
         # The further lines are hints for developers of torch.
         cause = f"{type(exc).__name__}: {first_line(exc)}"
-        return kind(f"{what} cannot be traced{f', {where}' if where else ''} ({cause})", TRACEABLE, place)
+        return kind(
+            f"{what} cannot be traced{f', {where}' if where else ''} ({cause})", TRACEABLE, place, code="FN-0774"
+        )
     preposition = " in" if place.kind else ""
     cause = f"{type(exc).__name__}: {text}"
-    return kind(f"{what} fails{preposition}{f' {where}' if where else ''} ({cause})", "", place)
+    return kind(f"{what} fails{preposition}{f' {where}' if where else ''} ({cause})", "", place, code="FN-0775")
 
 
 def refusal_of_form(what: str, exc: Exception) -> UnsupportedModel:
@@ -110,10 +114,10 @@ def refusal_of_form(what: str, exc: Exception) -> UnsupportedModel:
         return UnsupportedModel(
             f"{what}: got a function that reads values of a tensor{where}, expected one of operators "
             "alone, because an export traces it once; use torch.where instead of a branch",
-            code="FN-0000",
+            code="FN-0792",
         )
     return UnsupportedModel(
         f"{what}: the function fails{where} ({type(exc).__name__}: {first_line(exc)}), expected a result for all "
         "arguments of the operator; correct it, or return NotImplemented to leave the operator as it is",
-        code="FN-0000",
+        code="FN-0792",
     )

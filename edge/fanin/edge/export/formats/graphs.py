@@ -118,7 +118,7 @@ def onnx_infer(prepared: Prepared, infer: Infer, grids: Grids | None = None) -> 
                 "with a projection",
                 "use proj_size=0 and a linear layer after it",
                 place,
-                code="FN-0000",
+                code="FN-0783",
             )
     float_infer = to_onnx(infer.traced, f"{prepared.what}: the infer graph")
     inputs_to_initializers(float_infer, {parameter_port(name): value for name, value in infer.values.items()})
@@ -185,7 +185,7 @@ def _check_scales(prepared: Prepared, graphs: Graphs) -> None:
                 f"values of up to about {255 * slot.input_scale:.1e} on the calibration data, expected at "
                 f"least {255 * MIN_INPUT_SCALE:.1e} and at most {255 / MIN_INPUT_SCALE:.1e}; scale the data, or put a "
                 "norm before the module",
-                code="FN-0000",
+                code="FN-0785",
             )
 
 
@@ -199,7 +199,7 @@ def _of_lengths(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
             raise UnsupportedModel(
                 f"{prepared.what}: the graphs of the length {size} have other constants than those of the longest, "
                 "expected the same; please report the module",
-                code="FN-0000",
+                code="FN-0742",
             )
         graphs = replace(
             graphs,
@@ -227,7 +227,7 @@ def ports_of(prepared: Prepared, traced: Traced) -> Ports:
                 raise UnsupportedModel(
                     f"{prepared.what}: {name!r} is {tensor.dtype}, expected one of {[str(dtype) for dtype in DTYPES]}; "
                     "convert it in the module",
-                    code="FN-0000",
+                    code="FN-0761",
                 )
             shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
             ports.append(Port(name=name, dtype=DTYPES[tensor.dtype], shape=shape))

@@ -49,7 +49,7 @@ def assembled(
             raise UnsupportedModel(
                 f"{prepared.what}: the graphs in {name} have other ports or constants than those in "
                 f"{next(iter(formats))}; please report the module",
-                code="FN-0000",
+                code="FN-0787",
             )
     signatures = {
         name: Signature(

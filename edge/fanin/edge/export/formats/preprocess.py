@@ -102,7 +102,7 @@ def trace_preprocess(app: App, batch_size: int) -> Traced:
         raise fixed_batch(what, len(example), exc) from exc
     except Untraceable as exc:
         if isinstance(exc.__cause__, RandomDraw):
-            raise Untraceable(exc.reason, NO_DRAWS, exc.place, code="FN-0000") from exc
+            raise Untraceable(exc.reason, NO_DRAWS, exc.place, code="FN-0723") from exc
         raise
     return Traced(program=program, examples=[example], inputs=[RAW], outputs=[*app.inputs])
 
@@ -123,5 +123,5 @@ def verify_preprocess(app: App, bundle: Bundle, runtime: Runtime) -> None:
                 f"App {app.name}: {PREPROCESS} ({type(app.preprocess).__name__}) in {runtime.name} differs from "
                 f"torch's by {worst:.1e} on {num} samples, expected at most {TOLERANCE:.0e} (0 for tokens); process "
                 "each sample by itself",
-                code="FN-0000",
+                code="FN-0723",
             )

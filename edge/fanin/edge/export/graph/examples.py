@@ -85,7 +85,7 @@ def check_output(app: App, output: object, line: str = "") -> Output:
                 "tensor (batch, ...)",
                 "remove the path from output=, or return a value for each sample",
                 app.place(line),
-                code="FN-0000",
+                code="FN-0737",
             )
     return {first: _check_predicted(app, output[first], line)} | {path: output[path] for path in others}
 
@@ -107,7 +107,7 @@ def _check_predicted(app: App, output: object, line: str) -> Tensor:
         f"App {app.name}: {app.place(line)} returned {_form(output)}, expected {expected}",
         advice_on_output(output, [*paths_of(output)], num_classes, axis),
         app.place(line),
-        code="FN-0000",
+        code="FN-0738",
     )
 
 
@@ -217,7 +217,7 @@ def fixed_batch(what: str, num: int, exc: Untraceable) -> NoForm:
         f"{what}: {where} accepts only {counted(num, 'sample')} at a time, expected any number",
         SAMPLES,
         exc.place,
-        code="FN-0000",
+        code="FN-0777",
     )
 
 
@@ -244,7 +244,7 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
         )
         if not advice:
             raise
-        raise Untraceable(exc.reason, advice, exc.place, code="FN-0000") from exc
+        raise Untraceable(exc.reason, advice, exc.place, code="FN-0778") from exc
     if not isinstance(losses, Tensor) or losses.shape != y.shape[:1]:
         from fanin.edge.export.diagnosis.lines import return_line
         from fanin.edge.export.diagnosis.outputs import advice_on_losses
@@ -255,6 +255,6 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
             "loss for each sample",
             advice_on_losses(losses, y, app.num_classes),
             place,
-            code="FN-0000",
+            code="FN-0778",
         )
     return losses

@@ -221,7 +221,7 @@ def _margins(layer: nn.Conv2d, name: str) -> list[int]:
             raise UnsupportedModel(
                 f"adapters: module {name} (Conv2d) has kernel size {layer.kernel_size}, expected an odd one, "
                 "whose windows have a middle; exclude the layer or train 'head' instead",
-                code="FN-0000",
+                code="FN-0753",
             )
         margins += [(sides - reach) // 2] * 2
     return margins
@@ -268,5 +268,5 @@ def add_adapters(module: nn.Module, adapters: Adapters, seed: int) -> None:
         raise UnsupportedModel(
             "adapters: got a module without linear layers, 2-D convolutions and attention inside, expected at least "
             "one; let 'head' or 'bias' train instead",
-            code="FN-0000",
+            code="FN-0753",
         )

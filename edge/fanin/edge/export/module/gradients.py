@@ -24,7 +24,7 @@ def check_hooks(what: str, module: nn.Module) -> None:
                 f"{what}: parameter {name} has a hook on its gradient, which no train graph would call; expected the "
                 "same in the forward: w * mask + w.detach() * (1 - mask) lets a part of w learn, and "
                 "requires_grad_(False) none of it",
-                code="FN-0000",
+                code="FN-0764",
             )
 
 

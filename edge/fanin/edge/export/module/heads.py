@@ -37,7 +37,7 @@ def head_of(app: App, module: nn.Module) -> tuple[set[nn.Parameter], str]:
         raise UnsupportedModel(
             f"App {app.name}: trains 'head' selects {what}, the last layer registered, but the module's output comes "
             f"from {last}; register that layer last, or freeze the rest with requires_grad_(False) and train 'full'",
-            code="FN-0000",
+            code="FN-0752",
         )
     chosen = {value for name, value in trainable if name.rpartition(".")[0] == owner}
     return chosen, f"head: {what}, the last layer registered, is all that learns"

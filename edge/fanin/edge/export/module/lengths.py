@@ -58,5 +58,5 @@ def check_targets(prepared: Prepared) -> None:
             f"{prepared.what}: lengths: got an output for each position, whose targets y have the length of the "
             f"inputs, but axes {dict(lengths.axes)}; add the axis of y, such as {TARGETS!r}: "
             f"{1 + next(dim for dim, size in enumerate(longest) if size != shorter[dim])}",
-            code="FN-0000",
+            code="FN-0741",
         )

@@ -113,13 +113,13 @@ def track_norms(module: nn.Module, what: str) -> None:
             raise UnsupportedModel(
                 f"{what}: module {name or 'itself'} ({type(norm).__name__}) has track_running_stats="
                 f"{norm.track_running_stats} and momentum={norm.momentum}, expected running statistics and a momentum",
-                code="FN-0000",
+                code="FN-0766",
             )
         if not norm.training:
             return None
         if not name:
             raise UnsupportedModel(
-                f"{what}: the module itself is a {type(norm).__name__}, expected layers around it", code="FN-0000"
+                f"{what}: the module itself is a {type(norm).__name__}, expected layers around it", code="FN-0766"
             )
         return TrackedNorm(norm)
 

@@ -171,7 +171,7 @@ def prepare(app: App) -> Prepared:
     try:
         prepared.table.check_values(prepared.table.flatten(values))
     except InvalidInput as exc:
-        raise UnsupportedModel(f"App {app.name}: {exc}", code="FN-0000") from exc
+        raise UnsupportedModel(f"App {app.name}: {exc}", code=exc.code) from exc
     return prepared
 
 
@@ -190,16 +190,16 @@ def _check_parameters(app: App, module: nn.Module) -> None:
         what = f"App {app.name}: parameter {name}"
         if is_lazy(parameter):
             raise UnsupportedModel(
-                f"{what} has no shape yet, expected one; call the module once on an example", code="FN-0000"
+                f"{what} has no shape yet, expected one; call the module once on an example", code="FN-0761"
             )
         if parameter.dtype != torch.float32:
             raise UnsupportedModel(
-                f"{what} is {parameter.dtype}, expected torch.float32; call module.float()", code="FN-0000"
+                f"{what} is {parameter.dtype}, expected torch.float32; call module.float()", code="FN-0761"
             )
         _check_device(what, parameter)
         if not bool(parameter.isfinite().all()):
             raise UnsupportedModel(
-                f"{what} holds NaN or infinity, expected finite values; train it again or reset it", code="FN-0000"
+                f"{what} holds NaN or infinity, expected finite values; train it again or reset it", code="FN-0763"
             )
     for name, buffer in module.named_buffers():
         _check_device(f"App {app.name}: buffer {name}", buffer)
@@ -208,7 +208,7 @@ def _check_parameters(app: App, module: nn.Module) -> None:
 def _check_device(what: str, tensor: Tensor) -> None:
     if tensor.device.type != "cpu":
         advice = "load its values" if tensor.is_meta else "call module.cpu()"
-        raise UnsupportedModel(f"{what} is on {tensor.device}, expected cpu; {advice}", code="FN-0000")
+        raise UnsupportedModel(f"{what} is on {tensor.device}, expected cpu; {advice}", code="FN-0729")
 
 
 def with_parameters(app: App, values: Mapping[str, Float32s]) -> nn.Module:
@@ -229,7 +229,7 @@ def with_parameters(app: App, values: Mapping[str, Float32s]) -> nn.Module:
     if {name: value.shape for name, value in values.items()} not in (shapes, shared):
         raise InvalidInput(
             f"{prepared.what}: got parameters of another model, expected {sorted(shared)} in the shapes of this one",
-            code="FN-0000",
+            code="FN-0767",
         )
     module = copy.deepcopy(prepared.eager).eval()
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
@@ -252,7 +252,7 @@ def with_state(app: App, state: StateDict) -> App:
         text = " ".join(str(exc).split())
         raise InvalidInput(
             f"App {app.name}: initial: {text}; expected a state_dict of the App's module, such as torch.load(FILE)",
-            code="FN-0000",
+            code="FN-0767",
         ) from exc
     return replace(app, module=module)
 
@@ -273,14 +273,14 @@ def _check_learned(app: App, learned: Tensors) -> None:
         raise UnsupportedModel(
             f"App {app.name}: the module has no parameters (its buffers: {buffers or 'none'}), expected at least one "
             "to train; add a layer that learns, or keep what must learn as a torch.nn.Parameter instead of a buffer",
-            code="FN-0000",
+            code="FN-0760",
         )
     if not learned:
         raise UnsupportedModel(
             f"App {app.name}: no parameter requires a gradient (trains: {app.recipe.trains!r}), "
             "expected at least one to train; call requires_grad_() on what must learn, or choose "
             "Recipe(trains='head') or Recipe(trains=Adapters(rank=4))",
-            code="FN-0000",
+            code="FN-0760",
         )
 
 
@@ -290,7 +290,7 @@ def _check_names(app: App, travelling: Tensors) -> None:
         raise UnsupportedModel(
             f"App {app.name}: the input {shared[0]!r} and the parameter {ports[shared[0]]!r} have the same name, "
             "expected different ones, which name the graphs' inputs; rename the parameter of forward",
-            code="FN-0000",
+            code="FN-0731",
         )
 
 
@@ -305,14 +305,14 @@ def _check_rates(app: App, learned: Tensors) -> None:
             raise UnsupportedModel(
                 f"App {app.name}: rates: the pattern {pattern!r} matches no parameter that learns, expected at least "
                 f"one of {sorted(learned)[:MAX_SHOWN]}; correct or remove it",
-                code="FN-0000",
+                code="FN-0749",
             )
     for name, matches in patterns.items():
         if len(matches) > 1:
             raise UnsupportedModel(
                 f"App {app.name}: rates: the patterns {matches[0]!r} and {matches[1]!r} match the parameter {name}, "
                 "expected one; make them more exact",
-                code="FN-0000",
+                code="FN-0749",
             )
 
 
@@ -327,14 +327,14 @@ def _local_names(app: App, module: nn.Module, names: list[str]) -> frozenset[str
         raise UnsupportedModel(
             f"{what}: the pattern {pattern!r} matches {kind}, expected at least one of {names[:MAX_SHOWN]}; correct or "
             "remove it",
-            code="FN-0000",
+            code="FN-0749",
         )
     local = frozenset(name for name in names if any(fnmatchcase(name, each) for each in app.recipe.local))
     if len(local) == len(names):
         raise UnsupportedModel(
             f"{what}: the patterns {list(app.recipe.local)} match all parameters that learn, expected at least one "
             f"that travels, such as {names[0]}; make them more exact, or train without a federation",
-            code="FN-0000",
+            code="FN-0749",
         )
     return local
 

@@ -120,7 +120,7 @@ def round_layers(module: nn.Module, calibration: Tensors, batch_size: int) -> No
     if not layers:
         raise UnsupportedModel(
             "quantization_aware: got a module without linear layers and convolutions inside, expected at least one",
-            code="FN-0000",
+            code="FN-0753",
         )
     _measure(module, layers, calibration, batch_size)
 

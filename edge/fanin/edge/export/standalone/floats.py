@@ -67,7 +67,7 @@ def float_models(app: App, bundle: Bundle, parameters: Float32s, graph_format: s
         raise InvalidInput(
             f"{prepared.what}: got {_shown(app.lengths)}, expected {_shown(bundle.manifest.lengths)} as in the Bundle; "
             "pass the App that was exported",
-            code="FN-0000",
+            code="FN-0795",
         )
     singles = {INFER: (prepared, bundle)}
     if app.lengths is not None:
@@ -101,7 +101,7 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
         raise InvalidInput(
             f"{prepared.what}: got batch_size {app.batch_size} and num_classes {app.num_classes}, expected "
             f"{manifest.batch_size} and {manifest.num_classes} as in the Bundle; pass the App that was exported",
-            code="FN-0000",
+            code="FN-0795",
         )
     inputs, y, mask = example_batch(prepared)
     batch = PaddedBatch(inputs=numpy_inputs(inputs), y=y.numpy(), mask=mask.numpy())
@@ -109,7 +109,7 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
         evaluation = runtime.open_evaluate(bundle)(parameters, batch)
     except ValueError as exc:
         raise InvalidInput(
-            f"{prepared.what}: does not fit the Bundle ({exc}); pass the App that was exported", code="FN-0000"
+            f"{prepared.what}: does not fit the Bundle ({exc}); pass the App that was exported", code="FN-0795"
         ) from exc
     with torch.no_grad():
         output = _output(app, module, inputs)
@@ -120,7 +120,7 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
             f"{prepared.what}: has a loss of {expected:g} on its calibration data with the Version's parameters, "
             f"expected that of the Bundle, {loss:g}: its frozen weights or its data are others; pass the App that was "
             "exported, with a seed for random weights",
-            code="FN-0000",
+            code="FN-0795",
         )
     _check_predictions(prepared, app.predicted(output).numpy(), evaluation.predicted)
 
@@ -131,7 +131,7 @@ def _check_predictions(prepared: Prepared, logits: Float32s, predictions: Inputs
     if shape != predictions.shape:
         raise InvalidInput(
             f"{prepared.what}: predicts the shape {shape}, expected {predictions.shape} as in the Bundle; {EXPORTED}",
-            code="FN-0000",
+            code="FN-0795",
         )
     actual, expected = predictions, logits
     if prepared.app.num_classes:
@@ -143,7 +143,7 @@ def _check_predictions(prepared: Prepared, logits: Float32s, predictions: Inputs
         raise InvalidInput(
             f"{prepared.what}: has other predictions on its calibration data than the Bundle, with the Version's "
             f"parameters; {EXPORTED}",
-            code="FN-0000",
+            code="FN-0795",
         )
 
 
@@ -158,7 +158,7 @@ def _check_logits(prepared: Prepared, module: Module, runtime: Runtime, data: by
         raise UnsupportedModel(
             f"{prepared.what}: the float model in {runtime.name} differs from torch's logits by {error:.1e} in norm, "
             f"expected at most {TOLERANCE:.0e} of their norm; please report the module",
-            code="FN-0000",
+            code="FN-0789",
         )
 
 

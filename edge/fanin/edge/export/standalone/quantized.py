@@ -59,7 +59,7 @@ def check_format(bundle: Bundle, graph_format: str) -> None:
         raise InvalidInput(
             f"--{graph_format}: the run's bundle has graphs in {sorted(formats)} only, expected also {graph_format!r}; "
             "export the App in this format",
-            code="FN-0000",
+            code="FN-0796",
         )
 
 

@@ -52,7 +52,7 @@ class TorchRuntime:
         for name, value in (("lengths", app.lengths), ("preprocess", app.preprocess), ("local", app.recipe.local)):
             if value:
                 raise UnsupportedModel(
-                    f"App {app.name}: {name}: got a value, expected none without an export", code="FN-0000"
+                    f"App {app.name}: {name}: got a value, expected none without an export", code="FN-0798"
                 )
         sizes = (app.batch_size, *app.other_batch_sizes)
         self._trains = {size: trace_train(self._prepared.for_batches(size), EAGER) for size in sizes}
@@ -80,13 +80,13 @@ class TorchRuntime:
     def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
         """See Runtime. Raises InvalidBundle."""
         raise InvalidBundle(
-            "bundle: got no graphs, expected an infer graph: without an export there is no int8 model", code="FN-0000"
+            "bundle: got no graphs, expected an infer graph: without an export there is no int8 model", code="FN-0846"
         )
 
     def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         """See Runtime. Raises InvalidBundle."""
         raise InvalidBundle(
-            f"{what}: got a graph file, expected none: torch runs the traced steps of an App alone", code="FN-0000"
+            f"{what}: got a graph file, expected none: torch runs the traced steps of an App alone", code="FN-0846"
         )
 
     def write(self, folder: Path, key: SigningKey) -> Bundle:

@@ -117,13 +117,13 @@ class VectorStep:
             raise UnsupportedModel(
                 f"App {app.name}: lengths: got {list(app.lengths.sizes)}, expected a single length for the engine "
                 "vmap: clients that train together have batches of one shape",
-                code="FN-0000",
+                code="FN-0798",
             )
         if app.recipe.local:
             raise UnsupportedModel(
                 f"App {app.name}: local: got {list(app.recipe.local)}, expected no personal parameters for the engine "
                 "vmap: clients that train together start from one Version",
-                code="FN-0000",
+                code="FN-0798",
             )
         place = torch.device(device)
         prepared = with_draws(prepare(app))
@@ -237,10 +237,10 @@ class VectorStep:
                 singles = [self._one(*(self._of(name, moved[name], client) for name in feed)) for client in range(2)]
         except Exception as exc:  # Any error: an operator without a batching rule may raise any.
             reason = str(exc).strip().partition("\n")[0]
-            raise UnsupportedModel(f"{what}: {reason}", code="FN-0000") from exc
+            raise UnsupportedModel(f"{what}: {reason}", code="FN-0799") from exc
         for name, both, *each in zip(self._outputs, together, *singles, strict=True):
             if _difference(both, torch.stack(each)) > TOLERANCE:
-                raise UnsupportedModel(f"{what}: {name} has another value than in a step alone", code="FN-0000")
+                raise UnsupportedModel(f"{what}: {name} has another value than in a step alone", code="FN-0799")
 
     def _two(self, name: str, value: Tensor) -> Tensor:
         """Return an input of two clients. The samples of the second one are in reversed order."""

@@ -118,7 +118,7 @@ def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Ne
             raise UnsupportedModel(
                 f"{prepared.what}: {what.format(name + _module_of(prepared, name))} is not finite in torch either"
                 f"{f': {where}' if where else ''}, expected finite gradients; {KEEP_FINITE}",
-                code="FN-0000",
+                code="FN-0781",
             )
         allowed = tolerance * sizes[name] + NOISE_FACTOR * row.noise + floor * largest
         if not error <= allowed and math.isfinite(error):
@@ -129,7 +129,7 @@ def check_tensors(prepared: Prepared, what: str, triples: Triples, neighbors: Ne
                 f"{prepared.what}: {what.format(name + _module_of(prepared, name))} of the exported graph differs from "
                 f"torch's by {error:.1e} (L2 norm), expected at most {allowed:.1e} (the norm of its own change or "
                 f"value is {sizes[name]:.1e}); {advice(prepared)}",
-                code="FN-0000",
+                code="FN-0789",
             )
 
 
@@ -164,7 +164,7 @@ def check_loss(prepared: Prepared, what: str, actual: float, expected: tuple[flo
         raise UnsupportedModel(
             f"{prepared.what}: {what} of the exported graph differs from torch's by {error:.1e}, expected at most "
             f"{allowed:.1e}; {advice(prepared)}",
-            code="FN-0000",
+            code="FN-0789",
         )
 
 

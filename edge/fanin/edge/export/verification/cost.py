@@ -72,7 +72,7 @@ def check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float 
         note = check_drop(f"{prepared.what}: {name}", quality, max_drop)
     except InvalidVersion as exc:
         raise UnsupportedModel(
-            "; ".join([str(exc), *untrained(prepared.app, {name: quality}, {})]), code="FN-0000"
+            "; ".join([str(exc), *untrained(prepared.app, {name: quality}, {})]), code=exc.code
         ) from exc
     return [note] if note else []
 

@@ -76,7 +76,7 @@ def _check_axes(prepared: Prepared, lengths: Lengths, size: int) -> None:
                 f"{prepared.what}: lengths: got axes {dict(lengths.axes)}, but the module accepts {size} positions "
                 f"only if {' and '.join(axes)} {'have' if len(axes) > 1 else 'has'} as many",
                 f"add {str(axes)[1:-1]} to axes",
-                code="FN-0000",
+                code="FN-0741",
             )
 
 

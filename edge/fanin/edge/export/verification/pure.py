@@ -90,7 +90,7 @@ def _refusal(what: str, module: nn.Module, owned: Owned, watched: tuple[Probe, P
         cause, advice = f"draws from {owned.text}, and the graph would keep the first values", DRAW_WITH_TORCH
     else:
         cause, advice = f"changes {owned.text}, and the graph would keep the first value", NO_STATE
-    return Untraceable(f"{what} cannot be exported: {where} {cause} for every step", advice, place, code="FN-0000")
+    return Untraceable(f"{what} cannot be exported: {where} {cause} for every step", advice, place, code="FN-0779")
 
 
 def _by_owner(module: nn.Module, loss: object) -> dict[Owned, list[str]]:
@@ -227,7 +227,7 @@ def check_repeats(what: str, module: nn.Module, call: Callable[[], object]) -> N
         "values for every step",
         DRAW_WITH_TORCH,
         place,
-        code="FN-0000",
+        code="FN-0779",
     )
 
 
@@ -257,7 +257,7 @@ def check_samples(what: str, module: nn.Module, call: Callable[[slice], object],
         of_all, of_half = (events_of(module, partial(call, rows)) for rows in (total, half))
         place = first_difference(of_all, of_half, are_close)
         where = "" if place == NOWHERE else f", first in {place}" if place.kind else f", first {place}"
-        raise Untraceable(f"{what} depends on the other samples of its batch{where}", ONE_BY_ONE, place, code="FN-0000")
+        raise Untraceable(f"{what} depends on the other samples of its batch{where}", ONE_BY_ONE, place, code="FN-0780")
 
 
 def _first_rows(of_all: object, of_half: object, nums: tuple[int, int]) -> object:

@@ -97,7 +97,7 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
                 "between steps",
                 "compute them from the inputs of each step, or freeze that part with .eval()",
                 place,
-                code="FN-0000",
+                code="FN-0765",
             )
     return tuple(draws)
 
@@ -117,7 +117,7 @@ def _check_loss(prepared: Prepared, output: Output, inputs: Tensors, y: Tensor) 
         raise Untraceable(
             f"App {app.name}: the loss is not finite on the calibration data; {cause}",
             "hide a class by a large negative number (masked_fill with -1e9), not by -inf, and keep outputs finite",
-            code="FN-0000",
+            code="FN-0781",
         )
 
 
@@ -142,7 +142,7 @@ def _check_calibrated(prepared: Prepared) -> None:
             raise Untraceable(
                 f"App {app.name}: the module's output in evaluation is not finite on the calibration data; {where}",
                 KEEP_FINITE,
-                code="FN-0000",
+                code="FN-0781",
             )
 
 
@@ -195,15 +195,15 @@ def check_arguments(what: str, app: object, formats: object, max_drop: object) -
     """Raise InvalidInput unless these are an App, one or more formats, and a limit or None."""
     if not isinstance(app, App):
         raise InvalidInput(
-            f"{what}: got {type(app).__name__}, expected an App; load one from a file by load_app(path)", code="FN-0000"
+            f"{what}: got {type(app).__name__}, expected an App; load one from a file by load_app(path)", code="FN-0704"
         )
     if not are_names(formats) or not formats or {*formats} - {*FORMATS}:
         raise InvalidInput(
-            f"{what}: got formats {formats!r}, expected a list of one or more of {sorted(FORMATS)}", code="FN-0000"
+            f"{what}: got formats {formats!r}, expected a list of one or more of {sorted(FORMATS)}", code="FN-0708"
         )
     if max_drop is not None and not (is_number(max_drop) and max_drop >= 0.0):
         raise InvalidInput(
-            f"{what}: got max_drop {max_drop!r} for the cost of int8, expected a number of at least 0", code="FN-0000"
+            f"{what}: got max_drop {max_drop!r} for the cost of int8, expected a number of at least 0", code="FN-0709"
         )
 
 
@@ -222,7 +222,7 @@ def checked(app: App, formats: Sequence[str]) -> Prepared:
                 check_target_shape(f"App {app.name}: {name}", y, app.target_shape, app.num_classes)
             except UnsupportedModel as exc:
                 raise UnsupportedModel(
-                    f"{exc} (at {app.created_at})" if app.created_at else str(exc), code="FN-0000"
+                    f"{exc} (at {app.created_at})" if app.created_at else str(exc), code=exc.code
                 ) from exc
     prepared = with_draws(prepared)
     try:

@@ -156,7 +156,7 @@ def _check_int8(
                 raise UnsupportedModel(
                     f"App {prepared.app.name}: the int8 graph returned logits {rows.shape} for {num} samples, "
                     f"expected finite ones of shape {(num, *shape)}; please report the module",
-                    code="FN-0000",
+                    code="FN-0787",
                 )
         expected = predict_plainly(inputs)
         # The inputs of the other batch are closer together, and so may be its logits: the wider range counts.
@@ -165,7 +165,7 @@ def _check_int8(
             raise UnsupportedModel(
                 f"{prepared.what}: {runtime} returns int8 logits that differ by {gap:.1e} from those of "
                 f"the plain graph, expected at most {INT8_TOLERANCE * spread:.1e}; please report the module",
-                code="FN-0000",
+                code="FN-0787",
             )
 
 
@@ -190,7 +190,7 @@ def _check_evaluation(prepared: Prepared, evaluate: Evaluate, parameters: Float3
         raise UnsupportedModel(
             f"{prepared.what}: evaluation: predicted{case.which}: {num} of {clear.size} classes of the exported graph "
             f"differ from torch's, expected none; {advice(prepared)}",
-            code="FN-0000",
+            code="FN-0789",
         )
 
 

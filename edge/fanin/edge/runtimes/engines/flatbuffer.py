@@ -91,14 +91,14 @@ def check_file(data: bytes, what: str) -> None:
     """Raise InvalidBundle unless every offset in a TFLite file points to data inside the file."""
     if not 8 <= len(data) <= MAX_BYTES or data[4:8] != IDENTIFIER:
         raise InvalidBundle(
-            f"{what}: got {len(data)} bytes that begin {data[:8].hex()}, expected a TFLite file", code="FN-0000"
+            f"{what}: got {len(data)} bytes that begin {data[:8].hex()}, expected a TFLite file", code="FN-0330"
         )
     try:
         _Walk(data).table("Model", *struct.unpack_from("<I", data))
     except (struct.error, _OutOfBounds) as exc:
         raise InvalidBundle(
             f"{what}: the TFLite file is cut off or damaged ({exc}); download it again, or export it again",
-            code="FN-0000",
+            code="FN-0330",
         ) from exc
 
 

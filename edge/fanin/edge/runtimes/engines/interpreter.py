@@ -51,7 +51,7 @@ def _load(file: GraphFile, *, interpreter: "MakeInterpreter") -> LoadedGraph:
     signatures = sorted(opened.get_signature_list())
     if (file.signature or len(signatures) > 1) and file.signature not in signatures:
         raise InvalidInput(
-            f"{file.what}: got signature {file.signature!r}, expected one of {signatures}", code="FN-0000"
+            f"{file.what}: got signature {file.signature!r}, expected one of {signatures}", code="FN-0325"
         )
     signature = file.signature or "".join(signatures)
     if signature:
@@ -102,7 +102,7 @@ def _port(what: str, name: str, details: Details) -> ModelPort:
     """Return a tensor's facts. Raises InvalidBundle if it does not hold numbers."""
     dtype = np.dtype(details["dtype"]).name  # type: ignore[call-overload]
     if np.dtype(dtype).kind not in "biuf":
-        raise InvalidBundle(f"{what}: {name!r} is {dtype}, expected numbers", code="FN-0000")
+        raise InvalidBundle(f"{what}: {name!r} is {dtype}, expected numbers", code="FN-0410")
     shape, quantization = details["shape_signature"], details["quantization"]
     assert isinstance(shape, np.ndarray) and isinstance(quantization, tuple)
     scale, zero_point = quantization

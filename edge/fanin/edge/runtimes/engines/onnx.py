@@ -158,7 +158,7 @@ class _Graph:
         for node in nodes:
             if node.type not in DTYPES:
                 raise InvalidBundle(
-                    f"{self._what}: {node.name!r} is {node.type}, expected one of {sorted(DTYPES)}", code="FN-0000"
+                    f"{self._what}: {node.name!r} is {node.type}, expected one of {sorted(DTYPES)}", code="FN-0410"
                 )
         return tuple(ModelPort(name=node.name, dtype=DTYPES[node.type], shape=_shape(node)) for node in nodes)
 

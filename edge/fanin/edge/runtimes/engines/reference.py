@@ -54,7 +54,7 @@ def _port(what: str, node: onnx.ValueInfoProto) -> ModelPort:
     dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.dtype(object)
     if dtype.kind not in "biuf":
         raise InvalidBundle(
-            f"{what}: {node.name!r} is {node.type.WhichOneof('value')} of {dtype}, expected numbers", code="FN-0000"
+            f"{what}: {node.name!r} is {node.type.WhichOneof('value')} of {dtype}, expected numbers", code="FN-0410"
         )
     shape = tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim)
     return ModelPort(name=node.name, dtype=dtype.name, shape=shape)

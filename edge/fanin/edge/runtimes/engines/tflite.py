@@ -18,7 +18,7 @@ def tflite_engine() -> GraphEngine:
         raise RuntimeMissing(
             f"runtime 'tflite': tflite-runtime was built for numpy 1, got numpy {np.__version__}; "
             "pip install 'fanin[tflite]', or use LiteRT: 'fanin[litert]'",
-            code="FN-0000",
+            code="FN-0408",
         )
     from tflite_runtime import __version__
     from tflite_runtime.interpreter import Interpreter

@@ -90,7 +90,7 @@ class RunControl:
             raise Conflict(
                 f"run {run_id}: got version {version.number} again with {num_rounds} rounds, but it was published "
                 f"with {event.rounds}; resume the run to give it other rounds",
-                code="FN-0000",
+                code="FN-0625",
             )
 
     async def _adopt(self, command: Command, adopt: Adopt) -> None:
@@ -100,13 +100,13 @@ class RunControl:
         from_run = adopt.from_run_id or command.run_id
         source = await stores.runs.version(from_run, adopt.number)
         if source is None:
-            raise NotFound(f"run {from_run}: has no version {adopt.number}", code="FN-0000")
+            raise NotFound(f"run {from_run}: has no version {adopt.number}", code="FN-0611")
         ours = driver.setup.bundle.manifest.sha256
         if source.bundle_sha256 != ours:
             raise Conflict(
                 f"run {command.run_id}: version {adopt.number} of run {from_run} is of bundle "
                 f"{source.bundle_sha256[:16]}, expected {ours[:16]}; only versions of one bundle can be adopted",
-                code="FN-0000",
+                code="FN-0371",
             )
         signed = sign_version(
             driver.setup.run_key,

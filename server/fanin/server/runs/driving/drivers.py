@@ -117,7 +117,7 @@ class Drivers:
         """
         driver = self._drivers.get(run_id)
         if run_id in self._broken:
-            raise Conflict(self._broken[run_id], code="FN-0000")
+            raise Conflict(self._broken[run_id], code="FN-0615")
         if driver is None:
             raise unknown_run(run_id)
         return driver
@@ -134,10 +134,10 @@ class Drivers:
             driver = self.driver(run_id)
         except NotFound as exc:
             raise NotFound(
-                f"assignment {_tag(assignment_id)} of run {run_id}: {exc}; check in again", code="FN-0000"
+                f"assignment {_tag(assignment_id)} of run {run_id}: {exc}; check in again", code="FN-0613"
             ) from exc
         except Conflict as exc:
-            raise Unavailable(f"assignment {_tag(assignment_id)} of run {run_id}: {exc}", code="FN-0000") from exc
+            raise Unavailable(f"assignment {_tag(assignment_id)} of run {run_id}: {exc}", code=exc.code) from exc
         return driver, driver.course.assignments.check(assignment_id, device)
 
     def control(self, run_id: str) -> RunControl:
@@ -208,7 +208,7 @@ class Drivers:
         except Exception as exc:  # Any error: devices and operators receive a public reason, and the log has the error.
             self._broken[run_id] = f"run {run_id}: cannot be taken up: {reason_of(exc)}"
             LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
-            raise Conflict(self._broken[run_id], code="FN-0000") from exc
+            raise Conflict(self._broken[run_id], code="FN-0615") from exc
         self._drivers[run_id] = driver
         self._controls[run_id] = RunControl(driver, self._stores)
         self._publications[run_id] = publications
@@ -233,7 +233,7 @@ def run_of(assignment_id: str) -> str:
     check_name("assignment", assignment_id)
     run_id, *tail = assignment_id.rsplit(".", 2)
     if len(tail) != 2:
-        raise NotFound(f"assignment {assignment_id}: got no run and round in it; check in again", code="FN-0000")
+        raise NotFound(f"assignment {assignment_id}: got no run and round in it; check in again", code="FN-0613")
     return run_id
 
 
@@ -243,4 +243,4 @@ def _tag(assignment_id: str) -> str:
 
 def unknown_run(run_id: str) -> NotFound:
     """Return the error for a Run that the record does not have."""
-    return NotFound(f"run {run_id[:64]!r}: there is none of this id here", code="FN-0000")
+    return NotFound(f"run {run_id[:64]!r}: there is none of this id here", code="FN-0610")

@@ -108,5 +108,5 @@ def _check_block(spec: TensorSpec, values: np.ndarray, step: float) -> None:
         raise InvalidUpdate(
             f"update: tensor {spec.name!r}: after the training it has {problem_of(rounded, spec.role)}; correct the "
             "training, or the role or range that the run declares for the tensor",
-            code="FN-0000",
+            code="FN-0643",
         )

@@ -187,7 +187,7 @@ class Updates:
         except Superseded as exc:
             course.leave(exc)
             raise Unavailable(
-                f"run {course.run_id}: another coordinator drives it; upload again there", code="FN-0000"
+                f"run {course.run_id}: another coordinator drives it; upload again there", code="FN-0013"
             ) from exc
         if recorded is not None:
             self._count(recorded, upload.resumed_bytes if recorded is update else 0)

@@ -19,10 +19,10 @@ class MemoryBlobs:
         """See ``BlobReader.read``."""
         check_sha256("chunk", digest)
         if digest not in self._chunks:
-            raise NotFound(f"chunk {short(digest)}: not stored here", code="FN-0000")
+            raise NotFound(f"chunk {short(digest)}: not stored here", code="FN-0520")
         data = self._chunks[digest]
         if not 0 <= offset <= len(data):
-            raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {len(data)}", code="FN-0000")
+            raise InvalidInput(f"chunk {short(digest)}: got offset {offset}, expected 0 to {len(data)}", code="FN-0120")
         return data[offset:] if size_bytes < 0 else data[offset : offset + size_bytes]
 
     def read_artifact(self, what: str, artifact: Artifact) -> bytes:
@@ -39,7 +39,7 @@ class MemoryBlobs:
         check_sha256("chunk", digest)
         if sha256_hex(data) != digest:
             raise InvalidInput(
-                f"chunk: digest mismatch (got {short(sha256_hex(data))}, expected {short(digest)})", code="FN-0000"
+                f"chunk: digest mismatch (got {short(sha256_hex(data))}, expected {short(digest)})", code="FN-0117"
             )
         self._chunks[digest] = bytes(data)
 

@@ -43,11 +43,11 @@ class MemoryUpload:
         end, size_bytes = piece.offset + len(piece.data), self.header.payload.size_bytes
         if piece.offset != self.received_bytes:
             raise InvalidUpdate(
-                f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}", code="FN-0000"
+                f"update: got a piece at offset {piece.offset}, expected {self.received_bytes}", code="FN-0130"
             )
         if not piece.data or end > size_bytes:
             raise InvalidUpdate(
-                f"update: got bytes {piece.offset} to {end}, expected some, up to {size_bytes}", code="FN-0000"
+                f"update: got bytes {piece.offset} to {end}, expected some, up to {size_bytes}", code="FN-0130"
             )
         self._pending += piece.data
         self.received_bytes = end
@@ -65,7 +65,7 @@ class MemoryUpload:
             try:
                 check_digest(f"update: chunk {number}", ref, len(data), sha256_hex(data))
             except InvalidInput as exc:
-                raise InvalidUpdate(str(exc), code="FN-0000") from exc
+                raise InvalidUpdate(str(exc), code=exc.code) from exc
             self.part.chunks.append(data)
 
     def close(self) -> None:
@@ -100,13 +100,13 @@ class MemorySpool:
         if digest != header.payload.sha256:
             raise InvalidUpdate(
                 f"update: digest mismatch (got {short(digest)}, expected {short(header.payload.sha256)})",
-                code="FN-0000",
+                code="FN-0117",
             )
         if self._payloads.get(_name(header, device)) == chunks:
             return
         if self._parts.get(header.assignment_id) is not upload.part:
             raise Unavailable(
-                f"spool {header.assignment_id}: a later upload replaced this one; continue", code="FN-0000"
+                f"spool {header.assignment_id}: a later upload replaced this one; continue", code="FN-0517"
             )
         self._payloads[_name(header, device)] = chunks
         self.discard(header.assignment_id)
@@ -144,7 +144,7 @@ class MemorySpool:
         data = b"".join(self._chunks(header, device))[offset : offset + size_bytes]
         if len(data) != size_bytes:
             raise Corrupted(
-                f"update of {device}: got {len(data)} bytes at offset {offset}, expected {size_bytes}", code="FN-0000"
+                f"update of {device}: got {len(data)} bytes at offset {offset}, expected {size_bytes}", code="FN-0515"
             )
         return data
 
@@ -152,7 +152,7 @@ class MemorySpool:
         try:
             return self._payloads[_name(header, device)]
         except KeyError as exc:
-            raise Corrupted(f"update of {device}: a committed update is missing", code="FN-0000") from exc
+            raise Corrupted(f"update of {device}: a committed update is missing", code="FN-0515") from exc
 
     def _drop_parts(self, names: Collection[str]) -> None:
         for name in names:

@@ -108,7 +108,7 @@ class MemoryRuns:
     async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
         """See ``RunStore.add_run``."""
         if start.run_id in self._database.runs:
-            raise Conflict(f"run {start.run_id}: it is recorded already; choose another id", code="FN-0000")
+            raise Conflict(f"run {start.run_id}: it is recorded already; choose another id", code="FN-0604")
         max_rounds = start.plan.stop.max_rounds
         record = RunRecord(start=start, state=RunState.RUNNING, reason="", max_rounds=max_rounds, started_by=by)
         rows = RunRows(record=record)

@@ -116,7 +116,7 @@ class MemoryWriter:
         if version.number in rows.versions:
             raise Conflict(
                 f"run {version.run_id}: version {version.number} is recorded already; read the state again",
-                code="FN-0000",
+                code="FN-0624",
             )
         rows.add_version(version, event.round)
         rows.outer_states[event.round] = dict(outer_state)

@@ -30,5 +30,5 @@ def decode(what: str, kind: type[ValueT], message: type[Message], data: bytes) -
         return from_proto(kind, message.FromString(data))
     except (DecodeError, FaninError) as exc:
         raise Corrupted(
-            f"fanin.db: {what}: the record is damaged ({exc}); restore a backup of the folder", code="FN-0000"
+            f"fanin.db: {what}: the record is damaged ({exc}); restore a backup of the folder", code="FN-0508"
         ) from exc

@@ -92,10 +92,10 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         reason = exc.orig if isinstance(exc, DatabaseError) else exc
         if _primary_code(reason) in _NOT_WRITABLE:
             raise InvalidInput(
-                f"{path}: cannot be opened or written ({reason}); {_remedy(path)}", code="FN-0000"
+                f"{path}: cannot be opened or written ({reason}); {_remedy(path)}", code="FN-0502"
             ) from exc
         raise Corrupted(
-            f"{path}: not a database of a coordinator ({reason}); restore a backup of the folder", code="FN-0000"
+            f"{path}: not a database of a coordinator ({reason}); restore a backup of the folder", code="FN-0504"
         ) from exc
     except FaninError:
         engine.dispose()
@@ -107,7 +107,7 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         if _primary_code(context.original_exception) in _NOT_WRITABLE:
             problem = _remedy(path)
             text = f"{path}: cannot be opened or written now ({context.original_exception}); {problem}"
-            raise StorageUnavailable(text, problem, code="FN-0000")
+            raise StorageUnavailable(text, problem, code="FN-0502")
 
     return engine
 
@@ -181,7 +181,7 @@ def _translate(error: sqlite3.Error, path: Path) -> None:
     primary = _primary_code(error)
     if primary == sqlite3.SQLITE_CORRUPT:
         raise Corrupted(
-            f"{path}: damaged ({error}); stop the coordinator and restore a backup of the folder", code="FN-0000"
+            f"{path}: damaged ({error}); stop the coordinator and restore a backup of the folder", code="FN-0504"
         )
     if primary == sqlite3.SQLITE_FULL:
         raise storage_error(str(path), OSError(errno.ENOSPC, ""))
@@ -192,11 +192,11 @@ def _translate(error: sqlite3.Error, path: Path) -> None:
             raise storage_error(str(path), cause)
         raise OSError(errno.EIO, f"{path}: the disk failed ({error}, {error.sqlite_errorname})")
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        raise StorageUnavailable(f"{path}: {_LOCKED} ({error})", _LOCKED, code="FN-0000")
+        raise StorageUnavailable(f"{path}: {_LOCKED} ({error})", _LOCKED, code="FN-0503")
     if primary == sqlite3.SQLITE_CONSTRAINT:
         # Operators read this one, so it does not name the file.
         raise Conflict(
-            f"the record has such a row already ({error}); read the state again, then decide", code="FN-0000"
+            f"the record has such a row already ({error}); read the state again, then decide", code="FN-0509"
         )
 
 
@@ -224,7 +224,7 @@ def _check_integrity(connection: Connection, path: Path) -> None:
     """
     problem = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
     if problem != "ok":
-        raise Corrupted(f"{path}: damaged ({problem.splitlines()[-1]}); restore a backup of the folder", code="FN-0000")
+        raise Corrupted(f"{path}: damaged ({problem.splitlines()[-1]}); restore a backup of the folder", code="FN-0504")
 
 
 def _check_known(connection: Connection, path: Path) -> None:
@@ -237,13 +237,13 @@ def _check_known(connection: Connection, path: Path) -> None:
         raise Corrupted(
             f"{path}: not a database of a coordinator (table {foreign[0]} is of another program); restore a backup of "
             "the folder",
-            code="FN-0000",
+            code="FN-0504",
         )
     if form is not None and form not in known:
         raise Corrupted(
             f"{path}: written by a newer fanin (got form {form}, expected {known[0]} to {known[-1]}); install that "
             "fanin, or restore a backup of the folder",
-            code="FN-0000",
+            code="FN-0506",
         )
 
 
@@ -254,7 +254,7 @@ def _check_form(connection: Connection, path: Path) -> None:
         raise Corrupted(
             f"{path}: the database has form {form}, expected {newest}; let a coordinator of this fanin open it once, "
             "or look with the fanin that wrote it",
-            code="FN-0000",
+            code="FN-0506",
         )
 
 

@@ -186,7 +186,7 @@ def _record(row: RowMapping) -> RoundRecord:
         raise Corrupted(
             f"fanin.db: run {row['run_id']}, round {row['round']}: the record is damaged ({exc}); restore a backup of "
             "the folder",
-            code="FN-0000",
+            code="FN-0508",
         ) from exc
 
 

@@ -379,5 +379,5 @@ def _principal(run_id: str, text: str) -> Principal:
 
 def _damaged(run_id: str, problem: str) -> Corrupted:
     return Corrupted(
-        f"fanin.db: run {run_id}: the record is damaged ({problem}); restore a backup of the folder", code="FN-0000"
+        f"fanin.db: run {run_id}: the record is damaged ({problem}); restore a backup of the folder", code="FN-0508"
     )

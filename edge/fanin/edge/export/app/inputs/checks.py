@@ -35,7 +35,7 @@ def as_tensor(what: str, value: object) -> Tensor:
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biuf":
             raise UnsupportedModel(
-                f"{what}: got a numpy array of {value.dtype}, expected one of numbers", code="FN-0000"
+                f"{what}: got a numpy array of {value.dtype}, expected one of numbers", code="FN-0727"
             )
         # A copy: torch would share the memory of an array that is read-only or that changes later.
         value = torch.from_numpy(np.array(value, order="C"))
@@ -46,10 +46,10 @@ def as_tensor(what: str, value: object) -> Tensor:
             else "collect the inputs of some batches by torch.cat"
         )
         raise UnsupportedModel(
-            f"{what}: got {type(value).__name__}, expected one tensor or numpy array (n, ...); {advice}", code="FN-0000"
+            f"{what}: got {type(value).__name__}, expected one tensor or numpy array (n, ...); {advice}", code="FN-0727"
         )
     if value.device.type != "cpu":
-        raise UnsupportedModel(f"{what}: is on {value.device}, expected cpu; call .cpu()", code="FN-0000")
+        raise UnsupportedModel(f"{what}: is on {value.device}, expected cpu; call .cpu()", code="FN-0729")
     return value.detach().contiguous()
 
 
@@ -62,7 +62,7 @@ def as_input(what: str, value: object) -> Tensor:
     if not -limit <= lowest <= highest <= limit:
         raise UnsupportedModel(
             f"{what}: got integers from {lowest} to {highest}, expected int32 numbers, as devices have them",
-            code="FN-0000",
+            code="FN-0728",
         )
     return tensor.int()
 
@@ -78,7 +78,7 @@ def check_input(what: str, values: Tensor, *others: torch.dtype) -> None:
         raise UnsupportedModel(
             f"{what}: got {values.dtype} {tuple(values.shape)}, expected float32 values or int32 tokens "
             f"{'or uint8 bytes ' if others else ''}(n, ...) with n of at least 2; {advice}",
-            code="FN-0000",
+            code="FN-0728",
         )
 
 
@@ -86,7 +86,7 @@ def example_targets(what: str, value: object, num_classes: int) -> Tensor:
     """Return the declared targets of an App (n, ...) as float32 or int32. Raises UnsupportedModel."""
     y = as_input(what, value)
     if not y.dim() or len(y) < 2:
-        raise UnsupportedModel(f"{what}: got {tuple(y.shape)}, expected (n, ...) with n of at least 2", code="FN-0000")
+        raise UnsupportedModel(f"{what}: got {tuple(y.shape)}, expected (n, ...) with n of at least 2", code="FN-0734")
     y = y.float() if y.is_floating_point() else y.int()
     check_target_values(what, y, num_classes, torch.int32 if num_classes else y.dtype)
     return y
@@ -120,7 +120,7 @@ def check_target_values(what: str, y: Tensor, num_classes: int, dtype: torch.dty
     else:
         expected = f"integers from {least} to {most} as targets; declare others as values by targets=y.float()"
     raise UnsupportedModel(
-        f"{what}: got {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, expected {expected}", code="FN-0000"
+        f"{what}: got {y.dtype} {tuple(y.shape)} from {y.min()} to {y.max()}, expected {expected}", code="FN-0734"
     )
 
 
@@ -146,7 +146,7 @@ def check_target_shape(what: str, y: Tensor, expected: tuple[int, ...] | None, n
         other_axis = extra_axis((*expected, num_classes), y.shape[1:], num_classes)
         advice = "; set class_axis in the App to the axis of the classes" if other_axis else OTHER_LABELS
     shape = (len(y), *expected)
-    raise UnsupportedModel(f"{what}: got {tuple(y.shape)}, expected {shape}{advice}", code="FN-0000")
+    raise UnsupportedModel(f"{what}: got {tuple(y.shape)}, expected {shape}{advice}", code="FN-0734")
 
 
 def check_finite(what: str, values: Tensor) -> None:
@@ -158,5 +158,5 @@ def check_finite(what: str, values: Tensor) -> None:
         raise UnsupportedModel(
             f"{what}: got {kind} in sample {first} ({len(bad)} of {len(values)} samples have values that are not "
             "finite), expected finite values only; remove these samples, or fix the code that computes them",
-            code="FN-0000",
+            code="FN-0730",
         )

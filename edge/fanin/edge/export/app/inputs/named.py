@@ -56,13 +56,13 @@ def named_tensors(what: str, module: nn.Module, value: object) -> Tensors:
                 f"{what}: got an input of the name {name!r}, expected the name of a parameter of forward that is not "
                 f"one of {sorted(RESERVED)}, which other inputs and outputs of the graphs or arguments of numpy.savez "
                 "have; rename the parameter",
-                code="FN-0000",
+                code="FN-0731",
             )
         tensors[name] = as_input(f"{what} {name}" if parts.keys() != {X} else what, part)
     _check_accepted(what, module, tensors)
     lengths = {name: len(tensor) if tensor.dim() else 0 for name, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
-        raise UnsupportedModel(f"{what}: got {lengths} samples, expected the same number in each input", code="FN-0000")
+        raise UnsupportedModel(f"{what}: got {lengths} samples, expected the same number in each input", code="FN-0728")
     return tensors
 
 
@@ -122,7 +122,7 @@ def _positions(what: str, module: nn.Module, num: int) -> list[str]:
         raise UnsupportedModel(
             f"{what}: got a tuple of {num} tensors, expected at most {len(names)}, one for each named parameter of "
             f"{type(module).__name__}.forward{signature}; pass the inputs alone, without labels",
-            code="FN-0000",
+            code="FN-0732",
         )
     return names[:num]
 
@@ -136,7 +136,7 @@ def _check_accepted(what: str, module: nn.Module, inputs: Tensors) -> None:
         raise UnsupportedModel(
             f"{what}: got the inputs {list(inputs)}, expected those of {type(module).__name__}.forward{signature} "
             f"({exc}); {FORMS}",
-            code="FN-0000",
+            code="FN-0732",
         ) from exc
 
 

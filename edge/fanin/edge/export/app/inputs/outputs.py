@@ -27,7 +27,7 @@ def checked_paths(what: str, value: object) -> Paths:
     if not paths or not all(isinstance(path, str) and path for path in paths) or len({*paths}) < len(paths):
         raise UnsupportedModel(
             f"{what}: got {value!r}, expected a path such as 'logits' or '0', a str, or a tuple of different paths",
-            code="FN-0000",
+            code="FN-0737",
         )
     return paths
 
@@ -66,7 +66,7 @@ def _part(what: str, place: Place, output: object, path: str) -> object:
                 f"{[*paths_of(output)]}",
                 "set output= to one of them" if _parts(output) else "remove output=",
                 place,
-                code="FN-0000",
+                code="FN-0737",
             )
         key = max(keys, key=len)
         part, rest = parts[key], rest[len(key) + 1 :]

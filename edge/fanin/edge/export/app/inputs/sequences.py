@@ -21,11 +21,11 @@ def check_lengths(what: str, lengths: object, arrays: Tensors) -> None:
     if not isinstance(lengths, Lengths):
         raise UnsupportedModel(
             f"{what}: got {lengths!r}, expected Lengths(sizes=(16, 32), axes={{'x': 1}}) of fanin.edge.export",
-            code="FN-0000",
+            code="FN-0740",
         )
     names = [*(name for name in arrays if name != TARGETS), TARGETS]
     if unknown := sorted(lengths.axes.keys() - {*names}):
-        raise UnsupportedModel(f"{what}: got axes of {unknown}, expected names of {names}", code="FN-0000")
+        raise UnsupportedModel(f"{what}: got axes of {unknown}, expected names of {names}", code="FN-0740")
     for name, axis in lengths.axes.items():
         if name not in arrays:
             continue
@@ -34,14 +34,14 @@ def check_lengths(what: str, lengths: object, arrays: Tensors) -> None:
             raise UnsupportedModel(
                 f"{what}: got {name} of shape {shape}, expected the longest length {lengths.longest} on axis {axis}; "
                 "pad the rows to it",
-                code="FN-0000",
+                code="FN-0740",
             )
         padding = lengths.padding[name]
         if not arrays[name].is_floating_point() and (padding % 1 or (padding < 0 and name != TARGETS)):
             raise UnsupportedModel(
                 f"{what}: got the padding {padding:g} of {name}, whose values are integers; expected an integer of at "
                 "least 0",
-                code="FN-0000",
+                code="FN-0740",
             )
 
 

@@ -21,13 +21,13 @@ def integer(what: str, value: object) -> int:
             return operator.index(value)  # type: ignore[arg-type]  # a TypeError otherwise
     except TypeError:
         pass
-    raise UnsupportedModel(f"{what}: got {value!r}, expected an int", code="FN-0000")
+    raise UnsupportedModel(f"{what}: got {value!r}, expected an int", code="FN-0711")
 
 
 def check_switch(what: str, value: object) -> None:
     """Raise UnsupportedModel unless a value is True or False."""
     if not isinstance(value, bool):
-        raise UnsupportedModel(f"{what}: got {value!r}, expected True or False", code="FN-0000")
+        raise UnsupportedModel(f"{what}: got {value!r}, expected True or False", code="FN-0711")
 
 
 def are_names(value: object) -> TypeGuard[Sequence[str]]:
@@ -62,7 +62,7 @@ def checked_settable(optimizer: str, settable: object, known: Collection[str]) -
         raise UnsupportedModel(
             f"{optimizer}: settable: got {settable!r}, expected a tuple of names of {sorted(known)}, such as "
             f"({min(known)!r},)",
-            code="FN-0000",
+            code="FN-0746",
         )
     return tuple(settable)
 
@@ -73,7 +73,7 @@ def check_epsilon(name: str, epsilon: object) -> None:
     if not (is_number(epsilon) and MIN_EPSILON <= epsilon < 1.0):
         raise UnsupportedModel(
             f"{name}: got epsilon {epsilon!r}, expected a float of at least {MIN_EPSILON:g} and below 1.0",
-            code="FN-0000",
+            code="FN-0746",
         )
 
 
@@ -81,5 +81,5 @@ def check_range(name: str, value: object, end: float) -> None:
     """Raise UnsupportedModel unless a setting is at least 0.0 and below ``end``."""
     if not (is_number(value) and 0.0 <= value < end):
         raise UnsupportedModel(
-            f"optimizer: got {name} {value!r}, expected a float of at least 0.0 and below {end}", code="FN-0000"
+            f"optimizer: got {name} {value!r}, expected a float of at least 0.0 and below {end}", code="FN-0746"
         )

@@ -96,7 +96,7 @@ def check_optimizer(optimizer: object) -> None:
     raise UnsupportedModel(
         f"recipe: optimizer: got {form} {kind.__module__}.{kind.__name__}, expected an optimizer of fanin.edge.export; "
         f"{advice}",
-        code="FN-0000",
+        code="FN-0745",
     )
 
 

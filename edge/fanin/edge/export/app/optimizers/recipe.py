@@ -36,7 +36,7 @@ class Adapters:
             raise UnsupportedModel(
                 f"adapters: got rank {self.rank} and alpha {self.alpha!r}, expected a rank of at least 1 and a float "
                 "alpha of at least 0.0",
-                code="FN-0000",
+                code="FN-0747",
             )
 
     @property
@@ -83,42 +83,42 @@ class Recipe:
             check_switch(f"recipe: {name}", getattr(self, name))
         if not are_names(self.local):
             raise UnsupportedModel(
-                f"recipe: local: got {self.local!r}, expected a list of patterns such as ['head.*']", code="FN-0000"
+                f"recipe: local: got {self.local!r}, expected a list of patterns such as ['head.*']", code="FN-0748"
             )
         object.__setattr__(self, "local", tuple(self.local))
         rates: object = self.rates
         if not isinstance(rates, Mapping) or not are_names([*rates]):
             raise UnsupportedModel(
-                f"recipe: rates: got {rates!r}, expected factors by pattern such as {{'head.*': 10.0}}", code="FN-0000"
+                f"recipe: rates: got {rates!r}, expected factors by pattern such as {{'head.*': 10.0}}", code="FN-0748"
             )
         for pattern, factor in self.rates.items():
             if not _is_bound(factor) or not factor:
                 raise UnsupportedModel(
                     f"recipe: rates: got {factor!r} for {pattern!r}, expected a positive number; freeze a parameter by "
                     "requires_grad_(False)",
-                    code="FN-0000",
+                    code="FN-0748",
                 )
         if self.scaffold and self.rates:
             raise UnsupportedModel(
                 f"recipe: got scaffold=True with rates {dict(self.rates)}, expected one of them: a device computes its "
                 "mean gradient from one learning rate",
-                code="FN-0000",
+                code="FN-0751",
             )
         if self.scaffold and self.optimizer.states:
             # A device computes its mean gradient from the change: change / (steps x learning rate).
             raise UnsupportedModel(
                 f"Recipe: got scaffold=True with {self.optimizer}, expected an optimizer without state; use "
                 "Sgd(momentum=0.0)",
-                code="FN-0000",
+                code="FN-0751",
             )
         if self.trains not in ("full", "head", "bias") and not isinstance(self.trains, Adapters):
             raise UnsupportedModel(
                 f"recipe: got trains {self.trains!r}, expected 'full', 'head', 'bias' or Adapters(rank=...)",
-                code="FN-0000",
+                code="FN-0747",
             )
         if not _is_bound(self.clip_norm):
             raise UnsupportedModel(
-                f"recipe: got clip_norm {self.clip_norm!r}, expected 0.0 (none) or a positive number", code="FN-0000"
+                f"recipe: got clip_norm {self.clip_norm!r}, expected 0.0 (none) or a positive number", code="FN-0746"
             )
 
 

@@ -55,7 +55,7 @@ class Sgd:
         check_range("weight_decay", self.weight_decay, float("inf"))
         check_switch("Sgd: nesterov", self.nesterov)
         if self.nesterov and self.momentum == 0.0:
-            raise UnsupportedModel("Sgd: got nesterov with momentum 0.0, expected a momentum above 0.0", code="FN-0000")
+            raise UnsupportedModel("Sgd: got nesterov with momentum 0.0, expected a momentum above 0.0", code="FN-0746")
         object.__setattr__(self, "settable", checked_settable("Sgd", self.settable, ("momentum", "weight_decay")))
 
     @property

@@ -106,7 +106,7 @@ def fold_norms(traced: Traced, prepared: Prepared, forms: Forms) -> Infer:
         derived = Derived(constants=dict(folding.constants), folded=dict(folding.folded))
     except InvalidBundle as exc:
         raise UnsupportedModel(
-            f"{prepared.what}: {exc}; train the norm to which it belongs, or reset it", code="FN-0000"
+            f"{prepared.what}: {exc}; train the norm to which it belongs, or reset it", code="FN-0763"
         ) from exc
     values = with_derived(parameters, derived)
     names, examples, program = traced.inputs, traced.examples, traced.program
@@ -142,7 +142,7 @@ def _check_same(
             f"{prepared.what}: infer: the logits of the decomposed graph differ from torch's by {error:.1e} (L2 norm), "
             f"expected at most {DECOMPOSED_TOLERANCE * size:.1e}; check the App's own decompositions, or report the "
             "module",
-            code="FN-0000",
+            code="FN-0789",
         )
 
 

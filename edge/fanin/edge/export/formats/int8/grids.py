@@ -31,7 +31,7 @@ def check_grids(actual: Grids, expected: Grids | None) -> None:
             f"infer graph: {len(others)} activations such as {others[0][0]!r} are quantized otherwise than in the "
             "graph of the longest length, expected the same operators for all lengths; remove what depends on the "
             "length from forward, or export an App for each length",
-            code="FN-0000",
+            code="FN-0742",
         )
 
 

@@ -84,7 +84,7 @@ def to_int8(
         raise UnsupportedModel(
             f"infer graph: parameters {lost} have no slots after quantization, expected one for each; "
             "please report the module",
-            code="FN-0000",
+            code="FN-0787",
         )
     _empty_slots(quantized, slots)
     return Int8Model(model=quantized, slots=slots, grids=own)
@@ -203,7 +203,7 @@ def _quantize(
             )
         except Exception as exc:  # it runs the graph and raises errors of the runtime's own classes
             raise Unconverted(
-                f"infer graph: onnxruntime cannot run it on the calibration data ({first_line(exc)})", code="FN-0000"
+                f"infer graph: onnxruntime cannot run it on the calibration data ({first_line(exc)})", code="FN-0784"
             ) from exc
         quantized = onnx.load(path)
     del quantized.graph.value_info[:]

@@ -110,7 +110,7 @@ class SlotFinder:
         if len(users) != 1:
             raise UnsupportedModel(
                 f"infer graph: {name} is used {len(users)} times, expected once; give each layer a bias of its own",
-                code="FN-0000",
+                code="FN-0786",
             )
         return users[0]
 
@@ -178,7 +178,7 @@ class SlotFinder:
             raise UnsupportedModel(
                 f"infer graph: {name} has zero points {zero_point.tolist()}, expected a 0 for each channel; "
                 "please report the module",
-                code="FN-0000",
+                code="FN-0787",
             )
         axes = [helper.get_attribute_value(row) for row in node.attribute if row.name == "axis"]
         rank = len(self._values[name].dims)

@@ -50,7 +50,7 @@ def as_exported(traced: Traced, what: str) -> onnx.ModelProto:
         with quiet_torch(), quiet_optimizer():
             model = translate(traced.program)
     except Exception as exc:  # decompositions and forms may raise anything
-        raise Unconverted(f"{what}: cannot be converted to ONNX ({_cause(exc)})", code="FN-0000") from exc
+        raise Unconverted(f"{what}: cannot be converted to ONNX ({_cause(exc)})", code="FN-0784") from exc
     _strip(model)
     _name_ports(model.graph, traced)
     return model

@@ -82,7 +82,7 @@ def quantize_infer(
         raise UnsupportedModel(
             "infer graph: the quantized file depends on the values of parameters, expected them in slots only; "
             "please report the module",
-            code="FN-0000",
+            code="FN-0787",
         )
     return replace(file, grids={name: (ranges[tensor].low, ranges[tensor].high) for tensor, name in names.items()})
 

@@ -43,7 +43,7 @@ def check_operators(used: Iterable[tuple[str, int]], what: str) -> None:
     """Raise UnsupportedModel if a runtime lacks one of these operators (name, version)."""
     lacking = sorted(f"{name} (version {version})" for name, version in used if version > LATEST.get(name, 0))
     if lacking:
-        raise Unconverted(f"{what}: needs the operators {lacking}, which not every TFLite runtime has", code="FN-0000")
+        raise Unconverted(f"{what}: needs the operators {lacking}, which not every TFLite runtime has", code="FN-0783")
 
 
 def check_runs(model: "schema.ModelT", what: str) -> None:
@@ -68,5 +68,5 @@ def check_runs(model: "schema.ModelT", what: str) -> None:
         except (RuntimeError, ValueError) as exc:
             raise Unconverted(
                 f"{what}: the converter wrote a {name} graph for TFLite that does not run ({first_line(exc)})",
-                code="FN-0000",
+                code="FN-0784",
             ) from exc

@@ -44,7 +44,7 @@ def to_tflite(signatures: Mapping[str, Traced], what: str) -> bytes:
     except UnsupportedModel:
         raise
     except Exception as exc:  # the converter raises any error of its four compilers
-        raise Unconverted(f"{what}: cannot be converted to TFLite ({first_line(exc)})", code="FN-0000") from exc
+        raise Unconverted(f"{what}: cannot be converted to TFLite ({first_line(exc)})", code="FN-0784") from exc
 
 
 def _converted(signatures: Mapping[str, Traced], what: str) -> bytes:
@@ -63,7 +63,7 @@ def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:
         if lacking:
             # No layout gives an operator a form. The second attempt would take seconds more.
             raise Unconverted(
-                f"{what}: cannot be converted to TFLite (no form of {lacking[1]})", code="FN-0000"
+                f"{what}: cannot be converted to TFLite (no form of {lacking[1]})", code="FN-0783"
             ) from exc
         return convert_in_child(signatures, what)
 

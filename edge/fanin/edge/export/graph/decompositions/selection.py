@@ -21,7 +21,7 @@ def embedding_backward(
     if scale_grad_by_freq:
         raise UnsupportedModel(
             "embedding: got scale_grad_by_freq=True in a trained part, expected False; scale the loss instead",
-            code="FN-0000",
+            code="FN-0783",
         )
     chosen = one_hot(indices.reshape(-1), num_weights, dy.dtype)
     if padding_idx >= 0:
@@ -87,7 +87,7 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> object:
             "expected an index of whole numbers",
             "compute the numbers once in __init__ (keep.nonzero().flatten(), as a buffer) and use index_select",
             place,
-            code="FN-0000",
+            code="FN-0783",
         )
     return torch.ops.aten.index(x.to(torch.int32), indices) != 0 if x.dtype == torch.bool else NotImplemented
 

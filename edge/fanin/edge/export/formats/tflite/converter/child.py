@@ -53,7 +53,7 @@ def convert_in_child(signatures: Mapping[str, Traced], what: str, command: Seque
         if completed.returncode == 0 and (folder / RESULT).exists():
             return (folder / RESULT).read_bytes()
         reason = (folder / ERROR).read_text() if (folder / ERROR).exists() else _reason(completed)
-        raise Unconverted(f"{what}: cannot be converted to TFLite ({reason})", code="FN-0000")
+        raise Unconverted(f"{what}: cannot be converted to TFLite ({reason})", code="FN-0784")
 
 
 def _reason(completed: subprocess.CompletedProcess[str]) -> str:
