@@ -92,8 +92,8 @@ repeat a Report with a failure. Use one key for one coordinator: the signature d
 
 ERRORS
 
-Errors that the coordinator raises carry two trailing metadata entries: fanin-error, the kind of the error, and
-fanin-server-time. Errors that gRPC raises by itself carry neither.
+Errors that the coordinator raises carry three trailing metadata entries: fanin-error, the kind of the error,
+fanin-code, its stable code such as FN-0302, and fanin-server-time. Errors that gRPC raises by itself carry none.
 
     status                what to do
     INVALID_ARGUMENT      the request is wrong; do not send it again
