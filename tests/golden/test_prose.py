@@ -138,7 +138,7 @@ def test_the_prose_lists_every_kind_of_error_by_its_status() -> None:
         listed.setdefault(status or next(reversed(listed)), set()).update(re.findall(r"\w+", kinds))
     known: dict[str, set[str]] = {"INTERNAL": {"Internal"}}
     for kind, row in STATUS.items():
-        known.setdefault(row.code, set()).add(kind.__name__)
+        known.setdefault(row.grpc, set()).add(kind.__name__)
     assert listed == known
     assert set(known) - {"PERMISSION_DENIED", "INTERNAL"} <= set(
         re.findall(r"^//     ([A-Z_]+) ", TEXT.split("status   ")[1], re.MULTILINE)

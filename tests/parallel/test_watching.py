@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.boards import values_in
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, uncoded
 
 from fanin.commands.train import metrics_row
 from fanin.datacenter.config.train_config import TrainConfig, read_train_config
@@ -79,7 +79,7 @@ def test_a_watched_job_writes_the_requested_outputs(fanin: Fanin, tmp_path: Path
     measured_config = tmp_path / "measured.toml"
     measured_config.write_text(path.read_text().replace("[parallel]", '[parallel]\nlayer_times = "measure"'))
     completed = fanin("train", measured_config, "--mesh", mesh, "--state", state, "--json", out)
-    assert (completed.status, completed.err) == (0, "")
+    assert (completed.status, uncoded(completed.err)) == (0, "")
     rows = [json.loads(line) for line in (state / ROWS_FILE).read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(NUM_STEPS))
     expected = predicted_bytes(read_train_config(path, {"parallel": {"mesh": mesh}}))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.commands import Fanin, Outcome, fanin_in_process, script_in_process, usage_line
+from support.commands import Fanin, Outcome, fanin_in_process, script_in_process, uncoded, usage_line
 from support.errors import raises
 
 from fanin.commands.bench import BENCHES
@@ -189,7 +189,7 @@ def test_an_unknown_benchmark_is_reported_with_the_known_names(fanin: Fanin) -> 
     outcome = fanin("bench", "nothing")
     assert (outcome.status, outcome.out) == (2, "")
     names = "rounds, memory, checkins"
-    assert outcome.err == f"fanin bench: got 'nothing', expected one of {names}\n"
+    assert uncoded(outcome.err) == f"fanin bench: got 'nothing', expected one of {names}\n"
 
 
 def test_a_child_that_fails_is_reported_with_its_last_line(children: Children) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import federations as f
-from support.commands import Fanin, fanin_in_process, one_line, usage_line
+from support.commands import Fanin, fanin_in_process, one_line, uncoded, usage_line
 from support.hosted import Hosted
 from support.snapshot import snapshot
 
@@ -37,7 +37,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 def test_an_unknown_subcommand_is_wrong_usage(fanin: Fanin) -> None:
     outcome = fanin("bogus")
     assert outcome.status == 2
-    assert outcome.err == f"fanin: got subcommand 'bogus', expected one of {', '.join(SUBCOMMANDS)}\n"
+    assert uncoded(outcome.err) == f"fanin: got subcommand 'bogus', expected one of {', '.join(SUBCOMMANDS)}\n"
 
 
 def test_fanin_alone_lists_its_subcommands(fanin: Fanin) -> None:
@@ -52,7 +52,7 @@ def test_fanin_alone_lists_its_subcommands(fanin: Fanin) -> None:
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_every_subcommand_has_a_help_that_reads_well(fanin: Fanin, name: str) -> None:
     outcome = fanin(name, "--help")
-    assert (outcome.status, outcome.err) == (0, "")
+    assert (outcome.status, uncoded(outcome.err)) == (0, "")
     usage, *lines = outcome.out.splitlines()
     assert usage.lower().startswith(f"usage: fanin {name} ")
     # The help has no markup that stays unrendered, and no option without an explanation.

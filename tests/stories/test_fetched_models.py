@@ -12,7 +12,7 @@ import torch
 from conftest import BundleOf
 from support import federations as f
 from support import linear
-from support.commands import Fanin, fanin_in_process, one_line, usage_line
+from support.commands import Fanin, fanin_in_process, one_line, uncoded, usage_line
 from support.hosted import Hosted
 from support.models import app_of, export_bundle
 from support.plain_files import in_litert, in_onnxruntime
@@ -87,7 +87,7 @@ def test_a_fetched_version_loads_into_the_module(fanin: Fanin, host: Hosted, tmp
     outcome = fanin("fetch", "tied", "--state", host.state, "--out", path)
     assert outcome.status == 0 and outcome.out.endswith(f"written to {path}\n"), outcome
     note = "the file has no num_batches_tracked, which does not travel; use load_state_dict(state, strict=False)"
-    assert outcome.err == f"note: {note}\n"
+    assert uncoded(outcome.err) == f"note: {note}\n"
 
     module = Tied()
     state = {name: torch.from_numpy(value) for name, value in np.load(path).items()}
@@ -109,7 +109,10 @@ def test_a_fetched_version_of_a_flower_app_is_a_complete_state(fanin: Fanin, hos
     outcome = fanin("fetch", "flower", "--state", host.state, "--out", path)
     assert outcome.status == 0, outcome
     counter = "1.num_batches_tracked (int64)"
-    assert outcome.err == f"note: {counter}: the values of the initial arrays, because only float32 arrays travel\n"
+    assert (
+        uncoded(outcome.err)
+        == f"note: {counter}: the values of the initial arrays, because only float32 arrays travel\n"
+    )
     state = {name: torch.from_numpy(value) for name, value in np.load(path).items()}
     assert list(state) == list(arrays)
     loaded = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))

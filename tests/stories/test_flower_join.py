@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 import pytest
-from support.commands import Fanin, fanin_in_process, one_line, usage_line
+from support.commands import Fanin, fanin_in_process, one_line, uncoded, usage_line
 from support.flower_apps import NUMPY_APP, write_app
 from support.hosted import Hosted
 from support.linear import linear_graphs
@@ -214,7 +214,7 @@ def test_a_bundle_of_an_app_or_of_a_file(fanin: Fanin, tmp_path: Path, monkeypat
     outcome = fanin("bundle", "--initial", "arrays.npz", "--out", "two", "--key", "p.key", "--json")
     assert json.loads(outcome.out)["local_arrays"] == ["n"]
     outcome = fanin("bundle", "--initial", "arrays.npz", "--out", "noted", "--key", "p.key")
-    assert outcome.err == "note: array n is int64, not float32: each device keeps its own\n"
+    assert uncoded(outcome.err) == "note: array n is int64, not float32: each device keeps its own\n"
     Path("no.npz").write_bytes(b"x")
     text = one_line(fanin("bundle", "--initial", "no.npz", "--out", "three", "--key", "p.key"), "bundle")
     assert text.startswith("--initial: no.npz: not a readable .npz file of plain arrays")

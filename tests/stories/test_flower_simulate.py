@@ -7,7 +7,7 @@ from typing import Final
 
 import pytest
 from house.tree import ROOT
-from support.commands import Fanin, fanin_in_process
+from support.commands import Fanin, fanin_in_process, uncoded
 
 EXAMPLE: Final = ROOT / "examples" / "flower"
 QUICKSTART: Final = ("--flower", "pytorchexample.client_app:app", "--initial", "pytorchexample.task:Net")
@@ -55,4 +55,4 @@ def test_the_quickstart_is_simulated_with_ten_clients(
 )
 def test_wrong_options_are_wrong_usage(fanin: Fanin, words: tuple[str, ...], error: str) -> None:
     outcome = fanin("simulate", *words)
-    assert (outcome.status, outcome.err) == (2, f"fanin simulate: {error}; see fanin simulate --help\n")
+    assert (outcome.status, uncoded(outcome.err)) == (2, f"fanin simulate: {error}; see fanin simulate --help\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support import federations as f
-from support.commands import STEP, Fanin, fanin_in_process, one_line
+from support.commands import STEP, Fanin, fanin_in_process, one_line, uncoded
 from support.hosted import Hosted
 from support.snapshot import snapshot
 
@@ -223,7 +223,7 @@ def test_json_to_a_file_that_cannot_be_written(fanin: Fanin, host: Hosted, tmp_p
     outcome = fanin("runs", "--state", host.state, "--json", target)
     assert (outcome.status, outcome.out) == (2, "")
     message = f"--json: {target} cannot be written, {target.parent} is not a folder; create it"
-    assert outcome.err == f"fanin runs: {message}; see fanin runs --help\n"
+    assert uncoded(outcome.err) == f"fanin runs: {message}; see fanin runs --help\n"
 
 
 # verify

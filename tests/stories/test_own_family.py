@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from house.tree import ROOT
 from parallel.programs import Programs, forked_agents
-from support.commands import Fanin, fanin_in_process, one_line
+from support.commands import Fanin, fanin_in_process, one_line, uncoded
 from support.outside import install, python_blocks
 
 from fanin.datacenter.config.train_config import read_train_config
@@ -75,7 +75,7 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(site: Path,
 def test_the_family_trains_on_a_mesh_as_in_one_process(fanin: Fanin, config: Path, tmp_path: Path, mesh: str) -> None:
     losses, out = train_rank(read_train_config(config)).metrics.trained.losses, tmp_path / "out.json"
     outcome = fanin("train", config, "--mesh", mesh, "--json", out)
-    assert (outcome.status, outcome.err) == (0, "")
+    assert (outcome.status, uncoded(outcome.err)) == (0, "")
     assert len(losses) == 6
     assert losses[-1] < losses[0] - 0.3
     assert json.loads(out.read_text())["loss"] == pytest.approx(losses, abs=1e-5)
@@ -87,7 +87,7 @@ def test_the_config_of_the_page_trains(fanin: Fanin, config: Path, tmp_path: Pat
     file = tmp_path / "text.txt"
     config.write_text(text.replace("tinyshakespeare", str(file)).replace("steps = 200", "steps = 2"))
     outcome = fanin("train", config)
-    assert (outcome.status, outcome.err) == (0, "")
+    assert (outcome.status, uncoded(outcome.err)) == (0, "")
 
 
 @pytest.mark.nightly
@@ -97,7 +97,7 @@ def test_the_family_trains_in_double_precision(fanin: Fanin, config: Path, tmp_p
     for mesh in ("none", "pp=2"):
         out = tmp_path / f"{mesh}.json"
         outcome = fanin("train", config, "--mesh", mesh, "--json", out)
-        assert (outcome.status, outcome.err) == (0, "")
+        assert (outcome.status, uncoded(outcome.err)) == (0, "")
         losses.append(json.loads(out.read_text())["loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0, abs=1e-10)
 

@@ -23,6 +23,8 @@ class Outcome:
 Fanin = Callable[..., Outcome]
 STEP = re.compile(r"^fanin \w+: +\d+\.\d s: (.*)\n", re.MULTILINE)
 """A progress line."""
+CODE = re.compile(r" \[FN-\d{4}\]$", re.MULTILINE)
+"""The code at the end of an error."""
 
 
 def fanin_in_process(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
@@ -55,19 +57,26 @@ def script_in_process(script: Path, capsys: pytest.CaptureFixture[str]) -> Fanin
     return run
 
 
+def uncoded(text: str) -> str:
+    """Return the output of a command without the codes at the ends of its lines."""
+    return CODE.sub("", text)
+
+
 def usage_line(outcome: Outcome, command: str, program: str = "fanin") -> str:
     """Return the error of a command that was called in a wrong way: one line that names the help."""
     assert (outcome.status, outcome.out) == (2, ""), outcome
     before, after = f"{program} {command}: ", f"; see {program} {command} --help\n"
-    assert outcome.err.count("\n") == 1 and outcome.err.startswith(before) and outcome.err.endswith(after), outcome.err
-    return outcome.err.removeprefix(before).removesuffix(after)
+    err = uncoded(outcome.err)
+    assert err.count("\n") == 1 and err.startswith(before) and err.endswith(after) and err != outcome.err, outcome.err
+    return err.removeprefix(before).removesuffix(after)
 
 
 def one_line(outcome: Outcome, command: str) -> str:
     """Return the error of a failed command: it is one line after the progress, and standard output is empty."""
     assert outcome.status == 1, outcome
     assert outcome.out == ""
-    err = STEP.sub("", outcome.err)
+    err = uncoded(STEP.sub("", outcome.err))
+    assert CODE.search(outcome.err), outcome.err
     assert err.count("\n") == 1, outcome.err
     assert err.startswith(f"fanin {command}: ")
     text = err.removeprefix(f"fanin {command}: ").rstrip("\n")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from house.tree import ROOT
-from support.commands import Fanin, fanin_in_process
+from support.commands import Fanin, fanin_in_process, uncoded
 from support.outside import install, install_code
 
 SOURCE = """
@@ -49,14 +49,14 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 def test_the_documented_subcommand_runs(fanin: Fanin, tmp_path: Path) -> None:
     install(tmp_path, (ROOT / "docs" / "reference" / "commands.md").read_text(), "fanin.commands")
     outcome = fanin("hello", "world")
-    assert (outcome.status, outcome.out, outcome.err) == (0, "hello world\n", "")
+    assert (outcome.status, outcome.out, uncoded(outcome.err)) == (0, "hello world\n", "")
 
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_the_exit_status_is_that_of_the_function(fanin: Fanin, tmp_path: Path, status: int) -> None:
     package(tmp_path, f"own_status_{status}")
     outcome = fanin("own-status", str(status))
-    assert (outcome.status, outcome.out, outcome.err) == (status, "", "")
+    assert (outcome.status, outcome.out, uncoded(outcome.err)) == (status, "", "")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_exit_status_is_that_of_the_function(fanin: Fanin, tmp_path: Path, s
 def test_a_mistake_of_a_package_is_one_line_with_its_name(fanin: Fanin, tmp_path: Path, name: str, text: str) -> None:
     package(tmp_path, "own_faults")
     outcome = fanin(f"own-{name}")
-    assert (outcome.status, outcome.out, outcome.err) == (1, "", f"fanin own-{name}: {text}\n")
+    assert (outcome.status, outcome.out, uncoded(outcome.err)) == (1, "", f"fanin own-{name}: {text}\n")
 
 
 def test_a_package_that_cannot_be_imported_is_named(fanin: Fanin, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_package_that_cannot_be_imported_is_named(fanin: Fanin, tmp_path: Path
     problem = "own_absent:text cannot be imported from the package own_absent"
     reason = "ModuleNotFoundError: No module named 'absent_if_named'"
     assert outcome.status == 1
-    assert outcome.err == f"fanin own-text: {problem} ({reason}); repair that package\n"
+    assert uncoded(outcome.err) == f"fanin own-text: {problem} ({reason}); repair that package\n"
 
 
 def test_two_packages_with_one_subcommand_are_refused(fanin: Fanin, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_two_packages_with_one_subcommand_are_refused(fanin: Fanin, tmp_path: Pa
     package(tmp_path, "own_second")
     outcome = fanin("own-status", "0")
     problem = "subcommand: 'own-status' is in each of the packages ['own_first', 'own_second'], expected one of them"
-    assert (outcome.status, outcome.err) == (1, f"fanin own-status: {problem}; uninstall the others\n")
+    assert (outcome.status, uncoded(outcome.err)) == (1, f"fanin own-status: {problem}; uninstall the others\n")
 
 
 @pytest.mark.parametrize(("word", "name"), [("own-statsu", "own-status"), ("simulat", "simulate")])
@@ -101,4 +101,4 @@ def test_an_unknown_subcommand_has_the_nearest_name(fanin: Fanin, tmp_path: Path
     outcome = fanin(word)
     assert outcome.status == 2
     assert outcome.err.startswith(f"fanin: got subcommand {word!r}, expected one of demo, ")
-    assert outcome.err.endswith(f"; did you mean {name}?\n")
+    assert uncoded(outcome.err).endswith(f"; did you mean {name}?\n")

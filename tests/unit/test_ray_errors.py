@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from support.commands import uncoded
 from support.errors import raises
 
 from fanin.commands.main import main
@@ -117,4 +118,4 @@ def test_wrong_options_are_wrong_usage(
     options: tuple[str, ...], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "app.py:app", *options]) == 2
-    assert capsys.readouterr().err == f"fanin simulate: {error}; see fanin simulate --help\n"
+    assert uncoded(capsys.readouterr().err) == f"fanin simulate: {error}; see fanin simulate --help\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from house.tree import ROOT
+from support.commands import uncoded
 from support.flower_apps import write_app
 from support.round_rows import ROW
 
@@ -52,7 +53,7 @@ def test_a_wrong_option_of_a_partition_is_wrong_usage(
     arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["partition", *arguments]) == 2
-    assert capsys.readouterr().err == f"fanin partition: {error}; see fanin partition --help\n"
+    assert uncoded(capsys.readouterr().err) == f"fanin partition: {error}; see fanin partition --help\n"
 
 
 def test_an_unknown_name_of_data_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,13 +62,13 @@ def test_an_unknown_name_of_data_is_wrong_usage(capsys: pytest.CaptureFixture[st
         "fanin partition: data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the path of an .npz, "
         ".csv or .parquet file or of a folder; see fanin partition --help\n"
     )
-    assert capsys.readouterr().err == error
+    assert uncoded(capsys.readouterr().err) == error
 
 
 @pytest.mark.heavy
 def test_an_error_does_not_repeat_the_name_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", APP, "--clients", "5", "--cohort", "6", "--quiet"]) == 1
-    assert capsys.readouterr().err == "fanin simulate: got a cohort of 6, expected at most the 5 clients\n"
+    assert uncoded(capsys.readouterr().err) == "fanin simulate: got a cohort of 6, expected at most the 5 clients\n"
     assert main(["plan", "--model", "tiny", "--world", "7"]) == 1
     assert capsys.readouterr().err.startswith("fanin plan: no mesh of 7 ranks fits tiny")
 
@@ -88,7 +89,7 @@ def test_more_clients_than_examples_are_wrong_usage(capsys: pytest.CaptureFixtur
         "fanin simulate: partition: got 2000 clients for 1438 examples, expected 1 to 719: each client needs 2, one to "
         "train and one to validate; see fanin simulate --help\n"
     )
-    assert capsys.readouterr().err == error
+    assert uncoded(capsys.readouterr().err) == error
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_wrong_option_is_wrong_usage_before_the_app_is_loaded(
     options: list[str], error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", "nowhere:app", *options]) == 2
-    assert capsys.readouterr().err == f"fanin simulate: {error}; see fanin simulate --help\n"
+    assert uncoded(capsys.readouterr().err) == f"fanin simulate: {error}; see fanin simulate --help\n"
 
 
 @pytest.mark.parametrize(
@@ -144,6 +145,7 @@ CLIENTS = """
 
 import numpy as np
 from flwr.client import NumPyClient
+from support.commands import uncoded
 
 
 class Client(NumPyClient):
@@ -228,7 +230,7 @@ def test_a_missing_library_is_reported_before_the_training(
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     assert main(["simulate", APP, "--clients", "5", "--tensorboard", "board"]) == 1
     error = "TensorBoard: tensorboardX is not installed here; pip install tensorboardX"
-    assert capsys.readouterr().err == f"fanin simulate: {error}\n"
+    assert uncoded(capsys.readouterr().err) == f"fanin simulate: {error}\n"
 
 
 @pytest.mark.heavy

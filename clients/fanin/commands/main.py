@@ -16,7 +16,7 @@ from typing import Final
 
 from fanin.commands.console.others import load_other, other_commands
 from fanin.commands.console.streams import escaped_output
-from fanin.commands.console.usage import WRONG_USAGE, WRONG_USAGE_CODE, Failure, WrongUsage, report, report_usage
+from fanin.commands.console.usage import WRONG_USAGE, WRONG_USAGE_CODE, CommandFailure, WrongUsage, report, report_usage
 from fanin.protos.errors import FaninError
 from fanin.protos.release import __version__
 
@@ -92,7 +92,9 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         ),
         "verify": Subcommand(summary="recompute the versions of a run from its record", module="control.verify"),
         "infer": Subcommand(summary="run a model: a bundle, or any .onnx or .tflite file", module="infer"),
-        "explain": Subcommand(summary="show meaning, cause and remedy of an error by its code", module="explain"),
+        "explain": Subcommand(
+            summary="show meaning, cause and remedy of an error by its code", module="inspect", function="explain_main"
+        ),
         "inspect": Subcommand(summary="verify and show a bundle, or show a model file", module="inspect"),
         "train": Subcommand(
             summary="train a model in the datacenter, on any mesh of processes",
@@ -171,7 +173,7 @@ def _run(words: Sequence[str]) -> int:
     name = words[0]
     others = {} if name in SUBCOMMANDS else other_commands()
     if name not in SUBCOMMANDS and name not in others:
-        report("fanin", Failure(_unknown(name, [*SUBCOMMANDS, *others]), code=WRONG_USAGE_CODE), words)
+        report("fanin", CommandFailure(_unknown(name, [*SUBCOMMANDS, *others]), code=WRONG_USAGE_CODE), words)
         return WRONG_USAGE
     try:
         run: Main = _load(SUBCOMMANDS[name]) if name in SUBCOMMANDS else load_other(others[name])
@@ -179,11 +181,11 @@ def _run(words: Sequence[str]) -> int:
     except WrongUsage as exc:
         return report_usage(name, exc, words)
     except FaninError as exc:
-        failure = Failure(str(exc), code=exc.code, kind=type(exc).__name__)
+        failure = CommandFailure(str(exc), code=exc.code, kind=type(exc).__name__)
     except OSError as exc:
         # A path on the command line that does not exist or cannot be opened, or a full disk.
         prefix = f"{exc.filename}: " if exc.filename else ""
-        failure = Failure(f"{prefix}{exc.strerror or exc}{REMEDIES.get(exc.errno or 0, '')}", code="FN-0024")
+        failure = CommandFailure(f"{prefix}{exc.strerror or exc}{REMEDIES.get(exc.errno or 0, '')}", code="FN-0024")
     except ModuleNotFoundError as exc:
         library = (exc.name or "").partition(".")[0]
         if library not in EXTRAS_OF:
@@ -191,7 +193,9 @@ def _run(words: Sequence[str]) -> int:
         extras = ",".join(extras_for(name, library))
         # Only the Plan's file determines whether an App must be exported.
         more = ", or 'fanin[server,export]' for a plan with an App" if (name, extras) == ("run", "server") else ""
-        failure = Failure(f"{library} is not installed here; pip install 'fanin[{extras}]'{more}", code="FN-0025")
+        failure = CommandFailure(
+            f"{library} is not installed here; pip install 'fanin[{extras}]'{more}", code="FN-0025"
+        )
     except KeyboardInterrupt:
         return 130
     report(f"fanin {name}", failure, words)

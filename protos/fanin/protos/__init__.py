@@ -3,6 +3,7 @@
 Rooms and modules in reading order:
 
     errors             all errors, and what a peer may see of each
+    codes/             what the code of each error means, for ``fanin explain`` and a page
     names              forms of ids, keys and signatures
     texts              parts of sentences for people
     numbers            numbers among values of any type

@@ -33,7 +33,7 @@ class WrongUsage(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CommandFailure:
     """The error of a command: its message, its code and the class of the error ("" if it is none of ours)."""
 
     message: str
@@ -54,11 +54,11 @@ def wrong_usage() -> Iterator[None]:
 def report_usage(command: str, error: WrongUsage, words: Sequence[str], program: str = "fanin") -> int:
     """Print wrong usage as one line, and return the exit status. ``words`` are the command line."""
     line = " ".join(str(error).split()).rstrip(".")
-    report(f"{program} {command}", Failure(f"{line}; see {program} {command} --help", code=error.code), words)
+    report(f"{program} {command}", CommandFailure(f"{line}; see {program} {command} --help", code=error.code), words)
     return WRONG_USAGE
 
 
-def report(command: str, failure: Failure, words: Sequence[str]) -> None:
+def report(command: str, failure: CommandFailure, words: Sequence[str]) -> None:
     """Print the error of a command as one line; also as a line of JSON, if ``--json`` names standard output."""
     # The errors of a library function begin with its name, which is often also the command's.
     message = failure.message.removeprefix(f"{command.rpartition(' ')[2]}: ")

@@ -105,9 +105,8 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
     @event.listens_for(engine, "handle_error")
     def wait_for_file(context: ExceptionContext) -> None:
         if _primary_code(context.original_exception) in _NOT_WRITABLE:
-            problem = _remedy(path)
-            text = f"{path}: cannot be opened or written now ({context.original_exception}); {problem}"
-            raise StorageUnavailable(text, problem, code="FN-0502")
+            text = f"{path}: cannot be opened or written now ({context.original_exception}); {_remedy(path)}"
+            raise StorageUnavailable(text, _remedy(path), code="FN-0502")
 
     return engine
 
