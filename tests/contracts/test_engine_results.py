@@ -60,7 +60,7 @@ def test_results_of_another_form_are_refused(change: Change, received: str) -> N
 
 def test_load_returns_a_graph() -> None:
     engine = replace(RUNTIMES["onnx"].engine(), name="empty", load=lambda file: None)  # type: ignore[arg-type, return-value]  # the mistake
-    with pytest.raises(InvalidBundle, match="evaluate graph: empty: load returned NoneType, expected a LoadedGraph"):
+    with pytest.raises(InvalidBundle, match="FN-0415"):
         GraphRuntime(engine).open_evaluate(bundle_of("mlp"))
 
 

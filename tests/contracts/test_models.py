@@ -101,7 +101,7 @@ def test_inputs_that_do_not_match_the_model_are_refused(name: str) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             model(feed)
-    with pytest.raises(InvalidBundle, match=r"two.onnx: .* cannot run it"):
+    with pytest.raises(InvalidBundle, match="FN-0412"):
         model({"a": np.ones((2, 2), np.float32), "b": np.ones((3, 2), np.float32)})
 
 
@@ -118,9 +118,9 @@ def test_a_port_that_is_no_tensor_is_refused() -> None:
     text = linear.port("x", 2, dtype=TensorProto.STRING)
     node = helper.make_node("Identity", ["x"], ["y"])
     data = linear.file([node], [text], [linear.port("y", 2, dtype=TensorProto.STRING)])
-    with pytest.raises(InvalidBundle, match=r"x.onnx: 'x' is tensor\(string\), expected one of"):
+    with pytest.raises(InvalidBundle, match="FN-0410"):
         open_runtime("onnx").open_model(data, "x.onnx")
-    with pytest.raises(InvalidBundle, match=r"x.onnx: 'x' is tensor_type of object, expected numbers"):
+    with pytest.raises(InvalidBundle, match="FN-0410"):
         open_runtime("reference").open_model(data, "x.onnx")
 
 
@@ -134,13 +134,13 @@ def test_a_constant_among_the_inputs_is_no_input() -> None:
 
 def test_the_ending_of_a_file_selects_its_format_and_runtime() -> None:
     assert [format_of(name) for name in ("a.onnx", "b/c.TFLITE")] == ["onnx", "tflite"]
-    with pytest.raises(InvalidInput, match=r"model.pt: got a file of unknown format, expected .*'.onnx', '.tflite'"):
+    with pytest.raises(InvalidInput, match="FN-0325"):
         format_of("model.pt")
     assert open_format(["onnx"]).graph_format == "onnx"
     assert open_format(["tflite"]).graph_format == "tflite"
-    with pytest.raises(RuntimeMissing, match=r"runtime 'onnx': runs graphs in 'onnx', expected one that runs"):
+    with pytest.raises(RuntimeMissing, match="FN-0401"):
         open_format(["tflite"], "onnx")
-    with pytest.raises(RuntimeMissing, match=r"runtime: none that runs graphs in \['magic'\] is installed"):
+    with pytest.raises(RuntimeMissing, match="FN-0401"):
         open_format(["magic"])
 
 
@@ -230,7 +230,7 @@ def test_int8_outputs_are_near_float_outputs(pair: str) -> None:
 
 def test_a_missing_signature_is_named() -> None:
     data = tiny("ad01_int8").read_bytes()
-    with pytest.raises(InvalidInput, match=r"ad01: got signature 'serve', expected one of \[\]"):
+    with pytest.raises(InvalidInput, match="FN-0325"):
         open_runtime("litert").open_model(data, "ad01", "serve")
 
 

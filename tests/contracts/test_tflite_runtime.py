@@ -52,5 +52,5 @@ def test_slots_are_written_at_the_offsets_of_the_manifest() -> None:
     filled = fill_offsets(bytes(12), [slot], {"b": value}, "graph")
     assert filled == bytes(3) + value.tobytes() + bytes(1)
     for offset in (-1, 5):
-        with pytest.raises(InvalidBundle, match=r"slot 'b' has the bytes -?\d+ to \d+, expected .* file's 12"):
+        with pytest.raises(InvalidBundle, match="FN-0321"):
             fill_offsets(bytes(12), [replace(slot, offset=offset)], {"b": value}, "graph")

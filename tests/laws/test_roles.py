@@ -106,7 +106,7 @@ def test_a_value_out_of_range_by_a_step_is_limited_and_beyond_that_refused(
     limit, distance = 2.0 ** (exponent + shift), max(0.0 - start, start - 4.0, 0.0)
     parent = np.array([start, 1.0], np.float32)
     if distance > limit:
-        with pytest.raises(InvalidVersion, match="tensor 'v': the next version would have 1 value out of range"):
+        with pytest.raises(InvalidVersion, match="FN-0642"):
             list(step.parameters([parent], {}))
         return
     (after,) = step.parameters([parent], {})

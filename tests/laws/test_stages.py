@@ -223,7 +223,7 @@ class Writer(Odd):
 
 
 def test_the_contract_detects_a_stage_that_writes_to_its_inputs() -> None:
-    with pytest.raises(InvalidInput, match=r"^stage stage: apply raised ValueError: .*read-only; correct the stage$"):
+    with pytest.raises(InvalidInput, match="FN-0213"):
         check_stage(Writer(3))
 
 

@@ -122,9 +122,7 @@ def test_fsdp_wraps_each_layer_and_tp_names_the_missing_plan(tmp_path: Path, fam
 def test_a_pipeline_names_the_modules_that_it_needs(tmp_path: Path, family: str) -> None:
     config = job(folder_of(tmp_path, family))
     pp_config = replace(config, parallel=ParallelSettings(mesh=MeshShape(pp=2), microbatches=2))
-    with pytest.raises(
-        UnsupportedModel, match=r"^mesh pp=2: got pp 2 for \w+, which has no module \w+\.embed_tokens, "
-    ):
+    with pytest.raises(UnsupportedModel, match="FN-1269"):
         check_config(pp_config, 2)
 
 
@@ -158,9 +156,7 @@ def test_a_masked_model_with_weights_needs_its_mask(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "bert")
     assert len(train_rank(job(folder)).metrics.trained.losses) == 2
     save(module_of(row_of("bert"), "float32", 3, "here"), folder)
-    with pytest.raises(
-        InvalidInput, match=r"got no mask_token for \[model.pretrained\] with weights, expected the id that"
-    ):
+    with pytest.raises(InvalidInput, match="FN-1237"):
         check_config(job(folder), 1)
     with pytest.raises(InvalidInput, match=f"got {VOCABULARY + 1} tokens, expected at most the model's {VOCABULARY}"):
         train_rank(job(folder, data={"mask_token": VOCABULARY}))
@@ -169,7 +165,7 @@ def test_a_masked_model_with_weights_needs_its_mask(tmp_path: Path) -> None:
 def test_a_decoder_of_berts_kind_is_causal_and_refuses_a_mask(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "bert", is_decoder=True)
     assert len(train_rank(job(folder)).metrics.trained.losses) == 2
-    with pytest.raises(InvalidInput, match="got mask_token 5, expected none"):
+    with pytest.raises(InvalidInput, match="FN-1237"):
         check_config(job(folder, data={"mask_token": 5}), 1)
 
 
@@ -181,5 +177,5 @@ def test_windows_longer_than_a_table_of_positions_are_refused(tmp_path: Path, fa
 
 
 def test_a_kind_without_a_language_model_head_is_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="got model_type 't5', expected a causal or a masked language model"):
+    with pytest.raises(UnsupportedModel, match="FN-1217"):
         module_of({"model_type": "t5"}, "float32", None, "here")

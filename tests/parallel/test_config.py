@@ -192,7 +192,7 @@ def test_a_mesh_that_does_not_fit_is_refused_with_all_numbers(mesh: str, process
 def test_a_sequence_that_ranks_cannot_split_is_refused_before_they_start() -> None:
     tables = {"parallel": {"mesh": "tp=2", "sequence_parallel": True}}
     check_config(parse_config(MINIMAL, "m.toml", tables | {"data": {"length": 62}}), 2)
-    with pytest.raises(InvalidInput, match="tp 2 and sequences of 63 tokens, expected a multiple of tp"):
+    with pytest.raises(InvalidInput, match="FN-1271"):
         check_config(parse_config(MINIMAL, "m.toml", tables | {"data": {"length": 63}}), 2)
 
 
@@ -202,13 +202,13 @@ def test_an_app_without_names_can_be_copied_and_sharded_only() -> None:
         check_config(config, config.parallel.mesh.num_ranks)
     for mesh in ("tp=2", "pp=2"):
         config = parse_config(APP, "a.toml", {"parallel": {"mesh": mesh, "microbatches": 2}})
-        with pytest.raises(InvalidInput, match=r"cannot be cut or split without names.*or give \[model.layout\]"):
+        with pytest.raises(InvalidInput, match="FN-1268"):
             check_config(config, 2)
 
 
 def test_an_evaluations_batch_is_divided_too() -> None:
     config = parse_config(APP, "a.toml", {"parallel": {"mesh": "dp_shard=2"}, "evaluation": {"batch_size": 5}})
-    with pytest.raises(InvalidInput, match="evaluation: got batch_size 5, expected a multiple of 2 parts x 1 micro"):
+    with pytest.raises(InvalidInput, match="FN-1245"):
         check_config(config, 2)
 
 
@@ -247,7 +247,7 @@ def test_a_checkpoint_is_refused_where_copies_have_state_of_their_own(
 ) -> None:
     tables = {"parallel": {"mesh": "dp_replicate=2"}, "communication": settings, "evaluation": {"every": 4}}
     checkpoint_tables = {"checkpoints": {"folder": str(tmp_path / "kept")}}
-    with pytest.raises(InvalidInput, match=r"beside checkpoints in .*kept, expected neither powersgd nor local steps"):
+    with pytest.raises(InvalidInput, match="FN-1257"):
         launch(parse_config(APP, "a.toml", tables | checkpoint_tables), 2, tmp_path / "job")
     assert not list(tmp_path.iterdir()), "told before anything starts"
     for overrides in (tables, tables | checkpoint_tables | {"communication": {"hook": "bf16"}}):
@@ -259,7 +259,7 @@ def test_the_examples_are_valid_configs(tmp_path: Path, example: Path) -> None:
     config = read_train_config(example)
     check_config(config, 1)
     check_config(replace(config, parallel=replace(config.parallel, mesh=MeshShape.parse("pp=2,dp_shard=2,tp=2"))), 8)
-    with pytest.raises(InvalidInput, match=r"none.toml: cannot be read \("):
+    with pytest.raises(InvalidInput, match="FN-1201"):
         read_train_config(tmp_path / "none.toml")
 
 

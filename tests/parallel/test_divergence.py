@@ -210,7 +210,7 @@ def test_adascale_discards_the_noise_of_a_skipped_step(fault: Fault) -> None:
 def test_fp16_lowers_its_scale_only_while_that_can_help() -> None:
     trainer = trainer_of(replace(CONFIG, parallel=ParallelSettings(precision="fp16")), (1, 2, 3), in_gradients)
     trainer.engine.load_scale_state({"loss_scale": 4.0})
-    with pytest.raises(Diverged, match=r"step 4: got loss \S+ and gradient norm nan"):
+    with pytest.raises(Diverged, match="FN-1333"):
         trainer.run()
     assert trainer.engine.scale_state["loss_scale"] == 1.0
     assert trainer.state.skipped == 2
@@ -260,11 +260,11 @@ def test_values_that_do_not_train_may_be_infinite(tmp_path: Path) -> None:
 def test_powersgd_and_skips_exclude_each_other() -> None:
     hook = CommunicationSettings(hook="powersgd")
     parallel = ParallelSettings(mesh=ParallelSettings().mesh.fit(2))
-    with pytest.raises(InvalidInput, match="training: got max_skips 1 and hook 'powersgd', expected one of them"):
+    with pytest.raises(InvalidInput, match="FN-1257"):
         replace(skipping_config(1), communication=hook, parallel=parallel)
     # The scale of the loss grows until gradients overflow, and the step is skipped.
     scaled = replace(parallel, precision="fp16")
-    with pytest.raises(InvalidInput, match="training: got precision 'fp16' and hook 'powersgd', expected one of them"):
+    with pytest.raises(InvalidInput, match="FN-1257"):
         replace(CONFIG, communication=hook, parallel=scaled)
 
 

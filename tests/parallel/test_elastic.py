@@ -196,7 +196,7 @@ def test_a_rank_ends_whose_agent_ended_before_its_first_check(monkeypatch: pytes
 
 def test_settings_of_shards_or_copies_are_refused_where_none_remain() -> None:
     offload_job = job(parallel=ParallelSettings(mesh=MeshShape(dp_shard=2, tp=2), offload=True))
-    with pytest.raises(InvalidInput, match=r"got offload and mesh tp=2 \(.* on the CPU; this is mesh dp_shard"):
+    with pytest.raises(InvalidInput, match="FN-1271"):
         check_fitted(offload_job, 2)
     sharded_job = job(parallel=ParallelSettings(mesh=MeshShape(dp_shard=2), offload=True))
     check_fitted(sharded_job, 1)
@@ -204,5 +204,5 @@ def test_settings_of_shards_or_copies_are_refused_where_none_remain() -> None:
     hook_job = job(
         parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)), communication=CommunicationSettings(hook="bf16")
     )
-    with pytest.raises(InvalidInput, match=r"got hook 'bf16' .* for mesh none"):
+    with pytest.raises(InvalidInput, match="FN-1256"):
         check_fitted(hook_job, 1)

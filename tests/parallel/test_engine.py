@@ -104,12 +104,12 @@ def test_frozen_parameters_keep_their_bits_and_others_do_not() -> None:
 
 
 def test_a_pattern_without_a_match_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"freeze: no parameter's name matches 'layer\.\*'"):
+    with pytest.raises(InvalidInput, match="FN-1242"):
         engine_of(dataclasses.replace(TRAINING, freeze=("layer.*",)))
 
 
 def test_patterns_that_leave_nothing_to_train_are_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"nothing is left to train \(patterns \['\*\.\*'\]\)"):
+    with pytest.raises(InvalidInput, match="FN-1243"):
         engine_of(dataclasses.replace(TRAINING, freeze=("*.*",)))
 
 
@@ -224,7 +224,7 @@ def test_a_batch_whose_sequences_cannot_be_split_is_refused() -> None:
     parallel = ParallelSettings(mesh=MeshShape(tp=2), sequence_parallel=True)
     engine = Engine(dataclasses.replace(engine_of().rank_model, parallel=parallel))
     for call in (engine.step, engine.evaluate):
-        with pytest.raises(InvalidInput, match="tp 2 and sequences of 5 tokens, expected a multiple of tp"):
+        with pytest.raises(InvalidInput, match="FN-1271"):
             call(batch())
 
 
@@ -245,12 +245,12 @@ def test_an_objective_adds_up_over_any_division(sizes: list[int], seed: int) -> 
 
 
 def test_a_model_of_no_library_needs_a_layout() -> None:
-    with pytest.raises(UnsupportedModel, match="Decoder: got a module without config and base_model_prefix, expected"):
+    with pytest.raises(UnsupportedModel, match="FN-1217"):
         pretrained_model(Decoder(CONFIG))
 
 
 def test_a_mesh_needs_its_processes() -> None:
-    with pytest.raises(InvalidInput, match="= 2 ranks, got a world of 1"):
+    with pytest.raises(InvalidInput, match="FN-1266"):
         engine_of(mesh=MeshShape(tp=2))
 
 

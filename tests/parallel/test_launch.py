@@ -199,9 +199,9 @@ def test_a_job_lost_before_and_after_its_first_checkpoint_ends_with_the_trace_of
 
 
 def test_impossible_launches_are_refused_before_a_process_starts(config: TrainConfig, folder: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"mesh: .*dp_replicate 2 .*= 2 ranks, got a world of 3; start 2 processes"):
+    with pytest.raises(InvalidInput, match="FN-1266"):
         launch(config, 3, folder)
-    with pytest.raises(InvalidInput, match="got 0 processes, expected at least 1"):
+    with pytest.raises(InvalidInput, match="FN-1202"):
         launch(config, 0, folder)
     assert not folder.exists()
 
@@ -301,5 +301,5 @@ def test_a_second_signal_ends_a_slow_rank(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("forked_agents")
 def test_a_parameter_that_the_loss_does_not_use_is_named(config: TrainConfig, folder: Path) -> None:
     model = dataclasses.replace(config.model, app=f"{APPS}:idle")
-    with pytest.raises(UnsupportedModel, match=r"^dp_replicate: got no gradient for idle, expected one for each par"):
+    with pytest.raises(UnsupportedModel, match="FN-1295"):
         launch(dataclasses.replace(config, model=model, stop=StopSettings(steps=1)), 2, folder)

@@ -131,7 +131,7 @@ def test_a_stopped_result_belongs_to_the_stopped_machine(tmp_path: Path) -> None
         outcome(tmp_path, TWO, 0, outcome_files(tmp_path))
     write_result(tmp_path, TrainResult(metrics=METRICS))
     assert outcome(tmp_path, TWO, 0, outcome_files(tmp_path)).metrics == METRICS, "the error is of a lost machine"
-    with pytest.raises(Conflict, match="another job uses this endpoint"):
+    with pytest.raises(Conflict, match="FN-1358"):
         outcome(tmp_path, TWO, OTHER_JOB, outcome_files(tmp_path))
 
 
@@ -222,7 +222,7 @@ def test_a_mistyped_config_does_not_replace_another(config: TrainConfig, tmp_pat
 def test_a_folder_stays_locked_while_processes_of_its_job_exist(tmp_path: Path) -> None:
     with locked_folders([tmp_path], 0.0) as (descriptor,):
         with (
-            pytest.raises(Conflict, match="another job of this machine runs there, expected none"),
+            pytest.raises(Conflict, match="FN-1351"),
             locked_folders([tmp_path], 0),
         ):
             pass
@@ -288,7 +288,7 @@ def test_a_job_resumes_only_from_its_own_kind_of_checkpoint(config: TrainConfig,
     for settings in (CheckpointSettings(resume=tmp_path / "own"), CheckpointSettings(folder=tmp_path / "own")):
         with pytest.raises(
             InvalidInput,
-            match="got one after 1 steps without looks, best, loss_sum, count, num_samples, data_digest, rate_steps",
+            match="FN-1345",
         ):
             train_rank(replace(config, checkpoints=settings))
 

@@ -188,7 +188,7 @@ def test_objects_observe_a_job_of_one_rank(config: TrainConfig, tmp_path: Path) 
     )
     assert reference.metrics.trained.losses == second_metrics.trained.losses
     two_ranks = replace(config, parallel=ParallelSettings(mesh=MeshShape(dp_replicate=2)))
-    with pytest.raises(InvalidInput, match=r"observers: got 1 objects for 2 ranks .*name their factories in \[watch\]"):
+    with pytest.raises(InvalidInput, match="FN-1355"):
         datacenter.train(two_ranks, placement=Placement(observers=[Recorder()]))
 
 
@@ -205,7 +205,7 @@ def test_an_observer_that_fails_on_one_rank_ends_all_with_its_name(
     )
     with pytest.raises(
         InvalidInput,
-        match=r"^rank 1: observer '.*on_rank_1': raised ArithmeticError on StageComputed: no number; the job ends",
+        match="FN-1362",
     ):
         launch(config, 2, tmp_path / "job")
     assert len((tmp_path / "job" / ROWS_FILE).read_text().splitlines()) == 1, "the step was completed"
@@ -231,7 +231,7 @@ def test_an_observer_that_cannot_start_is_named(
     name = name.format(path=broken_module)
     with pytest.raises(InvalidInput, match=message):
         train_rank(replace(config, watch=WatchSettings(observers=(name,))))
-    with pytest.raises(InvalidInput, match=r"watch: got observer 'nothing', expected package.module:factory"):
+    with pytest.raises(InvalidInput, match="FN-1360"):
         WatchSettings(observers=("nothing",))
 
 
@@ -270,7 +270,7 @@ def test_an_observer_that_fails_when_all_steps_are_done_costs_no_result(
 def test_a_due_checkpoint_is_completed_when_an_observer_fails(config: TrainConfig, tmp_path: Path) -> None:
     checkpoints, full_disk, recorder = tmp_path / "kept", Full(StepSettled(num_steps=2)), Recorder()
     config = replace(config, stop=StopSettings(steps=5), checkpoints=CheckpointSettings(folder=checkpoints, every=1))
-    with pytest.raises(InvalidInput, match="raised OSError on StepSettled: disk full; the job ends after step 2"):
+    with pytest.raises(InvalidInput, match="FN-1362"):
         datacenter.train(config, placement=Placement(folder=tmp_path / "job", observers=[full_disk, recorder]))
     progress = latest(checkpoints)
     assert progress is not None
@@ -293,7 +293,7 @@ def test_a_rank_reports_an_observer_that_exits_after_the_result_is_written(
     assert main([str(write_config(config, tmp_path))]) == 0
     assert weights.exists()
     assert len(read_result(tmp_path).metrics.trained.losses) == 1
-    with pytest.raises(InvalidInput, match=r"exits': raised SystemExit on StepEnded: 3; the job has ended after step"):
+    with pytest.raises(InvalidInput, match="FN-1362"):
         outcome(tmp_path, ONE_MACHINE, 0, outcome_files(tmp_path))
     assert "exits': raised SystemExit on StepEnded: 3" in capfd.readouterr().err
 
@@ -301,7 +301,7 @@ def test_a_rank_reports_an_observer_that_exits_after_the_result_is_written(
 def test_an_error_of_a_training_is_the_last_event(config: TrainConfig, tmp_path: Path) -> None:
     recorder = Recorder()
     diverging_config = replace(config, training=replace(config.training, learning_rate=1e38))
-    with pytest.raises(InvalidInput, match="got loss nan"):
+    with pytest.raises(InvalidInput, match="FN-1333"):
         datacenter.train(diverging_config, placement=Placement(observers=[recorder]))
     last = recorder.events[-1]
     assert isinstance(last, TrainingFailed)

@@ -317,7 +317,7 @@ def test_a_trace_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) ->
     before = (tmp_path / "c" / TRACE_FILE).read_bytes()
     # A folder at the path of the draft simulates a full disk.
     (tmp_path / "c" / f"{TRACE_FILE}.new").mkdir()
-    with pytest.raises(StorageFull, match=r"steps.jsonl.new: the trace could not be written .*; step-00000004 stays"):
+    with pytest.raises(StorageFull, match="FN-1332"):
         train_until_kill(config, split, 8)
     assert (tmp_path / "c" / TRACE_FILE).read_bytes() == before
     (tmp_path / "c" / f"{TRACE_FILE}.new").rmdir()
@@ -328,12 +328,12 @@ def test_a_checkpoint_that_cannot_resume_is_refused(tmp_path: Path) -> None:
     split = split_of(data(60, 1), data(60, 2))
     config = replace(CONFIG, checkpoints=CheckpointSettings(folder=tmp_path / "c", every=2))
     train_until_kill(config, split, 2)
-    with pytest.raises(InvalidInput, match="got seed 5, expected 0 as in the checkpoint"):
+    with pytest.raises(InvalidInput, match="FN-1342"):
         train_until_kill(replace(config, seed=5), split, 4)
     engine = trainer_of(config, split).engine
-    with pytest.raises(InvalidInput, match="checkpoints: got folder /dev/null/c, expected a place that can be written"):
+    with pytest.raises(InvalidInput, match="FN-1350"):
         JobCheckpoints(CheckpointSettings(folder=Path("/dev/null/c")), engine, 0, writes=True)
-    with pytest.raises(InvalidInput, match=r"got resume .*none, expected a folder with a whole checkpoint"):
+    with pytest.raises(InvalidInput, match="FN-1341"):
         JobCheckpoints(CheckpointSettings(resume=tmp_path / "none"), engine, 0, writes=True)
     keeper = JobCheckpoints(CheckpointSettings(resume=tmp_path / "c", folder=tmp_path / "d"), engine, 0, writes=True)
     assert keeper.state.step == 2
@@ -365,9 +365,7 @@ def test_a_checkpoint_keeps_the_steps_of_a_decay() -> None:
         trainer.step()
     long_config = replace(config, stop=StopSettings(steps=9))
     scored = ScoredObjective(padded_objective(cross_entropy))
-    with pytest.raises(
-        InvalidInput, match=r"got a learning rate that decays over 9 steps, expected 6 .* decay_steps = 6"
-    ):
+    with pytest.raises(InvalidInput, match="FN-1344"):
         TrainingLoop(trainer.engine, scored, long_config, split, LoopStart(state=trainer.state))
     same_config = replace(long_config, rate=RateSettings(decay="cosine", decay_steps=6))
     recorder = Recorder()
@@ -383,9 +381,7 @@ def test_a_checkpoint_keeps_the_steps_of_a_decay() -> None:
         split,
         observed_start(recorder, replace(trainer.state, rate_steps=0)),
     )
-    with pytest.raises(
-        InvalidInput, match="rate: got decay_steps 4 and decay 'constant', expected 0 or more steps, and 0"
-    ):
+    with pytest.raises(InvalidInput, match="FN-1250"):
         RateSettings(decay_steps=4)
-    with pytest.raises(InvalidInput, match=r"rate: got floor 0\.2 and decay 'constant', expected decay 'cosine'"):
+    with pytest.raises(InvalidInput, match="FN-1250"):
         RateSettings(floor=0.2)

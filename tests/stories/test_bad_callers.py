@@ -155,9 +155,7 @@ def test_the_error_of_an_unknown_device_or_token_names_the_expected_one(
 
 def test_a_device_with_a_wrong_token_ends_with_a_clear_text(host: Hosted, tmp_path: Path) -> None:
     device = Peer(replace(host, device_token="wrong"), f.bundle_in(tmp_path), 0, tmp_path / "device")
-    with pytest.raises(
-        Conflict, match=r"^127\.0\.0\.1:\d+: not authenticated; it expects an enrollment token that was made"
-    ):
+    with pytest.raises(Conflict, match="FN-0844"):
         device.take_part()
 
 
@@ -187,7 +185,7 @@ def test_a_clock_an_hour_off_corrects_itself(
     assert caplog.text.count("from this clock") == 1
     clock.offset_s += 3600.0
     request = m.Download(assignment_id="run.1.00", sha256="0" * 64, offset=0)
-    with pytest.raises(Unavailable, match=r"this device's clock was set by -?3\d\d\d\.\d s"):
+    with pytest.raises(Unavailable, match="FN-0820"):
         list(transport.download(request))
     with pytest.raises(NotFound):
         list(transport.download(request))
@@ -222,7 +220,7 @@ def test_the_same_start_twice_is_one_run_and_another_one_is_a_conflict(host: Hos
     assert host.start_run(f.plan(), bundle, f.PUBLISHER).run_id == "run"
     with pytest.raises(
         Conflict,
-        match=r"by a run of another plan; it differs in stop.max_rounds \(there 1, here 9\)\. A run keeps",
+        match="FN-0604",
     ):
         host.start_run(f.plan(num_rounds=9), bundle, f.PUBLISHER)
     with host.operator() as operator:
@@ -233,11 +231,11 @@ def test_the_same_start_twice_is_one_run_and_another_one_is_a_conflict(host: Hos
 def test_a_run_that_its_publisher_did_not_sign_is_refused(host: Hosted, devices: list[Peer]) -> None:
     with host.operator() as operator:
         before = snapshot(host.state)
-        with pytest.raises(InvalidVersion, match=r"signed by .*, expected the publisher .* or a run key that it deleg"):
+        with pytest.raises(InvalidVersion, match="FN-0370"):
             operator.start_run("foreign", f.plan(), devices[0].bundle, STRANGER)
-        with pytest.raises(InvalidInput, match="run id: got 'a/b', expected 1 to 128 letters, digits"):
+        with pytest.raises(InvalidInput, match="FN-0105"):
             operator.start_run("a/b", f.plan(), devices[0].bundle, STRANGER)
-        with pytest.raises(NotFound, match="run 'none': there is none of this id here"):
+        with pytest.raises(NotFound, match="FN-0610"):
             operator.run("none")
         after = snapshot(host.state)
     # The key that was prepared for the Run remains, as it would for a publisher who signs later.
@@ -255,9 +253,9 @@ def test_a_bundle_whose_manifest_or_artifact_was_changed_is_not_published(host: 
         fleet_pb2.BundleRef,
     )
     before = snapshot(host.state)
-    with pytest.raises(InvalidBundle, match="the signature does not match the manifest; it was changed after"):
+    with pytest.raises(InvalidBundle, match="FN-0302"):
         send(host, "PublishBundle", control_pb2.PublishBundleRequest(bundle=ref))
-    with pytest.raises(InvalidInput, match=r"chunk: digest mismatch \(got .*, expected 00000000"):
+    with pytest.raises(InvalidInput, match="FN-0117"):
         send(host, "PutChunks", control_pb2.ChunkData(sha256="0" * 64, data=b"bytes"))
     assert snapshot(host.state) == before
 
@@ -287,7 +285,7 @@ def test_no_version_is_published_while_a_round_is_open(host: Hosted, devices: li
     with host.operator() as operator:
         version, data = outside_version(operator, devices[0], f.PUBLISHER, 0.5)
         before = snapshot(host.state)
-        with pytest.raises(Conflict, match="run run: a round is open; publish when the run rests"):
+        with pytest.raises(Conflict, match="FN-0623"):
             operator.publish_version(version, data, 1)
     after = snapshot(host.state)
     # Its Chunks are content, known by their digest. They remain for the next try.
@@ -326,7 +324,7 @@ def test_after_all_that_the_run_ends_bit_identical_and_accepts_only_the_next_ver
         other_version, other_data = next_version(
             devices[0].work.version, np.ones(f.NUM_VALUES, np.float32), devices[0].bundle, f.PUBLISHER
         )
-        with pytest.raises(Conflict, match="got version 1 made from 0, expected 3 made from 2"):
+        with pytest.raises(Conflict, match="FN-0624"):
             operator.publish_version(other_version, other_data, 0)
         assert snapshot(host.state).rows == state.rows
 
@@ -334,12 +332,12 @@ def test_after_all_that_the_run_ends_bit_identical_and_accepts_only_the_next_ver
 def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Hosted, devices: list[Peer]) -> None:
     plan = replace(f.plan(), training=replace(f.plan().training, proximal_weight=0.1))
     with host.operator() as operator:
-        with pytest.raises(InvalidPlan, match=r"got training\.proximal_weight 0\.1, but the train graph has no such"):
+        with pytest.raises(InvalidPlan, match="FN-0266"):
             operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
         with pytest.raises(NotFound):
             operator.run("pulled")
         plan = replace(f.plan(), training=replace(f.plan().training, optimizer={"momentum": 0.5}))
-        with pytest.raises(InvalidPlan, match=r"training\.optimizer momentum, but the settings .* are: none; export"):
+        with pytest.raises(InvalidPlan, match="FN-0264"):
             operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
 
 
@@ -356,7 +354,7 @@ def test_a_bundle_with_control_variates_needs_a_stage_that_sets_them(host: Hoste
         operator.publish_bundle(control_bundle)
         with pytest.raises(
             InvalidPlan,
-            match=r"the train graph has the inputs control\.<name>, but no stage of the plan sets",
+            match="FN-0267",
         ):
             operator.start_run("controlled", f.plan(), control_bundle, f.PUBLISHER)
         with pytest.raises(NotFound):

@@ -151,7 +151,7 @@ def test_a_manifest_that_names_one_chunk_a_thousand_times_is_refused_before_it_i
     manifest = json.dumps(row, separators=(",", ":")).encode()
     assert len(manifest) < 120_000
     began_s = time.process_time()
-    with pytest.raises(InvalidBundle, match=r"got artifacts of 31458\d{5} bytes from chunks of 3255\d{3} bytes"):
+    with pytest.raises(InvalidBundle, match="FN-0378"):
         publisher.publish(manifest)
     # All threads of the coordinator are in this process. Hashing 3 GB takes several seconds.
     assert time.process_time() - began_s < 2.0

@@ -102,7 +102,7 @@ def test_no_call_is_answered_twice_and_a_second_one_leaves_no_trace(host: Hosted
         assert call.send(*parts)
     before = snapshot(host.state)
     for call, parts in calls:
-        with pytest.raises(Untimely, match="the time of this signed call was used before"):
+        with pytest.raises(Untimely, match="FN-0019"):
             call.send(*parts)
     assert snapshot(host.state) == before
     # The device itself continues, because it signs each try again.

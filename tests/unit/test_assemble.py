@@ -93,7 +93,7 @@ def test_a_folder_with_files_is_refused_before_a_graph_is_read(tmp_path: Path) -
 
 
 def test_an_invalid_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"^name: got 'my digits!', expected 1 to 128 letters"):
+    with pytest.raises(InvalidInput, match="FN-0105"):
         assemble(replace(linear_graphs(), name="my digits!"), tmp_path / "bundle", PUBLISHER)
     assert not (tmp_path / "bundle").exists()
 
@@ -183,22 +183,18 @@ def test_values_are_located_in_any_order_of_dimensions(shape: tuple[int, ...], o
     assert (slot_value.tobytes(), slot_value.shape) == (transposed.tobytes(), slot.shape)
     check_slots((slot,), {"w": shape})
     for bad_file in (data + transposed.tobytes(), bytes(8)):
-        with pytest.raises(InvalidBundle, match=r"'w' occur at [02] positions in the file, expected one"):
+        with pytest.raises(InvalidBundle, match="FN-0335"):
             FILE_FORMATS["tflite"].find_slots(bad_file, {"w": value}, "here")
 
 
 def test_a_tflite_file_needs_its_slots_and_its_signatures(tmp_path: Path) -> None:
     spec = tflite_spec()
     parameters = {**spec.parameters, "1.bias": np.zeros(32, np.float32)}
-    with pytest.raises(
-        InvalidBundle, match=r"infer graph \(tflite\): the values of '1.bias' occur at \d+ positions in the"
-    ):
+    with pytest.raises(InvalidBundle, match="FN-0335"):
         assemble(replace(spec, slots={}, parameters=parameters), tmp_path, PUBLISHER)
     one_signature = to_tflite({"other": trace_evaluate(prepare(app_of("mlp")), TFLITE)}, "mlp")
     graphs = {"tflite": {**spec.graphs["tflite"], "train": one_signature}}
-    with pytest.raises(
-        InvalidInput, match=r"train graph \(tflite\): got signature 'train', expected one of \['other'\]"
-    ):
+    with pytest.raises(InvalidInput, match="FN-0325"):
         assemble(replace(spec, graphs=graphs), tmp_path, PUBLISHER)
 
 
@@ -281,11 +277,11 @@ def test_graphs_that_no_device_could_use_are_refused(tmp_path: Path, graphs: Map
 
 def test_a_setting_of_the_optimizer_is_an_input_of_the_train_graph(tmp_path: Path) -> None:
     spec = replace(linear_graphs(), optimizer={"momentum": OptimizerSetting(default=0.9, below=1.0)})
-    with pytest.raises(InvalidBundle, match=r"the setting 'momentum', expected an input 'optimizer\.momentum' of"):
+    with pytest.raises(InvalidBundle, match="FN-0417"):
         assemble(spec, tmp_path / "bundle", PUBLISHER)
     # The graph's learning rate is renamed to a setting, so the input learning_rate is missing.
     train = rename_ports(TRAIN, learning_rate="optimizer.momentum")
-    with pytest.raises(InvalidBundle, match=r"inputs .*'optimizer\.momentum'.* expected .*'learning_rate'"):
+    with pytest.raises(InvalidBundle, match="FN-0417"):
         assemble(replace(with_graphs(train=train), optimizer=spec.optimizer), tmp_path / "bundle", PUBLISHER)
 
 
@@ -302,16 +298,16 @@ def test_an_incomplete_spec_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidBundle, match=message):
             replace(spec, **change)
     slots = (Slot(initializer="w", kind=SlotKind.FLOAT, parameter="w", shape=WEIGHT.shape),)
-    with pytest.raises(InvalidBundle, match=r"got no slots for \['b'\], expected one for each"):
+    with pytest.raises(InvalidBundle, match="FN-0318"):
         assemble(replace(spec, slots={"onnx": slots}), tmp_path, PUBLISHER)
-    with pytest.raises(InvalidBundle, match=r"got logits \(1, 3\), expected 5 of each sample"):
+    with pytest.raises(InvalidBundle, match="FN-0347"):
         assemble(replace(spec, num_classes=5), tmp_path, PUBLISHER)
-    with pytest.raises(InvalidBundle, match=r"train graph: got 'mask' as float32 \(4,\), expected float32 \(8,\)"):
+    with pytest.raises(InvalidBundle, match="FN-0342"):
         assemble(replace(spec, batch_size=8), tmp_path, PUBLISHER)
     wide_parameters = {"w": np.zeros((6, 4), np.float32), "b": np.zeros(4, np.float32)}
     outputs = [linear.port("logits", "n", 4)]
     infer = linear.file(linear.FORWARD, [linear.port("x", "n", 6)], outputs, wide_parameters)
-    with pytest.raises(InvalidBundle, match=r"train graph: got 'b' as float32 \(3,\), expected float32 \(4,\)"):
+    with pytest.raises(InvalidBundle, match="FN-0342"):
         assemble(replace(with_graphs(infer=infer), parameters=wide_parameters), tmp_path, PUBLISHER)
 
 
@@ -320,14 +316,14 @@ def test_slots_that_contradict_each_other_are_reported_before_they_are_filled(tm
         Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=value.shape, permutation=(0,))
         for name, value in (("b", BIAS), ("w", WEIGHT))
     )
-    with pytest.raises(InvalidBundle, match=r"slot 'w': got permutation \(0,\), expected one of 2 dimensions"):
+    with pytest.raises(InvalidBundle, match="FN-0320"):
         assemble(replace(linear_graphs(), slots={"onnx": slots}), tmp_path / "bundle", PUBLISHER)
     assert not (tmp_path / "bundle").exists()
 
 
 def test_preprocess_in_one_format_alone_is_refused() -> None:
     graphs = linear_graphs().graphs["onnx"]
-    with pytest.raises(InvalidBundle, match=r"got graphs for \[.*\] in .*, expected the same .* in all or in none"):
+    with pytest.raises(InvalidBundle, match="FN-0313"):
         replace(linear_graphs(), graphs={"onnx": {**graphs, "preprocess": b""}, "tflite": graphs})
 
 
@@ -340,7 +336,7 @@ def test_a_step_that_fails_at_run_time_raises_a_fanin_error(tmp_path: Path) -> N
     model = onnx.load_from_string(TRAIN)
     constants = {**linear.CONSTANTS, "hundred": np.array(100, np.int32)}
     train = linear.file(nodes, model.graph.input, model.graph.output, constants)
-    with pytest.raises(InvalidBundle, match=r"train graph: onnxruntime cannot run it \(.*(out of|within).*"):
+    with pytest.raises(InvalidBundle, match="FN-0412"):
         assemble(with_graphs(train=train), tmp_path / "bundle", PUBLISHER)
 
 
@@ -348,7 +344,7 @@ def test_a_damaged_name_in_a_file_raises_a_fanin_error() -> None:
     # The library's error message quotes these bytes, which are not valid UTF-8.
     damaged = TRAIN.replace(b"LogSoftmax", b"Log\xff\xfe\xfdtmax")
     assert damaged != TRAIN
-    with pytest.raises(InvalidBundle, match="m: onnxruntime cannot open it"):
+    with pytest.raises(InvalidBundle, match="FN-0412"):
         open_runtime("onnx").open_model(damaged, "m")
 
 

@@ -115,7 +115,7 @@ def test_a_folder_whose_authority_is_no_ecdsa_key_is_refused(tmp_path: Path) -> 
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     (tmp_path / "ca.key").write_bytes(pem)
-    with pytest.raises(Corrupted, match=r"ca\.key: got Ed25519PrivateKey, expected an ECDSA key; restore"):
+    with pytest.raises(Corrupted, match="FN-0681"):
         local_identity(tmp_path, NAMES, NOW)
 
 
@@ -141,7 +141,7 @@ def test_a_certificate_survives_a_clock_that_is_set_back_a_little(tmp_path: Path
 @pytest.mark.parametrize("days", [-CA_DAYS, -1, CA_DAYS])
 def test_an_authority_that_is_not_valid_now_is_refused_and_not_replaced(tmp_path: Path, days: int) -> None:
     first = local_identity(tmp_path, NAMES, NOW)
-    with pytest.raises(Corrupted, match=r"ca\.pem: valid from 2026-02-28 23:00 to .* set the clock, or if it is right"):
+    with pytest.raises(Corrupted, match="FN-0683"):
         local_identity(tmp_path, NAMES, NOW + timedelta(days=days))
     assert local_identity(tmp_path, NAMES, NOW) == first
 
@@ -222,7 +222,7 @@ def test_an_authority_with_the_key_of_another_is_refused(tmp_path: Path) -> None
     for name in "ab":
         local_identity(tmp_path / name, NAMES, NOW)
     (tmp_path / "b" / "ca.key").replace(tmp_path / "a" / "ca.key")
-    with pytest.raises(Corrupted, match=r"ca\.pem: does not match the key in ca\.key; restore"):
+    with pytest.raises(Corrupted, match="FN-0681"):
         local_identity(tmp_path / "a", NAMES, NOW)
 
 
@@ -237,7 +237,7 @@ def test_a_lost_authority_certificate_is_issued_again_and_clients_can_use_the_ol
 
 @pytest.mark.parametrize("name", ["", "b\u00fccher.example", "two words", "x" * 254])
 def test_a_name_that_no_certificate_can_have_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidInput, match=r"^name: got .*, expected a host name of ASCII letters .*; check --name"):
+    with pytest.raises(InvalidInput, match="FN-0684"):
         local_identity(tmp_path, (*NAMES, name), NOW)
     assert list(tmp_path.iterdir()) == []
 

@@ -59,7 +59,7 @@ def test_every_byte_of_the_manifest_is_under_the_signature(folder: Path) -> None
 
 def test_a_signature_with_another_context_is_refused(folder: Path) -> None:
     signed = replace(read_signed_manifest(folder), signature=PUBLISHER.sign(VERSION_CONTEXT, DATA))
-    with pytest.raises(InvalidBundle, match="the signature does not match the manifest"):
+    with pytest.raises(InvalidBundle, match="FN-0302"):
         Bundle.open(signed, trusted=TRUSTED, read=folder_reader(folder))
 
 
@@ -75,13 +75,13 @@ def test_a_publisher_that_is_not_trusted_is_refused(folder: Path, trusted: tuple
 
 def test_a_trusted_name_over_a_strangers_signature_is_refused(folder: Path) -> None:
     signed = replace(read_signed_manifest(folder), signature=STRANGER.sign(BUNDLE_CONTEXT, DATA))
-    with pytest.raises(InvalidBundle, match="the signature does not match the manifest"):
+    with pytest.raises(InvalidBundle, match="FN-0302"):
         Bundle.open(signed, trusted=TRUSTED, read=folder_reader(folder))
 
 
 def test_an_unsigned_manifest_is_never_parsed() -> None:
     """If the manifest were parsed first, the error would be about invalid JSON."""
-    with pytest.raises(InvalidBundle, match="the signature does not match the manifest"):
+    with pytest.raises(InvalidBundle, match="FN-0302"):
         signed = read_signed_manifest_of(b"not JSON", STRANGER.sign(BUNDLE_CONTEXT, b"not JSON"))
         Bundle.open(signed, trusted=TRUSTED, read=ARTIFACTS.__getitem__)
 
@@ -205,7 +205,7 @@ def test_a_folder_that_is_no_bundle_is_refused(folder: Path, name: str) -> None:
 def test_a_file_that_is_no_signature_is_refused(folder: Path, text: str) -> None:
     path = folder / "bundle.sig"
     path.write_text(text)
-    with pytest.raises(InvalidBundle, match=r"bundle\.sig: not a signature file \("):
+    with pytest.raises(InvalidBundle, match="FN-0303"):
         open_folder(folder, trusted=TRUSTED)
 
 

@@ -70,7 +70,7 @@ def test_an_interrupted_download_resumes_at_its_offset_after_a_restart(cache: Ca
 
 def test_bytes_that_do_not_verify_are_discarded(cache: Cache, tmp_path: Path) -> None:
     wrong_data = DATA[:-1] + b"\xff"
-    with pytest.raises(InvalidInput, match=r"chunk [0-9a-f]{8}\.\.: digest mismatch"):
+    with pytest.raises(InvalidInput, match="FN-0117"):
         cache.chunks.fetch(REF, Connection(wrong_data))
     assert chunk_files(tmp_path) == []
     connection = Connection(DATA)
@@ -239,9 +239,7 @@ def test_a_damaged_record_of_seen_versions_is_reported(tmp_path: Path) -> None:
     for damage in (b"", b'{"run": ', b'{"run": "3"}', b'{"run": 3}', b'{"run": [1, "3"]}', b"[3]", b"\xff"):
         (tmp_path / "seen.json").write_bytes(damage)
         for call in (lambda: cache.records.highest_version("run"), lambda: Cache(tmp_path)):
-            with pytest.raises(
-                Corrupted, match=r"seen\.json: not readable .*; remove it to forget which versions were"
-            ):
+            with pytest.raises(Corrupted, match="FN-0835"):
                 call()
 
 
@@ -263,7 +261,7 @@ def test_a_chunk_that_was_damaged_on_disk_is_downloaded_again(
 def test_a_part_that_was_damaged_on_disk_is_downloaded_again(cache: Cache, tmp_path: Path) -> None:
     (tmp_path / "chunks" / f"{REF.sha256}.part").write_bytes(bytes(5000))
     connection = Connection(DATA)
-    with pytest.raises(Unavailable, match=r"digest mismatch .*; the part that was here may be damaged, all of it is"):
+    with pytest.raises(Unavailable, match="FN-0826"):
         cache.chunks.fetch(REF, connection)
     cache.chunks.fetch(REF, connection)
     assert connection.offsets == [5000, 0]

@@ -139,7 +139,7 @@ def test_a_stopped_run_continues_for_the_requested_rounds(tmp_path: Path) -> Non
         await scene.until(VersionPublished)
         await asyncio.sleep(3.0)
         await scene.command(Stop())
-        with pytest.raises(Conflict, match="is stopped; pass --rounds N to continue it"):
+        with pytest.raises(Conflict, match="FN-0621"):
             await scene.command(Resume())
         await scene.command(Resume(rounds=4))
         await wait_for_end(scene)
@@ -201,7 +201,7 @@ def test_a_version_is_promoted_to_another_run_of_its_bundle_only(tmp_path: Path)
             await scene.command(Adopt(from_run_id="nowhere", number=0))
         other = synthetic_bundle(tmp_path / "else", PUBLISHER, {"a": (2,)})
         await start(runs, other, plan(), run_id="else")
-        with pytest.raises(Conflict, match="only versions of one bundle can be adopted"):
+        with pytest.raises(Conflict, match="FN-0371"):
             await scene.command(Adopt(from_run_id="else", number=0))
 
     play(tmp_path, story)

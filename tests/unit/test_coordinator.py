@@ -179,14 +179,14 @@ def test_a_device_can_download_only_the_chunks_of_its_assignment(tmp_path: Path)
             if good:
                 assert [data async for data in place.coordinator.download("x", download)]
             else:
-                with pytest.raises(NotFound, match="not one that this assignment needs"):
+                with pytest.raises(NotFound, match="FN-0613"):
                     [data async for data in place.coordinator.download("x", download)]
         good, bad = work.version.parameters.chunks[0], secret.chunks[0]
         download = m.Download(
             assignment_id=work.assignment_id, sha256=good.sha256, offset=5, more_sha256=(good.sha256, bad.sha256)
         )
         content = b""
-        with pytest.raises(NotFound, match="not one that this assignment needs"):
+        with pytest.raises(NotFound, match="FN-0613"):
             async for data in place.coordinator.download("x", download):
                 content += data
         # The Chunks before the missing one arrive: the first from its offset, the others in full.
@@ -242,7 +242,7 @@ def test_a_run_id_is_short_enough_for_its_assignments(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         bundle = bundle_in(tmp_path)
-        with pytest.raises(InvalidInput, match="run id: got 65 characters, expected at most 64"):
+        with pytest.raises(InvalidInput, match="FN-0105"):
             await start(place.runs, bundle, plan(), "r" * 65)
         await start(place.runs, bundle, plan(), "r" * 64)
         await asyncio.sleep(1.0)
@@ -307,7 +307,7 @@ def test_one_damaged_run_does_not_block_the_others(tmp_path: Path) -> None:
         third_start = open_place(tmp_path)
         await third_start.runs.start()
         assert [info.run_id for info in (await third_start.runs.listed()).runs] == ["good", "damaged"]
-        with pytest.raises(Conflict, match=r"run damaged: cannot be taken up: .*not stored here"):
+        with pytest.raises(Conflict, match="FN-0615"):
             third_start.runs.driver("damaged")
         await third_start.runs.stop()
 

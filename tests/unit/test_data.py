@@ -257,25 +257,25 @@ def test_an_invalid_file_raises_one_clear_error(tmp_path: Path, arrays: dict[str
 
 def test_a_missing_a_single_and_a_foreign_file_have_different_errors(tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
-    with pytest.raises(InvalidInput, match=r"no such file; expected an .npz file with y and an array for each input"):
+    with pytest.raises(InvalidInput, match="FN-0851"):
         read_npz(path)
-    with pytest.raises(InvalidInput, match=r"cannot be read \(Is a directory\)"):
+    with pytest.raises(InvalidInput, match="FN-0851"):
         read_npz(tmp_path)
     with path.open("wb") as file:
         np.save(file, X)
-    with pytest.raises(InvalidInput, match=r"got a single array, expected an .npz file"):
+    with pytest.raises(InvalidInput, match="FN-0852"):
         read_npz(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.txt", "hello")
-    with pytest.raises(InvalidInput, match=r"got the arrays .*, expected y and an array for each input, such as x"):
+    with pytest.raises(InvalidInput, match="FN-0853"):
         read_npz(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x", "hello")
         archive.writestr("y", "hello")
-    with pytest.raises(InvalidInput, match="x is bytes, expected an array as numpy"):
+    with pytest.raises(InvalidInput, match="FN-0852"):
         read_npz(path)
     np.savez(path, x=X[:1], y=Y[:1])
-    with pytest.raises(InvalidInput, match="got 1 example, expected at least 2: one is held out"):
+    with pytest.raises(InvalidInput, match="FN-0855"):
         open_npz(path, 0, 0.5)
 
 
@@ -362,16 +362,16 @@ def test_bytes_are_not_converted_and_are_only_for_preprocess(tmp_path: Path) -> 
     assert (examples.inputs["x"].dtype, examples.y.dtype) == (np.uint8, np.int32)
     (batch,) = batches_in_order(examples, 4)
     assert batch.inputs["x"].dtype == np.uint8
-    with pytest.raises(InvalidInput, match="got x of uint8, expected floats, scaled as the model wants them"):
+    with pytest.raises(InvalidInput, match="FN-0858"):
         check_examples(examples, {"x": (2,)}, 4, "int32")
 
 
 def test_examples_must_fit_the_model() -> None:
     examples = Examples(inputs={"x": X}, y=Y.astype(np.int32))
     check_examples(examples, {"x": (2,)}, 4, "int32")
-    with pytest.raises(InvalidInput, match=r"got x of shape \(2,\), expected \(1, 8, 8\)"):
+    with pytest.raises(InvalidInput, match="FN-0858"):
         check_examples(examples, {"x": (1, 8, 8)}, 4, "int32")
-    with pytest.raises(InvalidInput, match=r"got label 3, expected 0 to 2$"):
+    with pytest.raises(InvalidInput, match="FN-0856"):
         check_examples(examples, {"x": (2,)}, 3, "int32")
     from_1 = Examples(inputs={"x": X}, y=Y.astype(np.int32) + 1)
     error = "examples: got label 4, expected 0 to 3; count classes from 0: y - 1, or set num_classes=5 in the App"

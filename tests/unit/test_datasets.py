@@ -118,7 +118,7 @@ def test_a_mirror_with_other_content_leaves_no_file(tmp_path: Path) -> None:
     other = hashlib.sha256(b"other").hexdigest()
     with raises(InvalidInput, f"http://mirror/small/a.gz: got SHA-256 {other} unpacked, expected {SHA256}"):
         list(read_files(places(tmp_path, lambda url, max_bytes: gzip.compress(b"other", mtime=0)), FILES))
-    with pytest.raises(InvalidInput, match=r"http://mirror/small/a\.gz: cannot be read \(Not a gzipped file"):
+    with pytest.raises(InvalidInput, match="FN-0864"):
         list(read_files(places(tmp_path, lambda url, max_bytes: b"<html>"), FILES))
     bomb = gzip.compress(bytes(10**6), mtime=0)
     with raises(InvalidInput, f"http://mirror/small/a.gz: unpacks to more than {len(ARCHIVE)} bytes, expected no more"):
@@ -128,7 +128,7 @@ def test_a_mirror_with_other_content_leaves_no_file(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, where a folder should be")
-    with pytest.raises(StorageFull, match=r"cache/small: cannot be written \(.*; set XDG_CACHE_HOME to a folder that"):
+    with pytest.raises(StorageFull, match="FN-0863"):
         list(read_files(places(tmp_path, mirror), FILES))
 
 
@@ -255,7 +255,7 @@ def test_a_block_without_a_speaker_is_refused(tmp_path: Path) -> None:
         split_by_speaker("A:\nwords\n\nand then\nmore\n", CUTTING)
     (tmp_path / "tinyshakespeare").mkdir()
     (tmp_path / "tinyshakespeare/input.txt").write_bytes(b"A:\n\xff\n")
-    with pytest.raises(InvalidInput, match=r"^input\.txt: not UTF-8 text \("):
+    with pytest.raises(InvalidInput, match="FN-0865"):
         shakespeare(CUTTING, places(tmp_path, data=tmp_path))
 
 

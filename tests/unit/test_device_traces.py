@@ -228,9 +228,9 @@ def test_a_model_has_each_attribute_once() -> None:
         DeviceModel(traces=Traces(devices=(speeds,)), examples_per_s=Fixed(value=2.0))
     with pytest.raises(InvalidInput, match=twice):
         DeviceModel(traces=(Traces(devices=(speeds,)), Traces(devices=(speeds,))))
-    with pytest.raises(InvalidInput, match=r"^traces: device 1: got availability, expected examples_per_s as for"):
+    with pytest.raises(InvalidInput, match="FN-1160"):
         Traces(devices=(speeds, present))
-    with pytest.raises(InvalidInput, match=r"^devices: traces: got 'devices.csv', expected the result of read_traces"):
+    with pytest.raises(InvalidInput, match="FN-1156"):
         DeviceModel(traces="devices.csv")
 
 
@@ -257,7 +257,7 @@ def test_files_with_other_devices_are_refused(tmp_path: Path) -> None:
     with raises(InvalidInput, error):
         DeviceModel(traces=[traces("bytes_up_per_s", "a", "b"), traces("examples_per_s", "b", "c")])
     many = traces("bytes_up_per_s", *(f"x{at}" for at in range(9)), "b")
-    with pytest.raises(InvalidInput, match=r"got 9 devices that some .*: x0, x1, x2, x3, x4 and 4 more; expected"):
+    with pytest.raises(InvalidInput, match="FN-1158"):
         DeviceModel(traces=[many, traces("examples_per_s", "b")])
     speed, up = DeviceTrace(examples_per_s=1.0), DeviceTrace(bytes_up_per_s=1.0)
     with raises(InvalidInput, "devices: traces: got 2 and 1 device, expected the same devices in the same order"):
@@ -271,7 +271,7 @@ def test_files_with_other_devices_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["5", '{ sha256 = "00" }', "[{ file = 1 }]", '{ file = "a", digest = "b" }'])
 def test_a_wrong_key_of_traces_is_refused(value: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"devices.toml: traces: got .*, expected \"FILE.csv\", { file = "):
+    with pytest.raises(InvalidInput, match="FN-1156"):
         read_devices(written(tmp_path / "devices.toml", f"traces = {value}\n"))
 
 

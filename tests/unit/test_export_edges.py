@@ -42,11 +42,11 @@ def test_a_frozen_product_is_not_rounded_on_the_way() -> None:
 
 def test_an_object_that_is_no_app_is_refused(tmp_path: Path) -> None:
     (tmp_path / "apps.py").write_text("from torch import nn\nmodel = nn.Linear(2, 2)\ndef needs(depth): return depth\n")
-    with pytest.raises(UnsupportedModel, match=r"got a module, Linear; put it into a fanin.edge.export.App"):
+    with pytest.raises(UnsupportedModel, match="FN-0704"):
         load_app(f"{tmp_path / 'apps.py'}:model")
-    with pytest.raises(UnsupportedModel, match="got a function with arguments"):
+    with pytest.raises(UnsupportedModel, match="FN-0704"):
         load_app(f"{tmp_path / 'apps.py'}:needs")
-    with pytest.raises(UnsupportedModel, match=r"got a module of .*, expected a torch\.nn\.Module"):
+    with pytest.raises(UnsupportedModel, match="FN-0714"):
         replace(app_of("mlp"), module=torch.relu_)
 
 
@@ -70,13 +70,13 @@ def test_a_layer_called_control_is_no_control_variate() -> None:
 
 @pytest.mark.parametrize("y", [torch.full((64,), NUM_CLASSES), torch.full((64,), -1), torch.zeros(64)])
 def test_validation_labels_are_checked(y: Tensor) -> None:
-    with pytest.raises(UnsupportedModel, match=r"validation data y: got .*, expected integers from 0 to 3"):
+    with pytest.raises(UnsupportedModel, match="FN-0734"):
         replace(app_of("mlp"), validation=(app_of("mlp").inputs["x"], y))
 
 
 def test_validation_labels_from_1_name_the_remedy() -> None:
     x = app_of("mlp").inputs["x"]
-    with pytest.raises(UnsupportedModel, match=r"from 1 to 4, expected integers from 0 to 3; count .* from 0: y - 1$"):
+    with pytest.raises(UnsupportedModel, match="FN-0734"):
         replace(app_of("mlp"), validation=(x, torch.arange(len(x)) % NUM_CLASSES + 1))
 
 

@@ -55,7 +55,7 @@ def test_models_are_named_or_in_a_file(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(InvalidInput, match=message):
             model_named(str(path))
-    with pytest.raises(InvalidInput, match=r"got '9b', expected a \.toml file or one of tiny, 8m"):
+    with pytest.raises(InvalidInput, match="FN-1377"):
         model_named("9b")
 
 
@@ -119,7 +119,7 @@ def test_two_packages_with_one_family_are_both_named(tmp_path: Path, monkeypatch
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{GROUP}]\nmine = {name}_family:FAMILY\n")
         monkeypatch.syspath_prepend(tmp_path / name)
-    with pytest.raises(InvalidInput, match=r"model: family: 'mine' is in each of the packages \['first', 'second'\]"):
+    with pytest.raises(InvalidInput, match="FN-0212"):
         family_named("mine")
 
 
@@ -167,7 +167,7 @@ def test_an_error_of_fanin_in_a_function_of_a_family_is_unchanged() -> None:
         raise InvalidInput("layout: got 3 layers, expected 2")
 
     model = FamilyModel(name="mine", family=replace(DECODER, layout=raise_invalid_input), config=DecoderConfig())
-    with pytest.raises(InvalidInput, match=r"^layout: got 3 layers, expected 2$"):
+    with pytest.raises(InvalidInput, match="FN-0002"):
         print(model.layout)
 
 

@@ -18,7 +18,7 @@ def test_a_complete_file_passes() -> None:
 @given(size=st.integers(0, len(FILE) - 5))
 def test_a_file_that_is_cut_off_is_refused(size: int) -> None:
     # The last four bytes may be the end of a string that no reader uses.
-    with pytest.raises(InvalidBundle, match="train graph: "):
+    with pytest.raises(InvalidBundle, match="FN-0330"):
         check_file(FILE[:size], "train graph")
 
 
@@ -34,7 +34,5 @@ def test_a_damaged_file_is_refused_or_still_consistent(flips: list[tuple[int, in
 
 
 def test_another_file_is_refused() -> None:
-    with pytest.raises(
-        InvalidBundle, match=r"infer graph: got 17 bytes that begin 6e6f206772617068, expected a TFLite"
-    ):
+    with pytest.raises(InvalidBundle, match="FN-0330"):
         check_file(b"no graph, for one", "infer graph")

@@ -61,7 +61,7 @@ def test_mfu_is_a_share_of_the_peak() -> None:
 
 @pytest.mark.parametrize("peak", [0.0, -1.0])
 def test_a_peak_is_positive(peak: float) -> None:
-    with pytest.raises(InvalidInput, match="expected a positive number"):
+    with pytest.raises(InvalidInput, match="FN-1390"):
         mfu(1.0, 1.0, peak)
 
 

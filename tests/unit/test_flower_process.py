@@ -124,7 +124,7 @@ def children() -> list[int]:
 
 
 def test_a_child_that_cannot_import_the_app_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(AppFailed, match="flower app absent:app: import: ModuleNotFoundError: No module named 'absent'"):
+    with pytest.raises(AppFailed, match="FN-0905"):
         FlowerProcess(FlowerSettings(app="absent:app", folder=tmp_path))
 
 

@@ -139,7 +139,7 @@ def test_initial_arrays_out_of_their_range_are_refused_by_name(tmp_path: Path) -
 def test_a_pattern_of_an_option_may_have_the_quotes_of_toml(key: str) -> None:
     expected = {"layer.*": TensorRole(role=RoleKind.STATISTIC)}
     assert parse_plan(HEAD, "p.toml", [f"{key}=statistic"]).plan.flower.roles == expected
-    with pytest.raises(InvalidPlan, match=r"^--set: flower\.roles\.layer\.\*: got 'trained', expected one of"):
+    with pytest.raises(InvalidPlan, match="FN-0285"):
         parse_plan(HEAD, "p.toml", [f"{key}=trained"])
 
 

@@ -152,7 +152,7 @@ def test_evaluations_are_written_for_tensorboard(tmp_path: Path, monkeypatch: py
     write_tensorboard(tmp_path, rows)
     assert scalars_in(tmp_path) == [("held_out/loss", 2, 0.5, 7.0), ("held_out/accuracy", 2, 0.75, 7.0)]
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(RuntimeMissing, match="--tensorboard: tensorboardX is not installed here; pip install"):
+    with pytest.raises(RuntimeMissing, match="FN-1054"):
         write_tensorboard(tmp_path, rows)
 
 

@@ -57,7 +57,7 @@ def test_emptied_constants_can_be_filled_again() -> None:
 
 
 def test_a_missing_constant_is_named() -> None:
-    with pytest.raises(InvalidBundle, match=r"m: got no constants \['v'\], expected them"):
+    with pytest.raises(InvalidBundle, match="FN-0335"):
         empty_constants(infer_graph(), ["v", "w"], "m")
 
 
@@ -99,7 +99,7 @@ def test_nodes_of_other_domains_and_of_nested_graphs_are_listed() -> None:
 def test_graphs_are_nested_a_few_times_at_most() -> None:
     inner = helper.make_graph([], "g", [], [])
     assert len(list_nodes(helper.make_model(nested(inner, MAX_DEPTH - 1)).SerializeToString(), "m")) == MAX_DEPTH - 1
-    with pytest.raises(InvalidBundle, match="m: got graphs within graphs, expected at most 7 levels of them"):
+    with pytest.raises(InvalidBundle, match="FN-0330"):
         list_nodes(helper.make_model(nested(inner, MAX_DEPTH)).SerializeToString(), "m")
 
 

@@ -43,7 +43,7 @@ def test_the_text_has_points_and_shares() -> None:
 
 @pytest.mark.parametrize("limit", [0.0, 1.0, 1.3, float("nan")])
 def test_more_than_the_limit_is_refused_and_no_number_is_no_limit(limit: float) -> None:
-    with pytest.raises(InvalidVersion, match=r"here: int8 is 1\.50 points worse than float"):
+    with pytest.raises(InvalidVersion, match="FN-0375"):
         check_drop("here", WORSE, limit)
 
 
@@ -94,9 +94,7 @@ def test_a_drop_that_equals_the_limit_fails_on_about_one_sample_of_twenty() -> N
 
 @pytest.mark.parametrize("limit", [None, 14.9, float("nan")])
 def test_values_have_a_limit_in_percent_of_their_squared_error(limit: float | None) -> None:
-    with pytest.raises(
-        InvalidVersion, match=r"here: int8's squared error is 15\.00 % above float's .* at most (10|14|n)"
-    ):
+    with pytest.raises(InvalidVersion, match="FN-0375"):
         check_drop("here", VALUES, limit)
     check_drop("here", replace(VALUES, squares_int8=2.19), None)
 

@@ -126,7 +126,7 @@ def test_a_connection_to_a_wrong_argument_is_refused(address: Any, certificate: 
 
 def test_a_client_without_a_connection_is_refused() -> None:
     operator: Any = Operator
-    with pytest.raises(InvalidInput, match=r"^operator: connection: got str, expected Connection$"):
+    with pytest.raises(InvalidInput, match="FN-0801"):
         operator("127.0.0.1:7443", "token")
 
 
@@ -134,5 +134,5 @@ def test_a_call_after_the_connection_was_closed_is_unavailable(ca: bytes) -> Non
     with Operator.connect("127.0.0.1:1", ca, "token") as operator:
         pass
     for call in (operator.runs, lambda: list(operator.watch("run")), lambda: operator.chunk("0" * 64)):
-        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1: the connection is closed .*; open another one"):
+        with pytest.raises(Unavailable, match="FN-0818"):
             call()

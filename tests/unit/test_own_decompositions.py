@@ -39,13 +39,13 @@ def of_any(*args: Tensor) -> Tensor:
 
 
 def test_a_key_must_be_an_operator_overload() -> None:
-    with pytest.raises(UnsupportedModel, match=r"App mlp: decompositions: got the key .*expected an operator overload"):
+    with pytest.raises(UnsupportedModel, match="FN-0791"):
         with_forms({aten.hypot: hypot})  # type: ignore[dict-item]  # the mistake itself
 
 
 @pytest.mark.parametrize("form", [of_one, of_other_names, of_any])
 def test_a_form_must_have_the_arguments_of_its_operator(form: Callable[..., object]) -> None:
-    with pytest.raises(UnsupportedModel, match=r"aten\.hypot\.default: got a function with the arguments .* by name"):
+    with pytest.raises(UnsupportedModel, match="FN-0791"):
         with_forms({HYPOT: form})
 
 
@@ -55,7 +55,7 @@ def test_a_form_must_return_the_shape_and_dtype_of_its_operator(wrong: Callable[
         return wrong(hypot(x, other))
 
     table = ONNX.for_training({HYPOT: form})
-    with pytest.raises(UnsupportedModel, match=r"decomposition of aten\.hypot\.default: got torch\.float.*expected"):
+    with pytest.raises(UnsupportedModel, match="FN-0792"):
         table[HYPOT](torch.ones(3), torch.ones(3))
 
 
@@ -168,7 +168,7 @@ def test_a_form_may_have_constant_tensors(graph_format: str) -> None:
 
 def test_a_form_with_a_large_constant_is_refused() -> None:
     form = {HYPOT: lambda x, other: hypot(x, other) * torch.tensor([1.0] * 300).mean()}
-    with pytest.raises(UnsupportedModel, match="got a constant tensor of 300 numbers, expected at most 256; compute"):
+    with pytest.raises(UnsupportedModel, match="FN-0792"):
         ONNX.for_training(form)[HYPOT](torch.ones(3), torch.ones(3))
 
 
@@ -274,7 +274,7 @@ def test_the_contract_and_the_export_refuse_a_form_alike(form: Callable[..., obj
 
 def test_forms_that_call_each_other_are_refused() -> None:
     app = gamma_app(lambda x: torch.digamma(x), digamma=lambda x: torch.lgamma(x))
-    with pytest.raises(UnsupportedModel, match="the function calls its own operator, or another form that does"):
+    with pytest.raises(UnsupportedModel, match="FN-0792"):
         export_bundle(app)
 
 
@@ -301,7 +301,7 @@ def test_an_example_is_a_tuple_of_the_arguments(examples: list[tuple[object]], e
 
 
 def test_the_contract_requires_an_overload() -> None:
-    with pytest.raises(UnsupportedModel, match=r"got the key .*aten\.lgamma.*expected an operator overload"):
+    with pytest.raises(UnsupportedModel, match="FN-0791"):
         check_decomposition(aten.lgamma, lgamma, [(torch.ones(2),)])  # type: ignore[arg-type]  # the mistake itself
 
 

@@ -197,7 +197,7 @@ def test_a_record_has_a_training_for_each_set_of_declared_metrics(tmp_path: Path
 
 def test_a_flower_app_has_metrics_of_its_own() -> None:
     settings = SimulationSettings(metrics={"own": misses}, plan={"training.learning_rate": 0.1}, quiet=True)
-    with pytest.raises(InvalidInput, match="got metrics with a Flower app, expected none of them"):
+    with pytest.raises(InvalidInput, match="FN-1183"):
         simulate(lambda context: None, 2, cohort=2, rounds=1, settings=settings)
 
 
@@ -227,7 +227,7 @@ def test_a_graph_keeps_the_contract_of_a_metric(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_is_no_metric_raises_one_error(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match=r"none\.onnx cannot be read \(No such file or directory\); name an ONNX"):
+    with pytest.raises(InvalidInput, match="FN-0352"):
         graph_metric(tmp_path / "none.onnx")
     (tmp_path / "bad.onnx").write_bytes(b"no graph")
     with pytest.raises(InvalidBundle, match=r"metric bad\.onnx"):

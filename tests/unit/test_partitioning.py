@@ -255,9 +255,7 @@ def test_an_option_of_another_type_raises_one_error() -> None:
 @pytest.mark.parametrize("by", [Dirichlet(alpha=0.3), LabelSkew(alpha=1.0), Shards(), Pathological()])
 def test_sequences_have_no_labels(by: Partitioner) -> None:
     tokens = np.zeros((20, 4), np.int32)
-    with pytest.raises(
-        InvalidInput, match=r"got targets int32 of shape \(20, 4\), expected labels \(n,\) int32; use iid"
-    ):
+    with pytest.raises(InvalidInput, match="FN-1141"):
         partition(Examples(inputs={"x": tokens}, y=tokens), 2, by)
 
 
@@ -322,9 +320,7 @@ def test_a_partition_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "parts.svg").read_text().startswith("<?xml")
     # IPython shows the figure as the value of a cell.
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
-    with pytest.raises(
-        InvalidInput, match=r"plot: got the file .*parts.xyz, expected a name that ends in one of: .*png"
-    ):
+    with pytest.raises(InvalidInput, match="FN-1146"):
         parts.plot(tmp_path / "parts.xyz")
 
 

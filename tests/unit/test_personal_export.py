@@ -165,7 +165,7 @@ def test_initial_values_of_another_form_are_refused(bundle: Bundle, tmp_path: Pa
     changed = Bundle(
         bundle.signed, parse_manifest(json.dumps(row).encode()), lambda sha256: bundle.artifact("parameters")
     )
-    with pytest.raises(InvalidBundle, match="initial personal parameters have other names or shapes"):
+    with pytest.raises(InvalidBundle, match="FN-0357"):
         changed.completed(bundle.initial_parameters())
 
 

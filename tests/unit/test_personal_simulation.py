@@ -137,7 +137,7 @@ def test_worker_processes_and_absent_clients_keep_personal_parameters(personal: 
 
 
 def test_the_engine_vmap_is_refused_and_auto_uses_graph() -> None:
-    with pytest.raises(UnsupportedModel, match="expected no personal parameters for the engine vmap"):
+    with pytest.raises(UnsupportedModel, match="FN-0798"):
         simulated(["head.*"], engine="vmap")
     assert simulated(["head.*"], engine="auto").engine == "graph"
 

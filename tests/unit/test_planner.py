@@ -163,9 +163,7 @@ def test_the_planner_picks_the_known_best() -> None:
 
 
 def test_a_model_that_cannot_fit_is_refused_with_the_least_memory_that_fits() -> None:
-    with pytest.raises(
-        InvalidInput, match=r"8b does not fit: got 2 GB a rank, expected at least ([\d.]+) GB"
-    ) as excinfo:
+    with pytest.raises(InvalidInput, match="FN-1381") as excinfo:
         plan(layout_request("8b", memory_bytes=2 * GIGABYTE))
     least = min(worst_memory(job, fused_norms=True).total for job in jobs(layout_request("8b")))
     assert f"at least {least / GIGABYTE:.3g} GB, which mesh " in str(excinfo.value)
@@ -174,7 +172,7 @@ def test_a_model_that_cannot_fit_is_refused_with_the_least_memory_that_fits() ->
 
 
 def test_a_batch_that_no_mesh_divides_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="no mesh of 13 ranks fits 125m: 12 layers, 12 heads"):
+    with pytest.raises(InvalidInput, match="FN-1380"):
         plan(layout_request(world=13, batch_size=3))
 
 
@@ -337,9 +335,9 @@ def test_the_price_of_a_mesh_is_that_of_the_search() -> None:
 
 
 def test_a_mesh_that_breaks_a_rule_is_refused_with_the_rule() -> None:
-    with pytest.raises(InvalidInput, match="got heads 12 and tp 8, expected a multiple"):
+    with pytest.raises(InvalidInput, match="FN-1267"):
         price(layout_request(), MeshShape(tp=8))
-    with pytest.raises(InvalidInput, match="= 4 ranks, got a world of 8"):
+    with pytest.raises(InvalidInput, match="FN-1266"):
         price(layout_request(), MeshShape(dp_shard=4))
 
 

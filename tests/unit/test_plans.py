@@ -260,7 +260,7 @@ def test_a_shift_up_to_the_headroom_is_admitted() -> None:
     assert plan.max_total_examples == 8 * 256
     stale = "[aggregation]\nmax_staleness = 1\n[codec]\nmax_shift = "
     assert parse_plan(f"{SHORTEST}{stale}12\n", "plan.toml").plan.max_total_examples == 8 * 256
-    with pytest.raises(InvalidPlan, match=r"\(buffer 8 x 256 steps x 256 for staleness\) = 63"):
+    with pytest.raises(InvalidPlan, match="FN-0206"):
         parse_plan(f"{SHORTEST}{stale}13\n", "plan.toml")
 
 
@@ -282,16 +282,16 @@ def test_invalid_toml_is_reported_with_its_place() -> None:
 
 @pytest.mark.parametrize("text", [f"name = {'9' * 5000}", f"name = {'[' * 100_000}"], ids=["long", "deep"])
 def test_a_document_beyond_the_limits_of_the_parser_is_refused(text: str) -> None:
-    with pytest.raises(InvalidPlan, match=r"^plan\.toml: not TOML \("):
+    with pytest.raises(InvalidPlan, match="FN-0280"):
         parse_plan(text, "plan.toml")
 
 
 def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
-    with pytest.raises(InvalidPlan, match=r"plan\.toml: cannot be read \(.*No such file"):
+    with pytest.raises(InvalidPlan, match="FN-0280"):
         read_plan(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidPlan, match=r"plan\.toml: cannot be read \(.*utf-8"):
+    with pytest.raises(InvalidPlan, match="FN-0280"):
         read_plan(path)
     path.write_text(SHORTEST)
     assert read_plan(path) == parse_plan(SHORTEST, "plan.toml")

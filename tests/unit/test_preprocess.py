@@ -199,11 +199,11 @@ def test_a_signature_of_another_form_is_refused() -> None:
     signatures = pixels.manifest.signatures
     wrong = replace(signatures["preprocess"], outputs=signatures["preprocess"].inputs)
     changed = with_manifest(pixels, replace(pixels.manifest, signatures={**signatures, "preprocess": wrong}))
-    with pytest.raises(InvalidBundle, match=r"signature 'preprocess' has inputs .* expected one input 'raw'"):
+    with pytest.raises(InvalidBundle, match="FN-0417"):
         open_preprocess(open_runtime("onnx"), changed)
     narrow = replace(signatures["preprocess"], inputs=(Port(name="raw", dtype="uint8", shape=(-1, 8, 8, 3)),))
     changed = with_manifest(pixels, replace(pixels.manifest, signatures={**signatures, "preprocess": narrow}))
-    with pytest.raises(InvalidBundle, match=r"preprocess graph: got .*\(8, 8, 1\).* expected 'raw' as uint8"):
+    with pytest.raises(InvalidBundle, match="FN-0417"):
         open_preprocess(open_runtime("onnx"), changed)
 
 

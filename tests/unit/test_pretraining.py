@@ -69,9 +69,7 @@ def test_an_app_of_several_inputs_learns() -> None:
     first, last = (float(lines[number].rpartition(" ")[2]) for number in (0, -1))
     assert last < 0.7 * first
     wrong = Examples(inputs={"ids": several_examples(8, seed=2).inputs["ids"]}, y=np.zeros(8, np.int32))
-    with pytest.raises(
-        InvalidInput, match=r"got data with the inputs \['ids'\], expected .*; add \['attention_mask', "
-    ):
+    with pytest.raises(InvalidInput, match="FN-1387"):
         pretrain(app, wrong, Pretraining(), lines.append)
 
 
@@ -96,14 +94,14 @@ def test_integer_targets_of_a_model_of_values_are_int64_in_its_loss() -> None:
     module, y = nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), TRAIN.y[:, None]
     app = replace(digits(), module=module, num_classes=0, loss=squared_error, targets=y)
     assert fitting_data(app, replace(TRAIN, y=y))[1].dtype == torch.int64
-    with pytest.raises(InvalidInput, match=r"got data y torch.float32 .* expected integers"):
+    with pytest.raises(InvalidInput, match="FN-1387"):
         fitting_data(app, replace(TRAIN, y=y.astype(np.float32)))
 
 
 def test_a_loss_that_is_not_finite_ends_the_training() -> None:
     app = replace(digits(), module=nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), num_classes=0, loss=squared_error)
     data = Examples(inputs={"x": TRAIN.inputs["x"]}, y=TRAIN.y[:, None].astype(np.float32))
-    with pytest.raises(InvalidInput, match=r"the loss is (nan|inf) in epoch 1, .* lower the learning rate"):
+    with pytest.raises(InvalidInput, match="FN-1386"):
         pretrain(app, data, Pretraining(learning_rate=1e9), lambda line: None)
 
 

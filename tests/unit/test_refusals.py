@@ -113,7 +113,7 @@ def test_a_constant_selects_and_a_mask_fills() -> None:
 
 def test_a_loss_must_not_read_either() -> None:
     app = odd(lambda x: x, loss=lambda logits, labels: logits.sum(1) * labels.tolist()[0])
-    with pytest.raises(UnsupportedModel, match=r"App odd: the loss cannot be traced: .*, by Tensor\.tolist\(\)"):
+    with pytest.raises(UnsupportedModel, match="FN-0769"):
         trace_train(prepare(app), ONNX)
 
 
@@ -149,9 +149,7 @@ class Hidden(nn.Module):
 
 def test_a_constant_that_a_graph_captured_from_the_traced_batch_is_refused() -> None:
     module = nn.Sequential(nn.Flatten(), Hidden(), nn.Linear(64, NUM_CLASSES))
-    with pytest.raises(
-        UnsupportedModel, match=r"train step 2: the next \S+ of module .* for a batch that was not traced of the exp"
-    ):
+    with pytest.raises(UnsupportedModel, match="FN-0789"):
         export_bundle(replace(app_of("mlp"), name="hidden", module=module))
 
 
@@ -166,7 +164,7 @@ class HiddenInThrees(Hidden):
 def test_the_graph_of_each_batch_size_is_verified() -> None:
     module = nn.Sequential(nn.Flatten(), HiddenInThrees(), nn.Linear(64, NUM_CLASSES))
     app = replace(app_of("mlp"), name="hidden", module=module, other_batch_sizes=(3,))
-    with pytest.raises(UnsupportedModel, match=r"train step 1: .* of the exported graph differs from torch's"):
+    with pytest.raises(UnsupportedModel, match="FN-0789"):
         export_bundle(app)
 
 
@@ -251,7 +249,7 @@ class Hiding(nn.Module):
 
 
 def test_a_class_is_not_hidden_by_infinity() -> None:
-    with pytest.raises(UnsupportedModel, match=r"the loss is not finite .* \(masked_fill with -1e9\), not by -inf"):
+    with pytest.raises(UnsupportedModel, match="FN-0781"):
         check_kept(prepare(replace(app_of("mlp"), module=Hiding(-math.inf))))
     check_kept(prepare(replace(app_of("mlp"), module=Hiding(-1e9))))
 
@@ -297,9 +295,7 @@ def test_a_graph_that_the_quantizer_cannot_run_is_an_unsupported_model() -> None
             [numpy_helper.from_array(np.zeros((3, 3), np.float32), "c")],
         )
     )
-    with pytest.raises(
-        UnsupportedModel, match=r"infer graph: onnxruntime cannot run it on the calibration data \(.+\);"
-    ):
+    with pytest.raises(UnsupportedModel, match="FN-0784"):
         _quantize(model, Calibration({"x": np.zeros((2, 4), np.float32)}, 2), (), None)
 
 
@@ -346,15 +342,13 @@ def test_the_check_names_the_line_of_an_operator_without_a_form() -> None:
 def test_logits_of_another_number_of_classes_are_refused_before_anything_is_traced() -> None:
     app = app_of("mlp")
     wrong = replace(app, num_classes=app.num_classes + 1)
-    with pytest.raises(
-        UnsupportedModel, match=r"itself \(Mlp\) returned \(2, 4\), expected logits of shape \(batch, 5\)"
-    ):
+    with pytest.raises(UnsupportedModel, match="FN-0738"):
         example_batch(prepare(wrong))
 
 
 def test_the_cost_of_int8_must_be_a_number(tmp_path: Path) -> None:
     for cost in (math.nan, -1.0):
-        with pytest.raises(InvalidInput, match="for the cost of int8, expected a number of at least 0"):
+        with pytest.raises(InvalidInput, match="FN-0709"):
             export(app_of("mlp"), tmp_path / "bundle", PUBLISHER, ["onnx"], cost)
     assert not (tmp_path / "bundle").exists()
 

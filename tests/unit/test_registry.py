@@ -141,7 +141,7 @@ def test_a_signed_call_is_served_once(registry: Registry) -> None:
 def test_a_restart_refuses_calls_that_were_signed_before_it(store: SqliteDevices) -> None:
     registry_at(store, [0.0]).authenticate(DEVICE, CALL, sign(CALL))
     new_registry = Registry(store, lambda: float(NOW_S), lambda: 0.0)
-    with pytest.raises(Untimely, match="signed it before this coordinator began"):
+    with pytest.raises(Untimely, match="FN-0674"):
         new_registry.authenticate(DEVICE, CALL, sign(CALL))
 
 

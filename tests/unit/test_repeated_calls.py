@@ -70,7 +70,7 @@ def test_a_run_that_is_started_again_changes_nothing_more(tmp_path: Path) -> Non
         await publish(place, bundle)
         before = events(place)
         await start(place.runs, bundle, ALONE)
-        with pytest.raises(Conflict, match="taken by a run of another plan; it differs in cohort"):
+        with pytest.raises(Conflict, match="FN-0604"):
             await start(place.runs, bundle, plan())
         await settle()
         assert events(place) == before

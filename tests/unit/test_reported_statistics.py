@@ -69,9 +69,7 @@ def test_a_device_that_reports_the_float_evaluation_alone_neither_lowers_the_int
         work = await assignment(place, "a")
         parts = (labels, labels | {m.EVAL_CORRECT_INT8: 45}, {m.EVAL_CORRECT_FLOAT: 45})
         for liar, part in zip("cde", parts, strict=True):
-            with pytest.raises(
-                InvalidUpdate, match="expected all of them or none: without an int8 model, report eval_lo"
-            ):
+            with pytest.raises(InvalidUpdate, match="FN-0637"):
                 await upload(place, liar, in_float | part)
         await upload(place, "a", in_float, work)
         await upload(place, "b", in_float | labels | in_int8)

@@ -80,7 +80,7 @@ def expected(scale: float) -> Float32s:
 
 
 def test_a_prediction_without_a_version_is_an_error(cache: Cache) -> None:
-    with pytest.raises(NotFound, match="this device has no version yet"):
+    with pytest.raises(NotFound, match="FN-0833"):
         serving(cache).predict({"x": X})
     assert serving(cache).version is None
 

@@ -176,7 +176,7 @@ def test_an_unknown_best_metric_is_refused_before_the_export(capsys: pytest.Capt
 
 def test_a_plan_with_evaluations_needs_test_examples() -> None:
     settings = SimulationSettings(plan={"training.learning_rate": 0.1, "evaluation.data": "digits"})
-    with pytest.raises(InvalidInput, match=r"simulate: got a plan with \[evaluation\] data or metrics, and no test"):
+    with pytest.raises(InvalidInput, match="FN-1181"):
         simulate(*regression((1,)), cohort=2, rounds=1, settings=settings)
 
 

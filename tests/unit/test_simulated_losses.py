@@ -37,9 +37,7 @@ def test_a_client_that_always_fails_costs_no_round_though_no_other_can_replace_i
     assert [row.num_clients for row in result.rounds] == [0, 9, 9, 9, 9]
     assert (result.arrays["0"] == 4.0).all()
     assert {failure.client for failure in result.failures} == {3}
-    with pytest.raises(
-        FaninError, match=r"3 rounds in a row: 9 updates within 600 s, expected at least 10 \(cohort.quorum\)"
-    ):
+    with pytest.raises(FaninError, match="FN-1188"):
         full_quorum = replace(SETTINGS, plan={"training.learning_rate": 0.5, "cohort.quorum": 10})
         simulate(client_fn, 10, cohort=10, rounds=4, settings=full_quorum)
 

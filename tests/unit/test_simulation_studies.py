@@ -283,7 +283,7 @@ def test_a_warm_start_loads_a_state_dict() -> None:
     warm_app = with_state(ours, state)
     assert all(bool((value == 0.5).all()) for value in warm_app.module.state_dict().values())
     assert not any(bool((value == 0.5).all()) for value in ours.module.state_dict().values())
-    with pytest.raises(InvalidInput, match=r"^App digits: initial: Error\(s\) in loading state_dict .* Missing key"):
+    with pytest.raises(InvalidInput, match="FN-0767"):
         simulate(ours, clients(), cohort=2, rounds=1, settings=SimulationSettings(plan=PLAN, initial={}))
 
 

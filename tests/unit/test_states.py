@@ -130,9 +130,7 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: Callable[[bytes], by
     store.put(label(), states_of(1.0))
     path = tmp_path / "states" / "run.3.state"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(
-        Corrupted, match=r"^state of run run, round 3: damaged on this disk: got the digest \w+\.\., expected \w*\.\.$"
-    ):
+    with pytest.raises(Corrupted, match="FN-0837"):
         store.get(label(), FIRST)
 
 

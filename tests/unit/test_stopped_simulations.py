@@ -45,9 +45,7 @@ def run(rounds: int, plan: Mapping[str, object] | None = None, **settings: objec
 def test_a_run_whose_clients_never_come_back_keeps_its_rounds() -> None:
     # A training takes 1 s, so one Round ends before the clients leave.
     gone = Trace(changes=((0.0, True), (1.5, False)))
-    with pytest.raises(
-        RunStopped, match=r"^simulate: no client is available from \d+\.\d s on; add later times"
-    ) as excinfo:
+    with pytest.raises(RunStopped, match="FN-1188") as excinfo:
         run(4, devices=DeviceModel(availability=gone))
     result = excinfo.value.result
     assert not result.is_complete
@@ -62,7 +60,7 @@ def test_an_error_in_a_function_of_the_settings_keeps_the_rounds_before_it() -> 
         # It is computed in float and in int8.
         return 0.5 if next(calls) < 4 else math.nan
 
-    with pytest.raises(RunStopped, match=r"metric 'own': got nan") as excinfo:
+    with pytest.raises(RunStopped, match="FN-0390") as excinfo:
         run(4, test=load_data("digits").test, metrics={"own": metric})
     assert [row.round for row in excinfo.value.result.rounds] == [0, 1]
 
@@ -70,7 +68,7 @@ def test_an_error_in_a_function_of_the_settings_keeps_the_rounds_before_it() -> 
         if row.seed == 1 and row.round == 1:
             raise KeyError("tracker")
 
-    with pytest.raises(RunStopped, match=r"^simulate: KeyError: 'tracker'$") as excinfo:
+    with pytest.raises(RunStopped, match="FN-1189") as excinfo:
         run(2, on_round=track, seeds=(0, 1))
     assert isinstance(excinfo.value.__cause__, KeyError)
     assert [[row.round for row in each.rounds] for each in excinfo.value.result.repeats] == [[0, 1, 2], [0, 1]]
@@ -122,7 +120,7 @@ def test_a_speed_that_is_not_above_zero_is_refused(value: float) -> None:
 
 
 def test_other_parts_of_a_device_model_are_checked() -> None:
-    with pytest.raises(InvalidInput, match=r"^devices: availability: got 'x', expected DailyWindow, OnOff, or an"):
+    with pytest.raises(InvalidInput, match="FN-1153"):
         DeviceModel(availability="x")
     with raises(InvalidInput, "devices: battery: got 5, expected Battery(work_s=..., charge_s=...)"):
         DeviceModel(battery=5)

@@ -39,7 +39,7 @@ def test_a_wrong_chunk_that_is_partly_stored_is_removed(spool: FolderSpool, tmp_
     upload.add(Piece(offset=0, data=b"?" + PAYLOAD[1:1000]))
     upload.store()
     upload.add(Piece(offset=1000, data=PAYLOAD[1000:CHUNK_BYTES]))
-    with pytest.raises(InvalidUpdate, match="update: chunk 0: digest mismatch"):
+    with pytest.raises(InvalidUpdate, match="FN-0117"):
         upload.store()
     upload.close()
     assert (tmp_path / "spool" / f"{HEADER.assignment_id}.part").stat().st_size == 0

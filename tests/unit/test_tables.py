@@ -84,7 +84,7 @@ def test_a_parquet_file_has_lists_as_columns(tmp_path: Path) -> None:
     assert data.train.inputs["x"].shape == (8, 2) and data.train.y.dtype == np.int32
     assert all(x.tolist() == [y, y + 0.5] for x, y in zip(data.train.inputs["x"], data.train.y, strict=True))
     (tmp_path / "wrong.parquet").write_bytes(b"no")
-    with pytest.raises(InvalidInput, match=r"wrong.parquet: not a readable .parquet file"):
+    with pytest.raises(InvalidInput, match="FN-1125"):
         load_data(str(tmp_path / "wrong.parquet"))
 
 
@@ -154,7 +154,7 @@ def test_a_wrong_value_in_a_file_of_a_folder_names_the_file_and_the_row(tmp_path
 @pytest.mark.heavy
 def test_a_wrong_value_in_a_list_of_a_parquet_file_names_the_row(tmp_path: Path) -> None:
     write_parquet(tmp_path / "rows", {"pixels": [[1.0, 2.0], [3.0, float("nan")]], "y": range(2)})
-    with pytest.raises(InvalidInput, match=r"rows.parquet: column 'pixels': got nan in row 2, expected finite"):
+    with pytest.raises(InvalidInput, match="FN-1129"):
         load_data(str(tmp_path))
 
 

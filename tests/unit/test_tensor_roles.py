@@ -259,7 +259,7 @@ def test_a_bundle_with_graphs_takes_no_roles_from_a_plan(tmp_path: Path) -> None
         place = open_place(tmp_path)
         bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES)
         roles = {"weight": TensorRole(role=RoleKind.STATISTIC)}
-        with pytest.raises(InvalidPlan, match=r"run run: got flower.roles, but the bundle has graphs"):
+        with pytest.raises(InvalidPlan, match="FN-0260"):
             await start(place.runs, bundle, replace(NESTEROV, flower=FlowerPlan(roles=roles)))
         await place.runs.stop()
 

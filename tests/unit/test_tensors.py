@@ -140,7 +140,7 @@ def test_anything_but_canonical_bytes_is_refused(data: bytes, text: str) -> None
     ids=["half a surrogate pair", "deep", "long number", "object", "number", "empty but huge"],
 )
 def test_hostile_headers_do_not_parse(header: str) -> None:
-    with pytest.raises(InvalidInput, match=r"^parameters: the header does not parse \("):
+    with pytest.raises(InvalidInput, match="FN-0355"):
         decode_parameters(bytes_with_header(header))
 
 

@@ -71,7 +71,7 @@ def test_a_damaged_update_is_found_also_by_a_rule_that_does_not_read_it_to_its_e
 
     update = fresh(256, (0,), CodecSpec(name="fixed32", max_shift=4), damaged())
     fold_of_one = SetFold(cut_after(num_pieces), TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: update)
-    with pytest.raises(Corrupted, match="the digest of the payload"):
+    with pytest.raises(Corrupted, match="FN-0021"):
         fold_of_one.add("a")
     assert not fold_of_one.added
 
