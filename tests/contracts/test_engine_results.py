@@ -115,7 +115,7 @@ def test_an_exception_outside_of_errors_is_logged_in_one_line_with_one_traceback
     batch = next(iter(batches(1, seed=1)))
     text = (
         rf"^train graph: lost: {call} raised RuntimeError: device driver lost, which is not among the engine's `errors`"
-        rf"; add it there if it means a bad graph, or correct `{call}`$"
+        rf"; add it there if it means a bad graph, or correct `{call}`\n"
     )
     for _ in range(3):
         with pytest.raises(FaninError, match=text) as excinfo:

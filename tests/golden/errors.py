@@ -6,9 +6,13 @@
 """
 
 import ast
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from house.tree import ROOT, Module, package_modules
 

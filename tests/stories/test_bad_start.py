@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support import federations as f
+from support.commands import uncoded
 from support.hosted import Hosted
 from support.peers import Peer
 from support.processes import Running, Site, limit_files, start
@@ -98,12 +99,12 @@ def test_two_coordinators_on_one_port_or_folder(site: Site) -> None:
     same_folder = start(fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "b.log")
     site.started += [same_port, same_folder]
     assert same_port.wait(30.0) == same_folder.wait(30.0) == 1
-    assert same_port.text() == (
+    assert uncoded(same_port.text()) == (
         f"fanin serve: {site.address}: cannot be listened on (Address already in use); is another coordinator "
         "running? choose another --listen\n"
     )
     assert not (site.folder / "other").exists()
-    assert same_folder.text() == (
+    assert uncoded(same_folder.text()) == (
         f"fanin serve: {site.state}: in use by process {coordinator.process.pid}; stop this coordinator, or give "
         "another --state\n"
     )
@@ -281,7 +282,7 @@ def test_a_coordinator_does_not_start_without_space_and_starts_with_it(site: Sit
     coordinator = start(words, site.folder / "failing.log")
     site.started.append(coordinator)
     assert coordinator.wait(30.0) == 1
-    assert coordinator.text() == f"fanin serve: {site.state}/fanin.db: cannot be written: {FILE_LIMIT}\n"
+    assert uncoded(coordinator.text()) == f"fanin serve: {site.state}/fanin.db: cannot be written: {FILE_LIMIT}\n"
     site.serve()
     with site.operator() as operator:
         assert operator.runs() == ()
@@ -296,7 +297,7 @@ def test_a_folder_with_a_broken_database_is_reported(site: Site) -> None:
     )
     site.started.append(coordinator)
     assert coordinator.wait(30.0) == 1
-    assert coordinator.text() == (
+    assert uncoded(coordinator.text()) == (
         f"fanin serve: {site.state}/fanin.db: not a database of a coordinator (file is not a database); restore a "
         "backup of the folder\n"
     )
@@ -320,7 +321,7 @@ def test_a_device_without_a_runtime_sends_nothing_to_the_coordinator(site: Site)
         server.settimeout(0.1)
         with pytest.raises(TimeoutError):
             server.accept()
-    assert device.text() == (
+    assert uncoded(device.text()) == (
         "fanin join: runtime: none of ['onnx', 'litert', 'tflite'] is installed here; pip install 'fanin[onnx]'\n"
     )
     assert not (site.folder / "device").exists()

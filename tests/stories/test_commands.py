@@ -68,7 +68,7 @@ def test_every_subcommand_has_a_help_that_reads_well(fanin: Fanin, name: str) ->
 def test_wrong_usage_ends_with_status_2(fanin: Fanin, words: tuple[str, ...]) -> None:
     outcome = fanin(*words)
     assert outcome.status == 2
-    assert re.search(r"^fanin \w+: .+; see fanin .+ --help$|rror: ", outcome.err, re.MULTILINE)
+    assert re.search(r"^fanin \w+: .+; see fanin .+ --help \[FN-\d{4}\]$|rror: ", outcome.err, re.MULTILINE)
     assert "Traceback" not in outcome.err
 
 

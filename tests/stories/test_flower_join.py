@@ -236,7 +236,7 @@ def test_an_app_that_raises_gives_its_assignment_up_and_ends_the_device(
     assert device.returncode == 1
     reason = "flower app client:app: evaluate: RuntimeError: no data here"
     assert log.count("in client_fn") == 1, "the traceback is in the device's log, once"
-    assert log.endswith(
+    assert uncoded(log).endswith(
         f"fanin join: 2 trainings failed in a row, the last with: {reason}; correct the cause, then start this device "
         "again\n"
     )

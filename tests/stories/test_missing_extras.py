@@ -44,7 +44,7 @@ def test_all_extras_are_named_at_once(library: str, words: tuple[str, ...], extr
     completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     message = f"fanin {words[0]}: {library} is not installed here; pip install 'fanin[{extras}]'"
     message += ", or 'fanin[server,export]' for a plan with an App" if words[0] == "run" else ""
-    assert (completed.returncode, completed.stdout, completed.stderr) == (1, "", f"{message}\n")
+    assert (completed.returncode, completed.stdout, completed.stderr) == (1, "", f"{message} [FN-0025]\n")
 
 
 def test_an_app_of_a_run_needs_the_extra_that_exports_it() -> None:

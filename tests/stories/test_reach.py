@@ -16,7 +16,7 @@ from ssl import TLSVersion
 import numpy as np
 import pytest
 from support import doors
-from support.commands import fanin_in_process, usage_line
+from support.commands import fanin_in_process, uncoded, usage_line
 from support.hosted import Hosted
 from support.processes import start
 
@@ -75,7 +75,7 @@ def fanin(*words: object, environment: Mapping[str, str] | None = None, folder: 
     code = "import sys\nfrom fanin.commands.main import main\nsys.exit(main(sys.argv[1:]))"
     running = start(["-c", code, *map(str, words)], folder / f"{words[0]}.log", environment)
     status = running.wait(COMMAND_S)
-    text = running.text()
+    text = uncoded(running.text())
     running.log.unlink()
     return status, text
 

@@ -14,6 +14,7 @@ WRONG = {
     "demo": (("--rounds", "-1"), "--rounds, --delay-seed: got -1 and -1, expected at least 0 and -1"),
     "serve": (("--listen", "nonsense"), "listen: got 'nonsense', expected HOST:PORT, for example nonsense:7443"),
     "join": ((*SERVER, *DEVICE), ADDRESS),
+    "explain": ((), "Missing argument 'CODE'"),
     "export": (("a.py:app", "--check", "--out", "b"), "--out: got --check too, which writes nothing; expected one of "),
     "assemble": (("spec.toml", "--out", "full"), "--out: full is not empty, expected a new folder; name another one, "),
     "bundle": (("--out", "new"), "--initial and --flower: got neither, expected one: --initial FILE.npz or MODULE:NA"),

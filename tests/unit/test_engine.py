@@ -157,7 +157,7 @@ def test_a_damaged_page_is_detected_when_the_database_is_opened(tmp_path: Path) 
     page = int.from_bytes(data[16:18], "big")
     data[page] ^= 0xFF
     path.write_bytes(data)
-    with pytest.raises(Corrupted, match=rf"^{path}: damaged \(.+\); restore a backup of the folder$"):
+    with pytest.raises(Corrupted, match=rf"^{path}: damaged \(.+\); restore a backup of the folder\n"):
         open_engine(path, Durability.PROCESS)
 
 

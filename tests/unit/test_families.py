@@ -95,7 +95,7 @@ FAMILY = Family(config=Sizes, build=print, layout=print, tokens=print)
             OTHER.replace("frozen=True", "frozen=False"),
             r"Family of Sizes: config: got <class 'own_family.Sizes'>, expected a frozen dataclass of sizes",
         ),
-        (("mine", "own_family:FAMILY"), OTHER, r"\[model.mine\]: width 8 is not a multiple of 3$"),
+        (("mine", "own_family:FAMILY"), OTHER, r"\[model.mine\]: width 8 is not a multiple of 3\n"),
         (("mime", "own_family:FAMILY"), SOURCE, "got unknown key 'mine', did you mean 'mime'"),
         (("qqqq", "own_family:FAMILY"), SOURCE, r"got unknown key 'mine', .*app, .*decoder, encoder, pretrained, qqqq"),
     ],
@@ -151,7 +151,7 @@ def test_a_function_of_a_family_that_raises_is_named_with_its_line(part: str) ->
         raise KeyError("a bug of mine")
 
     model = FamilyModel(name="mine", family=replace(DECODER, **{part: raise_key_error}), config=DecoderConfig())
-    error = rf"^family 'mine': {part} raised KeyError: 'a bug of mine' \(test_families\.py:\d+\); correct it$"
+    error = rf"^family 'mine': {part} raised KeyError: 'a bug of mine' \(test_families\.py:\d+\); correct it\n"
     with pytest.raises(InvalidInput, match=error):
         match part:
             case "build":

@@ -200,7 +200,7 @@ def test_an_error_of_an_app_names_the_line_that_creates_it(tmp_path: Path) -> No
     text = "import torch\nfrom fanin.edge.export import App\n\n\ndef app():\n    return App(\n        {}\n    )\n"
     path.write_text(text.format('name="a", module=torch.nn.Linear(4, 3), calibration=None, batch_size=2.0'))
     with pytest.raises(
-        UnsupportedModel, match=rf"^App a: batch_size: got 2.0, .* \(at {path}:6, while '{path}:app' is loaded\)$"
+        UnsupportedModel, match=rf"^App a: batch_size: got 2.0, .* \(at {path}:6, while '{path}:app' is loaded\)\n"
     ):
         load_app(f"{path}:app")
 
@@ -214,7 +214,7 @@ def test_an_error_of_another_app_of_the_file_names_both(tmp_path: Path) -> None:
         f"wide = App(name='wide', calibration=torch.ones(4, 4).double(), {options})\n"
     )
     expected = r"^App wide: calibration data: got torch.float64 \(4, 4\), expected float32 values .*; convert it by "
-    with pytest.raises(UnsupportedModel, match=rf"{expected}.* \(at {path}:5, while '{path}:good' is loaded\)$"):
+    with pytest.raises(UnsupportedModel, match=rf"{expected}.* \(at {path}:5, while '{path}:good' is loaded\)\n"):
         load_app(f"{path}:good")
 
 
@@ -373,5 +373,5 @@ def test_targets_of_another_shape_are_refused_before_anything_is_traced(
     tmp_path: Path, num_classes: int, y: Tensor, message: str
 ) -> None:
     module = nn.Linear(4, num_classes or 1)
-    with pytest.raises(UnsupportedModel, match=rf"App first: validation data: y: {message} \(at .*\.py:\d+\)$"):
+    with pytest.raises(UnsupportedModel, match=rf"App first: validation data: y: {message} \(at .*\.py:\d+\)\n"):
         export(app(module=module, num_classes=num_classes, validation=(X, y)), tmp_path / "bundle", PUBLISHER)

@@ -114,7 +114,7 @@ def test_a_mask_without_an_axis_is_refused() -> None:
     assert isinstance(without.module, Masked)
     message = (
         r"lengths: got axes \{'ids': 1, 'y': 1\}, but the module accepts 3 positions only if seen has as many; add "
-        r"'seen': 1 to axes$"
+        r"'seen': 1 to axes\n"
     )
     with pytest.raises(UnsupportedModel, match=message):
         checked(without, ["onnx"])

@@ -177,7 +177,7 @@ def test_long_texts_are_cut_for_the_peer_and_the_log(rim: Rim, caplog: pytest.Lo
     context = asyncio.run(fail(rim, InvalidInput("x" * 5000)))
     assert context.details == "x" * MAX_TEXT_CHARS
     (record,) = caplog.records
-    assert record.getMessage() == f"{HEALTH}: InvalidInput: {'x' * MAX_TEXT_CHARS}"
+    assert record.getMessage() == f"{HEALTH}: InvalidInput: {'x' * MAX_TEXT_CHARS} [FN-0002]"
 
 
 @pytest.mark.parametrize("method", MAX_BYTES)

@@ -276,7 +276,7 @@ def test_a_million_int8_devices_have_headroom() -> None:
 
 
 def test_invalid_toml_is_reported_with_its_place() -> None:
-    with pytest.raises(InvalidPlan, match=r"^plan\.toml: not TOML \(.*at line 1, column 8\)\)$"):
+    with pytest.raises(InvalidPlan, match=r"^plan\.toml: not TOML \(.*at line 1, column 8\)\)\n"):
         parse_plan("name = ]", "plan.toml")
 
 

@@ -321,12 +321,12 @@ def test_the_rounds_of_each_seed_are_scalars_of_tensorboard(study: Result, tmp_p
     [
         (
             {"seeds": (1, 2, 1)},
-            r"simulate: seeds: got \[1, 2, 1\], expected each seed once, .*; remove the repetitions of 1$",
+            r"simulate: seeds: got \[1, 2, 1\], expected each seed once, .*; remove the repetitions of 1\n",
         ),
-        ({"seeds": (-1,)}, r"simulate: seeds: got \[-1\], expected integers of 0 or more$"),
+        ({"seeds": (-1,)}, r"simulate: seeds: got \[-1\], expected integers of 0 or more\n"),
         (
             {"seeds": (1, 2), "seed": 3},
-            r"simulate: got seeds \[1, 2\] and seed 3, expected one of them; remove seed$",
+            r"simulate: got seeds \[1, 2\] and seed 3, expected one of them; remove seed\n",
         ),
     ],
     ids=["twice", "negative", "beside"],

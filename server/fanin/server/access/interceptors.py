@@ -37,7 +37,7 @@ from grpc import aio
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import DeviceCall
-from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, coded, public, status_of
+from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public, status_of
 from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.rates import CallRates
@@ -278,7 +278,9 @@ class Rim(aio.ServerInterceptor):
             with self._place(method):
                 return await work()
         except FaninError as exc:
-            self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {coded(exc)[-MAX_TEXT_CHARS:]}")
+            self._refused.log(
+                type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]} [{exc.code}]"
+            )
             return self._refusal(exc, exc)
         except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
             self._failure_logger.exception(f"{method}: the coordinator's disk or network failed")
