@@ -24,12 +24,12 @@ def test_a_record_is_one_line_for_any_text_of_a_peer() -> None:
 
 
 def test_a_record_ends_with_the_code_of_its_error() -> None:
-    error = InvalidPlan("got 0", code="FN-0302")
-    assert FORMATTER.format(record("run %s: %s", "r", error)) == "INFO peer: run r: got 0 [FN-0302]"
+    error = InvalidPlan("got 0", code="FN-0201")
+    assert FORMATTER.format(record("run %s: %s", "r", error)) == "INFO peer: run r: got 0 [FN-0201]"
     try:
         raise error
     except InvalidPlan:
-        assert FORMATTER.format(record("run", traceback=True)).startswith("INFO peer: run [FN-0302]\n    Traceback")
+        assert FORMATTER.format(record("run", traceback=True)).startswith("INFO peer: run [FN-0201]\n    Traceback")
 
 
 def test_printable_text_of_any_language_stays() -> None:

@@ -37,7 +37,7 @@ def explain_main(argv: Sequence[str]) -> int:
 
 
 def explain(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="The code of an error, such as FN-0302.")],
+    code: Annotated[str, typer.Argument(metavar="CODE", help="The code of an error, such as FN-0201.")],
     json: JsonOption = "",
 ) -> None:
     """Show meaning, cause and remedy of an error by its code."""

@@ -22,7 +22,7 @@
     +-- RuntimeMissing          a graph needs a runtime library that is not installed
     +-- Corrupted               our own durable state does not verify
 
-Each error has a code beside its text, such as FN-0302. The code is stable from release to release; the text is not.
+Each error has a code beside its text, such as FN-0201. The code is stable from release to release; the text is not.
 ``fanin.protos.codes`` has the meaning of each code (``fanin explain CODE``). An error of another package that names no
 code has that of its class.
 

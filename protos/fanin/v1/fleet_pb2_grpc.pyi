@@ -93,7 +93,7 @@ repeat a Report with a failure. Use one key for one coordinator: the signature d
 ERRORS
 
 Errors that the coordinator raises carry three trailing metadata entries: fanin-error, the kind of the error,
-fanin-code, its stable code such as FN-0302, and fanin-server-time. Errors that gRPC raises by itself carry none.
+fanin-code, its stable code such as FN-0201, and fanin-server-time. Errors that gRPC raises by itself carry none.
 
     status                what to do
     INVALID_ARGUMENT      the request is wrong; do not send it again

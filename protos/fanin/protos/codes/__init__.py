@@ -48,7 +48,7 @@ def entries() -> dict[str, Entry]:
 
 
 def explained(code: str) -> Entry:
-    """Return the entry of a code, such as ``FN-0302``, ``fn-302`` or ``302``. Raises InvalidInput if there is none."""
+    """Return the entry of a code, such as ``FN-0201``, ``fn-0201`` or ``201``. Raises InvalidInput if there is none."""
     known = entries()
     digits = code.upper().removeprefix("FN").removeprefix("-")
     name = f"FN-{digits:0>4}" if digits.isdecimal() else code
