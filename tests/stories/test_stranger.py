@@ -77,4 +77,5 @@ def test_the_same_signed_call_is_refused_by_name(host: Hosted) -> None:
             device.fleet.Enroll(request, metadata=metadata, timeout=30.0)
     trailers = {item.key: item.value for item in excinfo.value.trailing_metadata()}
     assert (excinfo.value.code(), trailers["fanin-error"]) == (grpc.StatusCode.UNAVAILABLE, "Untimely")
+    assert trailers["fanin-code"] == "FN-0019", "the code of the class: the log has which check failed"
     assert abs(int(trailers["fanin-server-time"]) - device.last_time_us) < 60_000_000
