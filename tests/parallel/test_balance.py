@@ -166,7 +166,7 @@ def test_the_time_of_the_loss_counts_for_the_outputs() -> None:
 def test_a_part_that_returns_no_tensor_is_refused() -> None:
     model = uneven()
     model.module.layers[2].register_forward_hook(lambda module, inputs, output: (output, None))
-    with pytest.raises(InvalidInput, match=r"layout: layers\.2 gives tuple, expected one tensor"):
+    with pytest.raises(InvalidInput, match=r"layout: layers\.2 returned tuple, expected one tensor"):
         measure_layer_times(model, batch())
 
 
@@ -257,4 +257,4 @@ def test_ranks_wait_past_the_message_timeout_and_return_the_same_result(tmp_path
     result = balance_result(0, config, job_model, tmp_path)
     process.join()
     assert other_result.read_text() == result
-    assert result.startswith("InvalidInput: layout: head gives tuple, expected one tensor" if fails else "(")
+    assert result.startswith("InvalidInput: layout: head returned tuple, expected one tensor" if fails else "(")

@@ -305,7 +305,7 @@ def _no_map(folder: Path) -> None:
     [
         (
             _index_edit(_outside_name),
-            "got a tensor in '../model.safetensors', expected the name of a .safetensors file beside",
+            "got a tensor in '../model.safetensors', expected the name of a .safetensors file in its folder",
         ),
         (_index_edit(_swapped_name), "tensors: 1 missing, such as model.norm"),
         (_index_edit(_invalid_name), "not a whole safetensors file ('utf-8' codec can't encode"),

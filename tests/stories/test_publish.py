@@ -290,7 +290,7 @@ def test_each_mistake_has_one_clear_error_and_publishes_nothing(
             error(damaged(folder, tmp_path / "damaged")),
             "damaged/step-00000004/__0_0.distcp: digest mismatch: ",
         ),
-        (error(tmp_path / "cut.safetensors"), "cut.safetensors: not a whole safetensors file ("),
+        (error(tmp_path / "cut.safetensors"), "cut.safetensors: not a complete safetensors file ("),
         (error(tmp_path / "cut.bin"), "cut.bin: parameters: got 79775 bytes of values, expected 79784"),
         (
             error(tmp_path / "empty"),

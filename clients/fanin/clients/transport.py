@@ -25,9 +25,10 @@ from fanin.protos import calls
 from fanin.protos import messages as m
 from fanin.protos.addresses import check_remote
 from fanin.protos.errors import (
+    Conflict,
+    Corrupted,
     FaninError,
     InvalidInput,
-    InvalidUpdate,
     Unauthenticated,
     Unavailable,
     Untimely,
@@ -163,7 +164,7 @@ class Connection:
             raise InvalidInput(f"{self.address}: the reply does not parse ({exc})", code="FN-0817") from exc
         except ValueError as exc:
             # gRPC's error for a call on a closed channel.
-            raise Unavailable(
+            raise Conflict(
                 f"{self.address}: the connection is closed ({exc}); open another one", code="FN-0818"
             ) from exc
 
@@ -206,11 +207,11 @@ class GrpcTransport:
         """See Transport. The upload stops at once when a reply reports that the Round is closed.
 
         Raises:
-            InvalidUpdate: ``read`` failed, or returned fewer bytes than the header declares.
+            Corrupted: ``read`` failed, or returned fewer bytes than the header declares.
         """
         first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
         offsets: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        faults: list[InvalidUpdate] = []
+        faults: list[Corrupted] = []
         requests = _upload_requests(header, first, offsets, read, faults)
         call = self._signed("Upload", first)
         replies = self._connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
@@ -333,7 +334,7 @@ def _upload_requests(
     first: bytes,
     offsets: queue.SimpleQueue[int | None],
     read: ReadPayload,
-    faults: list[InvalidUpdate],
+    faults: list[Corrupted],
 ) -> Iterator[bytes]:
     """Yield the header, then the pieces from the offset that the first reply names.
 
@@ -346,11 +347,16 @@ def _upload_requests(
         try:
             data = read(offset, PIECE_BYTES)
         except (FaninError, OSError, ValueError) as exc:
-            faults.append(InvalidUpdate(f"{what}: its payload cannot be read at byte {offset} ({exc})", code="FN-0823"))
+            faults.append(
+                Corrupted(f"{what}: its payload cannot be read at byte {offset} on this device ({exc})", code="FN-0823")
+            )
             return
         if not data:
             faults.append(
-                InvalidUpdate(f"{what}: its payload ends at byte {offset}, expected {size_bytes} bytes", code="FN-0823")
+                Corrupted(
+                    f"{what}: its payload on this device ends at byte {offset}, expected {size_bytes} bytes",
+                    code="FN-0823",
+                )
             )
             return
         yield to_proto(m.UploadRequest(part=m.Piece(offset=offset, data=data)), pb.UploadRequest).SerializeToString()

@@ -93,9 +93,9 @@ def check_checkpointable(settings: CommunicationSettings, folder: Path | None) -
     """
     if folder is not None and (settings.local_period or settings.hook == "powersgd"):
         raise InvalidInput(
-            f"communication: got hook {settings.hook!r} and local_period {settings.local_period} beside checkpoints in "
-            f"{folder}, expected neither powersgd nor local steps: a checkpoint cannot hold what each copy has of its "
-            "own; leave one of them out",
+            f"communication: got hook {settings.hook!r} and local_period {settings.local_period} with checkpoints in "
+            f"{folder}, expected neither powersgd nor local steps: a checkpoint cannot store the state that differs "
+            "between the copies; remove one of them",
             code="FN-1257",
         )
 

@@ -239,7 +239,8 @@ class Rim(aio.ServerInterceptor):
                         await context.write(reply)
                 except TimeoutError as exc:
                     raise Unavailable(
-                        f"call: its caller read nothing for {self._waits.read_s:g} s", code="FN-0678"
+                        f"call: its caller read nothing for {self._waits.read_s:g} s, so the call ends; call again",
+                        code="FN-0678",
                     ) from exc
                 del reply
 
@@ -248,7 +249,7 @@ class Rim(aio.ServerInterceptor):
             async with asyncio.timeout(self._waits.first_request_s):
                 return await anext(stream)
         except StopAsyncIteration as exc:
-            raise Unauthenticated(f"call: {method} carried no request to be checked", code="FN-0672") from exc
+            raise InvalidInput(f"call: {method} carries no request, expected one; send it", code="FN-0126") from exc
         except TimeoutError as exc:
             raise Unavailable(
                 f"call: {method} sent no request for {self._waits.first_request_s:g} s", code="FN-0678"
@@ -281,8 +282,9 @@ class Rim(aio.ServerInterceptor):
             self._refused.log(type(exc).__name__, f"{method}: {type(exc).__name__}: {coded(exc)[-MAX_TEXT_CHARS:]}")
             return self._refusal(exc, exc)
         except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
-            self._failure_logger.exception(f"{method}: the coordinator's disk or network failed")
-            return self._refusal(exc, Unavailable("disk", code="FN-0512"))
+            failure = Unavailable(f"{method}: the coordinator's disk or network failed", code="FN-0512")
+            self._failure_logger.exception(coded(failure))
+            return self._refusal(exc, failure)
         except (aio.AbortError, aio.UsageError):
             raise
         except aio.InternalError as exc:
@@ -320,7 +322,9 @@ class Rim(aio.ServerInterceptor):
             return
         if self._num_open >= MAX_OPEN_CALLS:
             raise Unavailable(
-                f"call: {MAX_OPEN_CALLS} calls of {method} and the like are open, expected fewer", code="FN-0677"
+                f"call: {method}: got more than {MAX_OPEN_CALLS} open calls without a credential; close some, or try "
+                "again later",
+                code="FN-0677",
             )
         self._num_open += 1
         try:
