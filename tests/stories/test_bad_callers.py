@@ -146,7 +146,7 @@ def test_the_error_of_an_unknown_device_or_token_names_the_expected_one(
         assert text == (
             f"{host.address}: not authenticated; it expects an enrollment token that was made there (--token-file)"
         )
-    assert "enroll: got a token that was not made here, expected an enrollment token" in caplog.text
+    assert "enroll: got a token that this coordinator did not create, expected an enrollment token" in caplog.text
     assert "not authenticated; it expects a device that enrolled there" in refusal(host, STRANGER)
     assert "which is not enrolled here" in caplog.text
     assert host.operator_token not in caplog.text
@@ -237,7 +237,7 @@ def test_a_run_that_its_publisher_did_not_sign_is_refused(host: Hosted, devices:
             operator.start_run("foreign", f.plan(), devices[0].bundle, STRANGER)
         with pytest.raises(InvalidInput, match="run id: got 'a/b', expected 1 to 128 letters, digits"):
             operator.start_run("a/b", f.plan(), devices[0].bundle, STRANGER)
-        with pytest.raises(NotFound, match="run 'none': there is none of this id here"):
+        with pytest.raises(NotFound, match="run 'none': not found on this coordinator; fanin runs lists its runs"):
             operator.run("none")
         after = snapshot(host.state)
     # The key that was prepared for the Run remains, as it would for a publisher who signs later.

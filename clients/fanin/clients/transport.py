@@ -161,7 +161,10 @@ class Connection:
                 error = cause_of_failure(self._route, self._ca_certificate) or error
             raise error from exc
         except DecodeError as exc:
-            raise InvalidInput(f"{self.address}: the reply does not parse ({exc})", code="FN-0817") from exc
+            raise InvalidInput(
+                f"{self.address}: the reply does not parse ({exc}); compare the releases of fanin on both machines",
+                code="FN-0817",
+            ) from exc
         except ValueError as exc:
             # gRPC's error for a call on a closed channel.
             raise Conflict(
@@ -265,7 +268,8 @@ class GrpcTransport:
         except _ClockOff as exc:
             self._set_clock(exc.offset_s)
             raise Unavailable(
-                f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s", code="FN-0820"
+                f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s; call again",
+                code="FN-0820",
             ) from exc
 
     def _now(self) -> float:
@@ -376,7 +380,7 @@ def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninErro
     if named is not None:
         return named
     if exc.code() is grpc.StatusCode.INTERNAL:
-        return Unavailable(f"{address}: the coordinator failed ({details})", code="FN-0821")
+        return Unavailable(f"{address}: the coordinator failed ({details}); try again later", code="FN-0821")
     return Unavailable(
         f"{address}: cannot be reached ({exc.code().name}: {details}); is the coordinator running?", code="FN-0811"
     )

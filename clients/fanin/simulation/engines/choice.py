@@ -135,7 +135,7 @@ def check_engine(settings: SimulationSettings) -> None:
     if engine == "auto" and (settings.resume is not None or settings.seeds):
         raise InvalidInput(
             "simulate: engine: got 'auto' with resume or seeds, expected 'graph' or 'vmap': each measurement may "
-            "choose another engine; simulate once with 'auto', and take Result.engine",
+            "choose another engine; simulate once with 'auto', then pass its Result.engine",
             code="FN-1101",
         )
 

@@ -72,7 +72,7 @@ def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | Non
     if _on_any_rank(failure is not None):
         cause = "see the first rank" if failure is None else str(failure)
         raise StorageFull(
-            f"{path}: the weights could not be written ({cause}); nothing is there", code="FN-1332"
+            f"{path}: the weights could not be written ({cause}); no file was written", code="FN-1332"
         ) from failure
 
 

@@ -85,7 +85,7 @@ def check_rate(settings: RateSettings, training: TrainingSettings, parallel: Par
     if training.optimizer != "sgd" or parallel.precision == "fp16":
         raise InvalidInput(
             f"rate: got scale 'adascale', optimizer {training.optimizer!r} and precision {parallel.precision!r}, "
-            "expected sgd, and full, double or bf16: the gain is that of plain gradients",
+            "expected sgd, and full, double or bf16: the gain is defined for plain gradients",
             code="FN-1252",
         )
     num_parts = parallel.mesh.dp_replicate * training.accumulate

@@ -157,7 +157,8 @@ class ModelSettings:
             )
         if self.app and self.mean_over == "tokens":
             raise InvalidInput(
-                "model: got mean_over 'tokens' for an App, expected 'samples', which an App's loss is", code="FN-1210"
+                "model: got mean_over 'tokens' for an App, expected 'samples', over which an App's loss is; remove it",
+                code="FN-1210",
             )
 
     @property

@@ -190,7 +190,9 @@ class Manifest:
             return
         if not self.signatures or not self.table.specs:
             raise InvalidBundle(
-                "manifest: local: expected also graphs, and at least one parameter that travels", code="FN-0315"
+                "manifest: local: got no graphs, or only personal parameters, expected graphs and "
+                "at least one parameter that travels",
+                code="FN-0315",
             )
         if self.local.initial not in self.artifacts or self.local.initial == self.initial:
             raise InvalidBundle(

@@ -238,10 +238,8 @@ class Rim(aio.ServerInterceptor):
                     async with asyncio.timeout(self._waits.read_s):
                         await context.write(reply)
                 except TimeoutError as exc:
-                    raise Unavailable(
-                        f"call: its caller read nothing for {self._waits.read_s:g} s, so the call ends; call again",
-                        code="FN-0678",
-                    ) from exc
+                    text = f"call: its caller read nothing for {self._waits.read_s:g} s; call again"
+                    raise Unavailable(text, code="FN-0678") from exc
                 del reply
 
     async def _first(self, method: str, stream: AsyncIterator[bytes]) -> bytes:
@@ -322,8 +320,7 @@ class Rim(aio.ServerInterceptor):
             return
         if self._num_open >= MAX_OPEN_CALLS:
             raise Unavailable(
-                f"call: {method}: got more than {MAX_OPEN_CALLS} open calls without a credential; close some, or try "
-                "again later",
+                f"call: {method}: {MAX_OPEN_CALLS} calls without a credential are open, expected fewer; close some",
                 code="FN-0677",
             )
         self._num_open += 1
@@ -379,7 +376,7 @@ def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
         return handler.request_deserializer(data)
     except DecodeError as exc:
         raise InvalidInput(
-            f"call: {method} carries {len(data)} bytes that are no such request ({exc})", code="FN-0126"
+            f"call: {method}: got {len(data)} bytes that do not parse as its request ({exc})", code="FN-0126"
         ) from exc
 
 
