@@ -158,7 +158,7 @@ def test_invalid_configs_are_refused(text: str, message: str) -> None:
             {"parallel": {"precision": "fp16"}},
             "optimizer 'sgd' and precision 'fp16', expected sgd, and full, double or bf16",
         ),
-        ({"training": {"accumulate": 2}}, "base_batch 2 and batch_size 8, expected a batch of 2 or more times base"),
+        ({"training": {"accumulate": 2}}, "base_batch 2 and batch_size 8, expected 2 or more parts of base_batch"),
         (
             {"rate": {"base_batch": 8}, "training": {"accumulate": 1}},
             "one for each of 1 copies x 1 gradient accumulation steps; change",

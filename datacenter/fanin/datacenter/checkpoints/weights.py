@@ -170,7 +170,9 @@ def _read_kinds(path: Path) -> dict[str, Kind]:
         return _kinds(path)
     except (OSError, SafetensorError, ValueError) as exc:
         # ValueError: an index can contain a file name that is not valid.
-        raise InvalidInput(f"{path}: not a complete safetensors file ({exc}); name another", code="FN-1313") from exc
+        raise InvalidInput(
+            f"{path}: not a complete safetensors file ({exc}); name another file", code="FN-1313"
+        ) from exc
 
 
 def _kinds(path: Path) -> dict[str, Kind]:
@@ -190,7 +192,9 @@ def file_metadata(path: Path) -> dict[str, str]:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except (OSError, SafetensorError) as exc:
-        raise InvalidInput(f"{path}: not a complete safetensors file ({exc}); name another", code="FN-1313") from exc
+        raise InvalidInput(
+            f"{path}: not a complete safetensors file ({exc}); name another file", code="FN-1313"
+        ) from exc
 
 
 def _index(path: Path) -> dict[str, str]:
