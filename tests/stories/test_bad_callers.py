@@ -222,7 +222,7 @@ def test_the_same_start_twice_is_one_run_and_another_one_is_a_conflict(host: Hos
     assert host.start_run(f.plan(), bundle, f.PUBLISHER).run_id == "run"
     with pytest.raises(
         Conflict,
-        match=r"by a run of another plan; it differs in stop.max_rounds \(there 1, here 9\)\. A run keeps",
+        match=r"by a run of another plan; it differs in stop.max_rounds \(there 1, here 9\)\. A run cannot change",
     ):
         host.start_run(f.plan(num_rounds=9), bundle, f.PUBLISHER)
     with host.operator() as operator:

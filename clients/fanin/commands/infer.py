@@ -154,15 +154,10 @@ def _check_options(path: Path, options: argparse.Namespace) -> None:
     if Cache.is_device(path):
         if options.signature or options.version:
             raise InvalidInput(
-                f"{path}: got --signature or --version for the folder of a device, which serves one version; remove it",
-                code="FN-1025",
+                f"{path}: got --signature or --version, but a device serves one version; remove it", code="FN-1025"
             )
         if not options.publisher:
-            raise InvalidInput(
-                f"{path}: got the folder of a device without --publisher, expected the key that it trusts; pass "
-                "--publisher publisher.pub",
-                code="FN-1025",
-            )
+            raise InvalidInput(f"{path}: got a device without --publisher; pass its publisher.pub", code="FN-1025")
     elif path.is_dir():
         if options.signature:
             raise InvalidInput(
@@ -171,14 +166,11 @@ def _check_options(path: Path, options: argparse.Namespace) -> None:
     else:
         if options.publisher or options.version:
             raise InvalidInput(
-                f"{path}: got --publisher or --version for a file, expected them for a folder of a bundle or a device; "
-                "remove them",
-                code="FN-1025",
+                f"{path}: got --publisher or --version for a file, which has neither; remove it", code="FN-1025"
             )
         if options.signature and not file_format(format_of(path.name)).has_signatures:
             raise InvalidInput(
-                f"{path}: got --signature {options.signature!r}, but an {path.suffix.lower()} file has a single graph; "
-                "remove it",
+                f"{path}: got --signature {options.signature!r}, but an {path.suffix.lower()} file has a single graph",
                 code="FN-1025",
             )
         format_of(path.name)
