@@ -333,7 +333,7 @@ def test_a_checkpoint_that_cannot_resume_is_refused(tmp_path: Path) -> None:
     engine = trainer_of(config, split).engine
     with pytest.raises(InvalidInput, match="checkpoints: got folder /dev/null/c, expected a place that can be written"):
         JobCheckpoints(CheckpointSettings(folder=Path("/dev/null/c")), engine, 0, writes=True)
-    with pytest.raises(InvalidInput, match=r"got resume .*none, expected a folder with a whole checkpoint"):
+    with pytest.raises(InvalidInput, match=r"got resume .*none, expected a folder with a complete checkpoint"):
         JobCheckpoints(CheckpointSettings(resume=tmp_path / "none"), engine, 0, writes=True)
     keeper = JobCheckpoints(CheckpointSettings(resume=tmp_path / "c", folder=tmp_path / "d"), engine, 0, writes=True)
     assert keeper.state.step == 2
