@@ -257,4 +257,4 @@ def test_ranks_wait_past_the_message_timeout_and_return_the_same_result(tmp_path
     result = balance_result(0, config, job_model, tmp_path)
     process.join()
     assert other_result.read_text() == result
-    assert result.startswith("InvalidInput: layout: head gives tuple, expected one tensor" if fails else "(")
+    assert result.startswith("InvalidInput: layout: head returned tuple, expected one tensor" if fails else "(")

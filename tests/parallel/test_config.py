@@ -82,7 +82,10 @@ def test_override_tables_replace_values_of_the_text() -> None:
         (f"{MINIMAL}[rate]\nwarm_up = -1", "rate: got warm_up -1"),
         (f"{MINIMAL}[checkpoints]\nevery = 2", "checkpoints: got every 2 and no folder"),
         (f"{MINIMAL}[checkpoints]\nkeep = 0", "checkpoints: got every 0 and keep 0"),
-        (f"{MINIMAL}[evaluation]\nkeep = 'best'\n[checkpoints]\nfolder = 'c'", "got keep 'best' beside checkpoints"),
+        (
+            f"{MINIMAL}[evaluation]\nkeep = 'best'\n[checkpoints]\nfolder = 'c'",
+            "got keep 'best' and a folder of checkpoints",
+        ),
         (f"{MINIMAL}[evaluation]\npatience = -1", "evaluation: got patience -1"),
         (f"{MINIMAL}[evaluation]\nmin_delta = nan", "evaluation: got min_delta nan"),
         (MINIMAL.replace("steps = 2", "steps = 0"), "stop: got steps 0 and epochs 0, expected at least one above 0"),
@@ -109,7 +112,7 @@ def test_override_tables_replace_values_of_the_text() -> None:
         ),
         (
             f"{MINIMAL}[model.layout]\nlayers = 'l'\nnum_layers = 1",
-            "model: got a layout beside decoder, expected it for an",
+            "model: got a layout and [model.decoder], expected a layout only for an",
         ),
         (APP.replace('app = "a:b"', 'app = "a:b", mean_over = "tokens"'), "model: got mean_over 'tokens' for an App"),
         (
@@ -155,11 +158,14 @@ def test_invalid_configs_are_refused(text: str, message: str) -> None:
             {"parallel": {"precision": "fp16"}},
             "optimizer 'sgd' and precision 'fp16', expected sgd, and full, double or bf16",
         ),
-        ({"training": {"accumulate": 2}}, "base_batch 2 and batch_size 8, expected a batch of 2 or more times base"),
-        ({"rate": {"base_batch": 8}, "training": {"accumulate": 1}}, "a part for each of 1 copies x 1 turns; change"),
+        ({"training": {"accumulate": 2}}, "base_batch 2 and batch_size 8, expected 2 or more parts of base_batch"),
+        (
+            {"rate": {"base_batch": 8}, "training": {"accumulate": 1}},
+            "one for each of 1 copies x 1 gradient accumulation steps; change",
+        ),
         (
             {"parallel": {"mesh": "dp_replicate=2"}},
-            "a part for each of 2 copies x 4 turns; change accumulate",
+            "one for each of 2 copies x 4 gradient accumulation steps; change accumulate",
         ),
     ],
     ids=lambda value: re.sub(r"\W+", "-", str(value))[-40:],

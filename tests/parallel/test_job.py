@@ -135,7 +135,7 @@ def test_an_error_keeps_its_type(tmp_path: Path) -> None:
     ("changes", "expected"),
     [
         ({"format": 1}, "got format 1, expected 2"),
-        ({"config": 3}, "config.json: all of it: got 3, expected a table"),
+        ({"config": 3}, "config.json: got 3, expected a table"),
         ({"config": {}}, "config.json: got no model, expected a value"),
     ],
 )

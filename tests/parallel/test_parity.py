@@ -222,9 +222,9 @@ def test_all_ranks_report_the_checkpoint_error_of_one(folder: Path) -> None:
     assert first[0] == second[0]
     assert "InvalidInput: checkpoints: got folder /dev/null/apart, expected a place that can be written" in first[0]
     # Each error names the rank's own folder.
-    message = "got the checkpoints after [[0], []] steps, as ranks see them in their order, expected the same ones"
+    message = "got checkpoints after the steps [[0], []] (one list for each rank), expected the same ones"
     for error in (*first[1:], *second[1:]):
-        assert error.startswith("Corrupted: ")
+        assert error.startswith("InvalidInput: ")
         assert message in error
     for error in (first[2], second[2]):
         assert "apart-1/LATEST: not JSON" in error

@@ -305,13 +305,13 @@ def _no_map(folder: Path) -> None:
     [
         (
             _index_edit(_outside_name),
-            "got a tensor in '../model.safetensors', expected the name of a .safetensors file beside",
+            "got a tensor in '../model.safetensors', expected the name of a .safetensors file in its folder",
         ),
         (_index_edit(_swapped_name), "tensors: 1 missing, such as model.norm"),
-        (_index_edit(_invalid_name), "not a whole safetensors file ('utf-8' codec can't encode"),
+        (_index_edit(_invalid_name), "not a complete safetensors file ('utf-8' codec can't encode"),
         (_index_edit(dict.clear), "got no weight_map, expected one from names of tensors to names of files"),
         (_no_map, "got no weight_map"),
-        (_missing_shard, "not a whole safetensors file (No such file"),
+        (_missing_shard, "not a complete safetensors file (No such file"),
         (lambda folder: shutil.copy(folder / "config.json", folder / pretrained_folder.INDEX), "got no weight_map"),
         (lambda folder: (folder / pretrained_folder.INDEX).write_text("{"), "not JSON ("),
     ],

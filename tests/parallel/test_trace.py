@@ -54,7 +54,7 @@ def written(tmp_path: Path) -> Path:
         (b"\xff", r"line 4: got b'\\xff', expected an object in JSON"),
         (b'{"loss": 3.0', "line 4: got b'.*', expected an object in JSON"),
         (b"[" * 100_000, r"line 4: got b'\[+', expected an object in JSON"),
-        (b"3", "line 4: all of it: got 3, expected a table"),
+        (b"3", "line 4: got 3, expected a table"),
         (b"{}", "line 4: got no step, expected a value"),
         (b'{"loss": "3"}', "line 4: got loss '3', expected a finite number or null"),
         (b'{"loss": NaN}', "line 4: got loss nan, expected a finite number or null"),

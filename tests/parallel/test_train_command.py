@@ -134,7 +134,7 @@ def test_a_job_that_is_compiled_has_the_losses_of_one_that_is_not(
         (("--mesh", "pp=2", "--schedule", "2F2B"), "schedule: got '2F2B', expected one of GPipe, 1F1B"),
         (("--mesh", "pp=2", "--microbatches", "0"), "got 0 microbatches, expected at least 1"),
         (("--steps", "-1"), "stop: got steps -1 and epochs 0"),
-        (("--resume", "/nowhere"), "got resume /nowhere, expected a folder with a whole checkpoint"),
+        (("--resume", "/nowhere"), "got resume /nowhere, expected a folder with a complete checkpoint"),
         (("--out", "model.bin"), "got weights model.bin, expected a name that ends in .safetensors"),
         (
             ("--out", "/nowhere/model.safetensors"),

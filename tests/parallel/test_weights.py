@@ -164,10 +164,10 @@ def _retype_tensor(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_truncate, "not a whole safetensors file"),
-        (_lengthen, "not a whole safetensors file"),
-        (_corrupt_header, "not a whole safetensors file"),
-        (_clear, "not a whole safetensors file"),
+        (_truncate, "not a complete safetensors file"),
+        (_lengthen, "not a complete safetensors file"),
+        (_corrupt_header, "not a complete safetensors file"),
+        (_clear, "not a complete safetensors file"),
         (_remove, "no such file, expected a .safetensors file"),
         (
             _rename_tensor,

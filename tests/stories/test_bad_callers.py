@@ -146,7 +146,7 @@ def test_the_error_of_an_unknown_device_or_token_names_the_expected_one(
         assert text == (
             f"{host.address}: not authenticated; it expects an enrollment token that was made there (--token-file)"
         )
-    assert "enroll: got a token that was not made here, expected an enrollment token" in caplog.text
+    assert "enroll: got a token that this coordinator did not create, expected an enrollment token" in caplog.text
     assert "not authenticated; it expects a device that enrolled there" in refusal(host, STRANGER)
     assert "which is not enrolled here" in caplog.text
     assert host.operator_token not in caplog.text

@@ -101,7 +101,7 @@ def test_a_client_that_sends_without_end(host: Hosted, liar: Peer) -> None:
 
     with nothing_leaks(host), liar.connection() as connection:
         call = sign(liar.key, "Upload", upload_bytes(header))
-        with pytest.raises(InvalidUpdate, match=f"expected some, up to {len(payload)}"):
+        with pytest.raises(InvalidUpdate, match=f"expected 1 or more, up to {len(payload)}"):
             list(connection.stream_stream(f"{FLEET}Upload", endless_requests(), pb.UploadReply.FromString, call))
 
 

@@ -148,7 +148,7 @@ BODIES: dict[str, tuple[Callable[[m.UpdateHeader, bytes], tuple[m.UpdateHeader, 
     "offset": (lambda h, p: (h, pieces(p, 4096)), "update: got a piece at offset 4096, expected 0"),
     "gap": (lambda h, p: (h, [*pieces(p, 0, 512), *pieces(p, 516)]), "update: got a piece at offset 516, expected 512"),
     "empty piece": (lambda h, p: (h, [m.Piece(offset=0, data=b"")]), "update: got bytes 0 to 0, expected some"),
-    "too much": (excess_pieces, "expected some, up to 1200012"),
+    "too much": (excess_pieces, "expected 1 or more, up to 1200012"),
 }
 
 

@@ -73,9 +73,7 @@ def test_a_simulation_trains_its_batch_size_by_both_engines() -> None:
     vmap = simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, engine="vmap"))
     change = graph.parameters - bundle_of("sizes").initial_parameters()
     assert np.abs(vmap.parameters - graph.parameters).max() <= 1e-4 * np.abs(change).max()
-    with pytest.raises(
-        UnsupportedModel, match="the schedule of the Plan changes the batch size, and the engine vmap has"
-    ):
+    with pytest.raises(UnsupportedModel, match="FN-1111"):
         simulate(app_of("sizes"), CLIENTS, settings=replace(SETTINGS, plan=SCHEDULED_PLAN, engine="vmap"))
     plan_5 = replace(SIZED_PLAN, training=replace(SIZED_PLAN.training, batch_size=5))
     with pytest.raises(InvalidInput, match="batch_size 5, but the bundle's train graphs are for 3, 8, 20; choose"):

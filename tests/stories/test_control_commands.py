@@ -96,7 +96,7 @@ def test_a_run_is_paused_resumed_stopped_and_continued(fanin: Fanin, host: Hoste
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("pause", "none"), "run 'none': there is none of this id here"),
+        (("pause", "none"), "run 'none': not found on this coordinator; fanin runs lists its runs"),
         (("pause", "run"), "run run: it is finished, there is nothing to pause"),
         (("stop", "run"), "run run: it is finished, there is nothing to stop"),
         (("resume", "run"), "run run: is finished; pass --rounds N to continue it"),

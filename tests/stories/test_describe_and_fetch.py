@@ -246,9 +246,9 @@ def test_a_folder_whose_replacement_fails_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("fetch", "none", "--out", "x"), "run 'none': there is none of this id here"),
+        (("fetch", "none", "--out", "x"), "run 'none': not found on this coordinator; fanin runs lists its runs"),
         (("fetch", "run", "--out", "x", "--version", "7"), "run run: has no version 7"),
-        (("describe", "none"), "run 'none': there is none of this id here"),
+        (("describe", "none"), "run 'none': not found on this coordinator; fanin runs lists its runs"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(value),
 )

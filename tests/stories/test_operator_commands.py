@@ -118,7 +118,7 @@ def test_run_without_a_plan_a_key_or_the_publishers_bundle(fanin: Fanin, host: H
     path = tmp_path / "another.key"
     assert one_line(fanin(*words, path), "run") == (
         f"{host.folder / 'bundle'}: signed by key {signer}.., but {path} has key {owner}..; pass the key that signed "
-        "it with --key, or export the bundle again"
+        "it with --key, or export the bundle under another name"
     )
     # A new key has signed no Bundle, so no key is created.
     assert one_line(fanin(*words, tmp_path / "none.key"), "run") == (
@@ -139,7 +139,7 @@ def test_a_run_is_started_once_and_another_plan_under_its_id_is_a_conflict(fanin
     assert repeat.err == ""
     (host.folder / "other.toml").write_text(PLAN.replace("0.1", "0.2"))
     other = fanin("run", host.folder / "other.toml", *words[2:], "--run-id", "mine")
-    keeps = "A run keeps what it was started with: choose another id (--run-id), or start it without the change"
+    keeps = "A run cannot change: choose another id (--run-id), or start it without the change"
     assert one_line(other, "run") == (
         "run mine: the id is taken by a run of another plan; it differs in training.learning_rate (there 0.1, here "
         f"0.2). {keeps}"
@@ -215,7 +215,7 @@ def test_an_unreachable_coordinator_is_retried_and_named(fanin: Fanin, host: Hos
 
 def test_watch_of_an_unknown_run(fanin: Fanin, host: Hosted) -> None:
     message = one_line(fanin("watch", "none", "--state", host.state), "watch")
-    assert message == "run 'none': there is none of this id here"
+    assert message == "run 'none': not found on this coordinator; fanin runs lists its runs"
 
 
 def test_json_to_a_file_that_cannot_be_written(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:

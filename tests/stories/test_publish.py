@@ -267,7 +267,7 @@ def test_each_mistake_has_one_clear_error_and_publishes_nothing(
     not_finite = "got 16 values that are not finite, expected finite ones; name an earlier checkpoint"
     expected = "expected the parameters of the run's model 'synthetic'; name the checkpoints of a job that"
     for text, message in (
-        (error(checkpoints, "walk"), "run 'walk': there is none of this id here"),
+        (error(checkpoints, "walk"), "run 'walk': not found on this coordinator; fanin runs lists its runs"),
         (
             error(checkpoints, "run", tmp_path / "no.key"),
             "--key no.key: no such file, expected the key",
@@ -290,7 +290,7 @@ def test_each_mistake_has_one_clear_error_and_publishes_nothing(
             error(damaged(folder, tmp_path / "damaged")),
             "damaged/step-00000004/__0_0.distcp: digest mismatch: ",
         ),
-        (error(tmp_path / "cut.safetensors"), "cut.safetensors: not a whole safetensors file ("),
+        (error(tmp_path / "cut.safetensors"), "cut.safetensors: not a complete safetensors file ("),
         (error(tmp_path / "cut.bin"), "cut.bin: parameters: got 79775 bytes of values, expected 79784"),
         (
             error(tmp_path / "empty"),

@@ -134,7 +134,7 @@ def test_a_missing_chunk_is_reported(folder: Path) -> None:
     path = chunk_of(folder, "infer.onnx")
     path.unlink()
     bundle = open_folder(folder, trusted=TRUSTED)
-    with raises(InvalidBundle, f"bundle {short(bundle.sha256)}: {folder}: chunk {short(path.name)} is missing"):
+    with pytest.raises(InvalidBundle, match=f"chunk {short(path.name)} is missing; .*\nFN-0303"):
         bundle.artifact("infer.onnx")
 
 
@@ -153,7 +153,7 @@ def test_unknown_names_are_refused(folder: Path) -> None:
     [
         (
             encode_parameters(TensorTable.of({"a": ()}), np.zeros(1, np.float32)),
-            "initial parameters have other names or shapes",
+            "initial parameters have other names or shapes than in the manifest; export it again",
         ),
         (INITIAL[:-1], f"parameters: got {4 * TABLE.num_values - 1} bytes of values, expected {4 * TABLE.num_values}"),
     ],

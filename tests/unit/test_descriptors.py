@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 
-from fanin.protos.errors import Conflict
+from fanin.protos.errors import InvalidInput
 from fanin.server.access.connections import (
     LEAST_DESCRIPTORS,
     OTHER_FILES,
@@ -39,7 +39,7 @@ def test_files_and_connections_fit_together(descriptors: int, max_parked: int, m
 
 def test_too_few_descriptors_are_refused_with_the_number_and_the_remedy() -> None:
     with raises(
-        Conflict,
+        InvalidInput,
         f"descriptors: this process may open 100, expected at least {LEAST_DESCRIPTORS}; "
         "raise the hard limit (ulimit -Hn, LimitNOFILE= in systemd)",
     ):

@@ -30,7 +30,7 @@ from fanin.edge.export.vectorized.step import VectorSettings, VectorState, Vecto
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidInput, UnsupportedModel
+from fanin.protos.errors import Diverged, InvalidInput, UnsupportedModel
 from fanin.protos.plans import MAX_TIMES
 from fanin.simulation import Iid, load_data, partition, simulate
 from fanin.simulation.data.partitioning import Partition
@@ -148,7 +148,8 @@ def test_a_training_that_diverges_is_reported(step: CountingStep) -> None:
     graphs = BundleGraphs(open_runtime("onnx"))
     trainings = VectorTrainings(step, graphs, clients_of(), 0.2)
     training = trainings.begin(0, model(), assignment(0, learning_rate=1e30))
-    with raises(ValueError, "loss became nan after 2 steps, expected a finite one; lower the learning rate (1e+30)"):
+    text = "training: loss became nan after 2 steps, expected a finite one; lower the learning rate (1e+30)"
+    with raises(Diverged, text):
         training()
 
 

@@ -41,11 +41,11 @@ def test_a_liar_is_refused_and_changes_nothing(tmp_path: Path, lie: Lie) -> None
 
 def test_a_connection_breaks_before_within_and_after_a_call(tmp_path: Path) -> None:
     outcome = outcome_of(tmp_path, plan(deadline_s=PATIENT_S), [replace(CALM, cut=0.4, piece_s=1.0)] * 4, seed=2)
-    broken = {entry.what for entry in outcome.log if entry.what.startswith("the line broke")}
+    broken = {entry.what for entry in outcome.log if entry.what.startswith("connection broke")}
     expected = {
-        f"the line broke: {call}, {moment}" for call in ("check-in", "upload") for moment in ("before", "after")
+        f"connection broke: {call}, {moment}" for call in ("check-in", "upload") for moment in ("before", "after")
     }
-    assert expected | {"the line broke: upload, within", "the line broke: download, within"} <= broken
+    assert expected | {"connection broke: upload, within", "connection broke: download, within"} <= broken
 
 
 def test_a_device_that_leaves_comes_back_with_its_cache(tmp_path: Path) -> None:

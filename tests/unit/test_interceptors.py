@@ -143,10 +143,13 @@ def test_a_silent_stream_is_ended(rim: Rim) -> None:
         asyncio.run(first(rim, silent()))
 
 
-def test_a_stream_without_requests_or_signature_is_unauthenticated(rim: Rim) -> None:
-    with raises(Unauthenticated, f"call: {UPLOAD} carried no request to be checked"):
+def test_a_stream_without_requests_is_invalid(rim: Rim) -> None:
+    with pytest.raises(InvalidInput, match="FN-0126"):
         asyncio.run(first(rim, requests()))
-    with pytest.raises(Unauthenticated, match="FN-0672"):
+
+
+def test_a_stream_without_a_signature_is_unauthenticated(rim: Rim) -> None:
+    with pytest.raises(Unauthenticated, match="carries no valid"):
         asyncio.run(first(rim, requests(b"first")))
 
 
@@ -261,7 +264,7 @@ def test_unknown_callers_never_reach_the_store(tmp_path: Path) -> None:
 def test_a_disk_error_is_a_temporary_error_that_reveals_no_path(rim: Rim, caplog: pytest.LogCaptureFixture) -> None:
     context = asyncio.run(fail(rim, IsADirectoryError(21, "Is a directory", "/var/fanin/blobs/39"), 100))
     assert (context.code, context.details) == (grpc.StatusCode.UNAVAILABLE, "try again later")
-    assert "/var/fanin/blobs/39" in caplog.text
+    assert "/var/fanin/blobs/39" in caplog.text and "[FN-0512]" in caplog.text
     assert len(caplog.records) == 1
 
 

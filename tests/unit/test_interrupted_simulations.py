@@ -88,7 +88,10 @@ def test_a_baseline_that_diverges_keeps_the_federation_and_its_own_rounds() -> N
     assert result.is_complete
     assert [row.round for row in result.rounds] == [0, 1, 2, 3]
     assert [row.round for row in result.baseline] == [0, 1]
-    assert result.baseline_end == "the loss became inf in round 2, expected a finite one; lower the learning rate"
+    assert (
+        result.baseline_end
+        == "baseline: the loss became inf in round 2, expected a finite one; lower the learning rate"
+    )
 
 
 def test_ctrl_c_before_the_first_round_of_a_later_seed_keeps_the_earlier_ones() -> None:

@@ -30,6 +30,7 @@ def edited(change: Callable[[Row], object]) -> bytes:
 
 
 ROOT_KEYS = sorted(json.loads(dump_manifest(manifest())))
+BOUND = "below a bound of at most 1.70141e+38"
 WRONG: list[tuple[Callable[[Row], object], str]] = [
     (
         lambda row: row.update(extra=1),
@@ -133,11 +134,11 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     ),
     (
         lambda row: row["derived"]["constants"].update(spread="AAAA"),
-        "manifest: constant 'spread': got 3 bytes, expected finite float32s",
+        "manifest: constant 'spread': got 3 bytes, expected a multiple of 4 for float32 numbers",
     ),
     (
         lambda row: row["derived"]["constants"].update(spread="AADAfw=="),
-        "manifest: constant 'spread': got 4 bytes, expected finite float32s",
+        "manifest: constant 'spread': got NaN or infinity, expected finite float32 numbers",
     ),
     (
         lambda row: row["derived"]["constants"].update(gain=""),
@@ -175,7 +176,7 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     ),
     (
         lambda row: row["optimizer"]["momentum"].update(default=1.0),
-        "optimizer: got the default 1.0 below 1.0, expected at least 0.0, below a bound of at most 1.70141e+38",
+        f"manifest.optimizer.momentum: got the default 1.0 below 1.0, expected at least 0.0, {BOUND}",
     ),
     (
         lambda row: row["optimizer"]["momentum"].update(below="1"),
@@ -231,10 +232,11 @@ def test_json_that_is_no_object_is_refused() -> None:
 
 WEIGHT, SCALE, BIAS, BIAS_SCALE, FLOAT = slots()
 NO_BIAS = "expected both in a bias only"
+OF_MANIFEST = "expected names of the manifest's parameters"
 WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
-    ((replace(FLOAT, parameter="other"),), "manifest: slot 'g' names unknown parameters ['other']"),
-    ((replace(FLOAT, parameter=""),), "manifest: slot 'g' names unknown parameters []"),
-    ((SCALE, replace(BIAS, weight="other")), "manifest: slot 'b' names unknown parameters ['other']"),
+    ((replace(FLOAT, parameter="other"),), f"manifest: slot 'g' names unknown parameters ['other'], {OF_MANIFEST}"),
+    ((replace(FLOAT, parameter=""),), "manifest: slot 'g': got no parameter, expected the name of one"),
+    ((SCALE, replace(BIAS, weight="other")), f"manifest: slot 'b' names unknown parameters ['other'], {OF_MANIFEST}"),
     (
         (SCALE, replace(BIAS, weight="")),
         f"manifest: slot 'b': got weight '' and input_scale 0.0625, {NO_BIAS}",

@@ -12,7 +12,7 @@ from support.values import PUBLISHER, version
 from fanin.clients import Operator
 from fanin.clients.transport import Connection
 from fanin.protos.calls import AUTHORIZATION
-from fanin.protos.errors import InvalidInput, Unavailable
+from fanin.protos.errors import Conflict, InvalidInput
 from fanin.server.access.authority import local_identity
 
 
@@ -130,9 +130,9 @@ def test_a_client_without_a_connection_is_refused() -> None:
         operator("127.0.0.1:7443", "token")
 
 
-def test_a_call_after_the_connection_was_closed_is_unavailable(ca: bytes) -> None:
+def test_a_call_after_the_connection_was_closed_is_not_repeated(ca: bytes) -> None:
     with Operator.connect("127.0.0.1:1", ca, "token") as operator:
         pass
     for call in (operator.runs, lambda: list(operator.watch("run")), lambda: operator.chunk("0" * 64)):
-        with pytest.raises(Unavailable, match="FN-0818"):
+        with pytest.raises(Conflict, match="FN-0818"):
             call()

@@ -137,7 +137,7 @@ def test_a_manifest_has_the_key_only_with_personal_parameters(bundle: Bundle) ->
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"parameters": {}}, "local: got no parameters, expected at least one; leave the key out"),
+        ({"parameters": {}}, "manifest: local: got no parameters, expected at least one; leave the key out"),
         ({"initial": "none"}, "manifest: local: got the initial values 'none', expected an artifact of their own"),
         (
             {"initial": "parameters"},

@@ -127,8 +127,8 @@ WRONG = [
         RATE,
         f'{RATE}\n[[stages]]\nname = "int8"',
         (
-            "stages: got 'int8', a second codec beside codec.name = 'fixed32', expected one part that makes the "
-            "payload; remove the stage, or set codec.name"
+            "stages: got 'int8', a second codec in addition to codec.name = 'fixed32', expected one part that writes "
+            "the payload; remove the stage, or set codec.name"
         ),
     ),
     (

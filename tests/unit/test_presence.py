@@ -186,7 +186,7 @@ def test_a_report_of_progress_needs_an_assignment_and_reads_nothing(tmp_path: Pa
 def test_wrong_progress_is_refused(values: dict[str, int], text: str) -> None:
     with raises(InvalidInput, f"progress: {text}"):
         m.TrainingProgress(**values)
-    with raises(InvalidInput, "report: got progress beside a failure, expected one of them"):
+    with raises(InvalidInput, "report: got progress and a failure, expected one of them"):
         m.Report(assignment_id="run.1.tag", failure="no", progress=m.TrainingProgress())
 
 

@@ -65,7 +65,9 @@ def test_a_device_enrolls_with_a_token_and_is_known(registry: Registry, store: S
 
 def test_a_wrong_token_or_one_for_operators_enrolls_no_device(registry: Registry, store: SqliteDevices) -> None:
     for token in ("", "guess", registry.new_token(Role.OPERATOR)):
-        with raises(Unauthenticated, "enroll: got a token that was not made here, expected an enrollment token"):
+        with raises(
+            Unauthenticated, "enroll: got a token that this coordinator did not create, expected an enrollment token"
+        ):
             registry.check_enrollment(enrollment_with(token), CALL, sign(CALL))
     assert store.num_devices == 0
 
@@ -73,7 +75,7 @@ def test_a_wrong_token_or_one_for_operators_enrolls_no_device(registry: Registry
 @pytest.mark.parametrize("protocol", [0, 2])
 def test_an_unsupported_protocol_enrolls_no_device(registry: Registry, store: SqliteDevices, protocol: int) -> None:
     enrollment = replace(enrollment_with(registry.new_token(Role.DEVICE)), protocol=protocol)
-    with raises(Conflict, f"protocol: got {protocol}, expected 1 to 1; install another fanin"):
+    with raises(Conflict, f"protocol: got {protocol}, expected 1 to 1; install the coordinator's release of fanin"):
         registry.check_enrollment(enrollment, CALL, sign(CALL))
     assert store.num_devices == 0
 
@@ -122,7 +124,7 @@ def test_a_clock_that_is_off_is_refused_though_well_signed(store: SqliteDevices,
     uptime_s[0] += 1000.0
     now_us = registry.now_us
     call = replace(CALL, time_us=now_us + int(early_s * MICROSECONDS))
-    text = f"call: got a time {early_s:.1f} s from this clock, expected -300 to 2; the device is to set its clock"
+    text = f"call: got a time {early_s:.1f} s from this clock, expected -300 to 2; set the clock of the device"
     with raises(Untimely, text):
         registry.authenticate(DEVICE, call, sign(call))
     for within_s in (-300, 2):
@@ -164,7 +166,9 @@ def test_a_wall_clock_that_is_set_back_locks_no_device_out(store: SqliteDevices)
 def test_operators_have_tokens_of_their_own(registry: Registry) -> None:
     registry.operator(registry.new_token(Role.OPERATOR))
     for token in ("", "guess", registry.new_token(Role.DEVICE)):
-        with raises(Unauthenticated, "control: got a token that was not made here, expected an operator token"):
+        with raises(
+            Unauthenticated, "control: got a token that this coordinator did not create, expected an operator token"
+        ):
             registry.operator(token)
 
 

@@ -90,7 +90,7 @@ def test_a_bundle_that_is_known_under_another_publishers_key_is_refused(tmp_path
         with raises(
             Conflict,
             f"bundle {short(bundle.sha256)}: signed by {short(stranger.public)}, but it is published here by "
-            f"{short(PUBLISHER.public)}; start runs with that key (--key), or export the bundle again",
+            f"{short(PUBLISHER.public)}; start runs with that key (--key), or export the bundle under another name",
         ):
             await place.runs.publish_bundle(ref_of(other.signed))
         await place.runs.stop()

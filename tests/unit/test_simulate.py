@@ -254,9 +254,7 @@ def test_a_module_is_no_app() -> None:
         simulate(network(), clients_of(), cohort=2, rounds=1)  # type: ignore[arg-type]
 
 
-FAILURE = (
-    r"client \d in round 1: loss became nan after \d steps, expected a finite one; lower the learning rate \(1e\+30\)"
-)
+FAILURE = r"client \d in round 1: training: loss became nan after \d steps, expected a finite one; lower .* \(1e\+30\)"
 
 
 @pytest.mark.nightly
@@ -285,13 +283,13 @@ FULL_PLAN = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {le
             {"cohort": 2},
             SimulationSettings(plan=PLAN),
             InvalidInput,
-            "simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings",
+            "simulate: got no cohort or no rounds, expected both; pass them, or set plan to a Plan that has them",
         ),
         (
             {"cohort": 2, "rounds": 1},
             SimulationSettings(plan=FULL_PLAN),
             InvalidInput,
-            "simulate: got cohort or rounds beside a whole Plan, expected them in the Plan",
+            "simulate: got a Plan and cohort or rounds, expected them in the Plan alone; remove the arguments",
         ),
         (
             {"cohort": 2, "rounds": 1},

@@ -301,7 +301,7 @@ def test_each_cause_of_failed_trainings_is_printed_once_and_the_json_has_all(
     assert len(Path("rounds.csv").read_text().splitlines()) == 2
     text = capsys.readouterr().err
     assert text.count("raise OSError(") + text.count("raise ArithmeticError(") == 1
-    assert re.match(r"fanin simulate: client \d in round 1: ", text.splitlines()[-1])
+    assert re.match(r"fanin simulate: client \d in round 1: .* \[FN-0905\]$", text.splitlines()[-1])
 
 
 class Terminal(io.StringIO):

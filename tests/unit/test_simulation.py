@@ -89,7 +89,9 @@ def test_the_same_seed_gives_the_same_bits_and_the_same_log(tmp_path: Path) -> N
     assert first.digests == second.digests == other.digests
     actions = {entry.what for entry in first.log}
     assert {"stops", "serves", "is back"} <= actions
-    assert any(action.startswith("lies: ") for action in actions) and any("line broke" in action for action in actions)
+    assert any(action.startswith("lies: ") for action in actions) and any(
+        "connection broke" in action for action in actions
+    )
 
 
 HASH_SCRIPT = """

@@ -38,7 +38,7 @@ def test_labels_that_32_bits_cannot_hold_are_refused(label: int) -> None:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        ([], "data: got a data set without items, expected at least one"),
+        ([], "data: got a data set without items, expected at least one; pass one that has items"),
         ([np.zeros(3)], "data: item 0 is a ndarray, expected a pair (input, target) or a mapping"),
         ([{"a": 1}], "data: item 0 has the names ['a'], not ['', '']; pass x=... and y=..."),
         ([(np.zeros(2), "cat")], "data: got y of <U3, expected numbers; convert them first"),

@@ -151,10 +151,10 @@ def test_a_changed_chunk_is_refused_when_it_is_complete_and_not_kept(spool: Fold
     ("piece", "text"),
     [
         (Piece(offset=1, data=b"x"), "update: got a piece at offset 1, expected 0"),
-        (Piece(offset=0, data=b""), f"update: got bytes 0 to 0, expected some, up to {len(PAYLOAD)}"),
+        (Piece(offset=0, data=b""), f"update: got bytes 0 to 0, expected 1 or more, up to {len(PAYLOAD)}"),
         (
             Piece(offset=0, data=PAYLOAD + b"x"),
-            f"update: got bytes 0 to {len(PAYLOAD) + 1}, expected some, up to {len(PAYLOAD)}",
+            f"update: got bytes 0 to {len(PAYLOAD) + 1}, expected 1 or more, up to {len(PAYLOAD)}",
         ),
     ],
     ids=["elsewhere", "empty", "too long"],

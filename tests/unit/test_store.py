@@ -249,7 +249,7 @@ def test_a_round_is_published_with_its_version_or_not_at_all(engine: Engine, rou
     before = (rounds.rounds(RUN), events(engine))
     with raises(
         Conflict,
-        "the record has such a row already (UNIQUE constraint failed: versions.run_id, versions.number); read the "
+        "the record already has this entry (UNIQUE constraint failed: versions.run_id, versions.number); read the "
         "state again, then decide",
     ):
         rounds.publish(second, published_event(2), next_grid=(0, 0), outer_state={}, now_s=40.0)

@@ -10,7 +10,7 @@ from support.values import DEVICE_KEY, assignment, update
 
 from fanin.clients.transport import CallOptions, Connection, GrpcTransport
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidUpdate, Unavailable
+from fanin.protos.errors import Corrupted, Unavailable
 from fanin.protos.wire import to_proto
 from fanin.v1 import fleet_pb2
 
@@ -44,8 +44,8 @@ class LocalConnection(Connection):
 def test_a_payload_shorter_than_declared_is_one_clear_error(error: Exception | None) -> None:
     header, payload = update(assignment())
     connection = LocalConnection(error)
-    text = f"update of run.1.device: its payload ends at byte 10, expected {len(payload)} bytes"
-    with raises(InvalidUpdate, text):
+    text = f"update of run.1.device: its payload on this device ends at byte 10, expected {len(payload)} bytes"
+    with raises(Corrupted, text):
         GrpcTransport(connection, DEVICE_KEY).upload(header, lambda offset, size: payload[:10][offset : offset + size])
     assert connection.num_requests == 1
 
@@ -55,7 +55,7 @@ def test_a_payload_that_cannot_be_read_is_one_clear_error() -> None:
         raise OSError("input/output error")
 
     header, _ = update(assignment())
-    with raises(InvalidUpdate, "update of run.1.device: its payload cannot be read at byte 2 (input/output error)"):
+    with pytest.raises(Corrupted, match="FN-0823"):
         GrpcTransport(LocalConnection(None), DEVICE_KEY).upload(header, read)
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.errors import raises
 from support.models import samples
 from support.nightly import in_ci
 from torch import Tensor, nn
@@ -185,6 +184,5 @@ def test_what_needs_an_export_is_refused_with_the_reason_of_the_export() -> None
     assert "torch alone" not in str(excinfo.value)
     plan = {"training.learning_rate": 0.1, "evaluation.best": "accuracy_int8", "stop.max_int8_drop": 1.0}
     settings = SimulationSettings(engine="vmap", plan=plan, test=clients.examples, quiet=True)
-    names = "accuracy_int8, stop.max_int8_drop"
-    with raises(InvalidPlan, f"simulate: plan: got {names}, but without an export there is no int8 model"):
+    with pytest.raises(InvalidPlan, match=r"got accuracy_int8, stop\.max_int8_drop, but without an export"):
         simulate(unexported_app(Modulus(), clients), clients, cohort=2, rounds=1, settings=settings)

@@ -138,9 +138,9 @@ def test_a_run_that_another_coordinator_started_is_listed(tmp_path: Path) -> Non
         await settle()
         assert (await older.runs.listed()).runs == (await newer.runs.listed()).runs
         assert (await older.runs.describe("run", 1)).rounds[0].round == 1
-        with raises(NotFound, "run 'none': there is none of this id here"):
+        with raises(NotFound, "run 'none': not found on this coordinator; fanin runs lists its runs"):
             await older.runs.describe("none", 1)
-        with raises(NotFound, "run 'none': there is none of this id here"):
+        with raises(NotFound, "run 'none': not found on this coordinator; fanin runs lists its runs"):
             await anext(older.runs.watch("none", 0))
         await stop(older, newer)
 

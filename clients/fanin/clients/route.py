@@ -94,9 +94,9 @@ def _proxy(variable: str, value: str, target: Address) -> Proxy:
     user, _, place = rest.removesuffix("/").rpartition("@")
     try:
         if scheme.lower() not in ("", "http"):
-            raise InvalidInput(f"scheme {scheme}", code="FN-0812")
+            raise ValueError(f"unknown scheme {scheme}")
         address = parse_address(variable, place)
-    except InvalidInput as exc:
+    except (InvalidInput, ValueError) as exc:
         # Without the user and the password of the value.
         raise InvalidInput(
             f"${variable}: got {scheme}{'://' if scheme else ''}{place}, expected http://HOST:PORT of an HTTP proxy; "

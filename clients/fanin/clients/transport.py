@@ -25,9 +25,10 @@ from fanin.protos import calls
 from fanin.protos import messages as m
 from fanin.protos.addresses import check_remote
 from fanin.protos.errors import (
+    Conflict,
+    Corrupted,
     FaninError,
     InvalidInput,
-    InvalidUpdate,
     Unauthenticated,
     Unavailable,
     Untimely,
@@ -160,10 +161,13 @@ class Connection:
                 error = cause_of_failure(self._route, self._ca_certificate) or error
             raise error from exc
         except DecodeError as exc:
-            raise InvalidInput(f"{self.address}: the reply does not parse ({exc})", code="FN-0817") from exc
+            raise InvalidInput(
+                f"{self.address}: the reply does not parse ({exc}); compare the releases of fanin on both machines",
+                code="FN-0817",
+            ) from exc
         except ValueError as exc:
             # gRPC's error for a call on a closed channel.
-            raise Unavailable(
+            raise Conflict(
                 f"{self.address}: the connection is closed ({exc}); open another one", code="FN-0818"
             ) from exc
 
@@ -206,11 +210,11 @@ class GrpcTransport:
         """See Transport. The upload stops at once when a reply reports that the Round is closed.
 
         Raises:
-            InvalidUpdate: ``read`` failed, or returned fewer bytes than the header declares.
+            Corrupted: ``read`` failed, or returned fewer bytes than the header declares.
         """
         first = to_proto(m.UploadRequest(part=header), pb.UploadRequest).SerializeToString()
         offsets: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        faults: list[InvalidUpdate] = []
+        faults: list[Corrupted] = []
         requests = _upload_requests(header, first, offsets, read, faults)
         call = self._signed("Upload", first)
         replies = self._connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call)
@@ -264,7 +268,8 @@ class GrpcTransport:
         except _ClockOff as exc:
             self._set_clock(exc.offset_s)
             raise Unavailable(
-                f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s", code="FN-0820"
+                f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s; call again",
+                code="FN-0820",
             ) from exc
 
     def _now(self) -> float:
@@ -333,7 +338,7 @@ def _upload_requests(
     first: bytes,
     offsets: queue.SimpleQueue[int | None],
     read: ReadPayload,
-    faults: list[InvalidUpdate],
+    faults: list[Corrupted],
 ) -> Iterator[bytes]:
     """Yield the header, then the pieces from the offset that the first reply names.
 
@@ -346,11 +351,16 @@ def _upload_requests(
         try:
             data = read(offset, PIECE_BYTES)
         except (FaninError, OSError, ValueError) as exc:
-            faults.append(InvalidUpdate(f"{what}: its payload cannot be read at byte {offset} ({exc})", code="FN-0823"))
+            faults.append(
+                Corrupted(f"{what}: its payload cannot be read at byte {offset} on this device ({exc})", code="FN-0823")
+            )
             return
         if not data:
             faults.append(
-                InvalidUpdate(f"{what}: its payload ends at byte {offset}, expected {size_bytes} bytes", code="FN-0823")
+                Corrupted(
+                    f"{what}: its payload on this device ends at byte {offset}, expected {size_bytes} bytes",
+                    code="FN-0823",
+                )
             )
             return
         yield to_proto(m.UploadRequest(part=m.Piece(offset=offset, data=data)), pb.UploadRequest).SerializeToString()
@@ -370,7 +380,7 @@ def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninErro
     if named is not None:
         return named
     if exc.code() is grpc.StatusCode.INTERNAL:
-        return Unavailable(f"{address}: the coordinator failed ({details})", code="FN-0821")
+        return Unavailable(f"{address}: the coordinator failed ({details}); try again later", code="FN-0821")
     return Unavailable(
         f"{address}: cannot be reached ({exc.code().name}: {details}); is the coordinator running?", code="FN-0811"
     )

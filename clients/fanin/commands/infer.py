@@ -154,19 +154,19 @@ def _check_options(path: Path, options: argparse.Namespace) -> None:
     if Cache.is_device(path):
         if options.signature or options.version:
             raise InvalidInput(
-                f"{path}: --signature and --version are for others, a device has one version to ask", code="FN-1025"
+                f"{path}: got --signature or --version, but a device serves one version; remove it", code="FN-1025"
             )
         if not options.publisher:
-            raise InvalidInput(f"{path}: expected --publisher, the key that the device trusts", code="FN-1025")
+            raise InvalidInput(f"{path}: got a device without --publisher; pass its publisher.pub", code="FN-1025")
     elif path.is_dir():
         if options.signature:
             raise InvalidInput(
-                f"{path}: --signature is for a file, got a bundle; it is opened by its infer graph", code="FN-1025"
+                f"{path}: got --signature for a bundle, which is opened by its infer graph; remove it", code="FN-1025"
             )
     else:
         if options.publisher or options.version:
             raise InvalidInput(
-                f"{path}: --publisher and --version are for a bundle's folder, got a file", code="FN-1025"
+                f"{path}: got --publisher or --version for a file, which has neither; remove it", code="FN-1025"
             )
         if options.signature and not file_format(format_of(path.name)).has_signatures:
             raise InvalidInput(

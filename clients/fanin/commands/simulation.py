@@ -330,6 +330,8 @@ def _tracebacks() -> Iterator[None]:
         yield
     except ClientFailed as exc:
         # It was printed as it happened.
+        if isinstance(exc.__cause__, FaninError):
+            raise FaninError(str(exc), code=exc.__cause__.code) from exc
         raise FaninError(str(exc), code="FN-1189") from exc
     except AppFailed as exc:
         sys.stderr.write(exc.trace)

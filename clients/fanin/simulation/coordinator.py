@@ -70,7 +70,7 @@ class SimulatedCoordinator:
     def life(self) -> Life:
         """The current life. Raises Unavailable while the coordinator is down."""
         if self._life is None:
-            raise Unavailable("no coordinator serves", code="FN-1115")
+            raise Unavailable("the simulated coordinator is down", code="FN-1115")
         return self._life
 
     async def start(self) -> None:

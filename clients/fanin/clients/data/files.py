@@ -117,7 +117,7 @@ def _download(places: Places, data_set: DataSet, file: DataFile) -> bytes:
         data = places.fetch(file.url, file.size_bytes)
     except (OSError, http.client.HTTPException) as exc:
         raise InvalidInput(
-            f"{data_set.name}: no good {file.name} on this machine, and {file.url} cannot be fetched "
+            f"{data_set.name}: no valid {file.name} on this machine, and {file.url} cannot be fetched "
             f"({type(exc).__name__}: {exc}); {_advice(data_set)}",
             code="FN-0861",
         ) from exc

@@ -124,7 +124,9 @@ class Downloader:
         try:
             num_received = self._store.chunks.fetch(ref, partial(self._pieces, should_continue, ref, receive))
         except InvalidInput as exc:
-            raise InvalidInput(f"{what}: {exc}; what the coordinator serves was changed", code="FN-0825") from exc
+            raise InvalidInput(
+                f"{what}: {exc}; the coordinator serves other bytes than the publisher signed", code="FN-0825"
+            ) from exc
         self.num_bytes_resumed += ref.size_bytes - num_received
 
     def _pieces(

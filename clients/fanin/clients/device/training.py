@@ -45,7 +45,7 @@ from fanin.edge.runtimes.models import check_targets, model_inputs
 from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import Diverged, InvalidInput
 from fanin.protos.plans.schedule import rate_of_step
 from fanin.protos.texts import counted
 
@@ -91,7 +91,8 @@ class RuntimeTrainer:
 
         Raises:
             Interrupted: ``should_continue`` raised it.
-            ValueError: Training diverged, or the examples do not fit the model.
+            Diverged: The loss is not finite.
+            ValueError: The examples do not fit the model.
             InvalidInput: The store cannot be read, or the Bundle has no graph for the Assignment's batch size.
         """
         bundle = trained_bundle(model, assignment)
@@ -169,11 +170,12 @@ def training_counts(
 
 
 def finite(loss: float, num_steps: int, training: m.Training) -> float:
-    """Return the loss of a step. Raises ValueError if it is not finite."""
+    """Return the loss of a step. Raises Diverged if it is not finite."""
     if not math.isfinite(loss):
-        raise ValueError(
-            f"loss became {loss} after {counted(num_steps, 'step')}, expected a finite one; "
-            f"lower the learning rate ({training.learning_rate:g})"
+        raise Diverged(
+            f"training: loss became {loss} after {counted(num_steps, 'step')}, expected a finite one; "
+            f"lower the learning rate ({training.learning_rate:g})",
+            code="FN-0842",
         )
     return loss
 

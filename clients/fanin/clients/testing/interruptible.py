@@ -74,7 +74,7 @@ class InterruptibleFleet:
     def _begin(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
         if not self._is_up:
             work.close()
-            raise Unavailable("no coordinator serves", code="FN-0848")
+            raise Unavailable("the simulated coordinator is down", code="FN-0848")
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
@@ -82,7 +82,7 @@ class InterruptibleFleet:
 
     def _outcome(self, task: asyncio.Task[T]) -> T:
         if task.cancelled():
-            raise Unavailable("the line broke", code="FN-0848")
+            raise Unavailable("the simulated connection broke", code="FN-0848")
         return task.result()
 
 

@@ -109,8 +109,8 @@ class UnreliableFleet:
 
     def _break(self, device: str, what: str, cut: str, when: str) -> None:
         if cut == when:
-            self.note(device, f"the line broke: {what}, {when}")
-            raise Unavailable(f"the line broke: {what}, {when}", code="FN-0848")
+            self.note(device, f"connection broke: {what}, {when}")
+            raise Unavailable(f"the simulated connection broke: {what}, {when}", code="FN-0848")
 
 
 @asynccontextmanager

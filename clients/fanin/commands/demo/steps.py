@@ -31,7 +31,7 @@ from fanin.edge.export import export
 from fanin.edge.files import without_foreign
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.tensors import Float32s
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import Conflict, InvalidInput
 from fanin.protos.messages import CodecSpec, RunEvent, RunRested, RunState, Training
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.protos.texts import counted
@@ -241,7 +241,7 @@ def _follow(processes: Processes, operator: Operator, from_sequence: int) -> lis
         _say(f"server: {event_text(entry.event)}")
     last = events[-1]
     if isinstance(last, RunRested) and last.state is RunState.FAILED:
-        raise InvalidInput(
+        raise Conflict(
             f"the run failed: {last.reason}; the logs of the processes are in {processes.folder}", code="FN-1044"
         )
     return events

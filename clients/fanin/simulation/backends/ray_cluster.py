@@ -208,8 +208,8 @@ def _check_resources(cluster: RayCluster, resources: Mapping[str, float]) -> Non
     for name, needed in (("CPU", cluster.cpus), ("GPU", cluster.gpus)):
         if needed > resources.get(name, 0.0):
             raise InvalidInput(
-                f"ray: got {needed:g} {name}s for a training, but the cluster has {resources.get(name, 0.0):g}; ask "
-                "for fewer, or add nodes",
+                f"ray: got {needed:g} {name}s for a training, but the cluster has {resources.get(name, 0.0):g}; "
+                "request fewer, or add nodes",
                 code="FN-1106",
             )
 

@@ -118,7 +118,9 @@ def examples_of(data: IndexedData, *, x: str | tuple[str, ...] = "", y: str = ""
         ``examples_of(tokenized, x=("input_ids", "attention_mask"), y="label")``
     """
     if not len(data):
-        raise InvalidInput("data: got a data set without items, expected at least one", code="FN-1121")
+        raise InvalidInput(
+            "data: got a data set without items, expected at least one; pass one that has items", code="FN-1121"
+        )
     names = x if isinstance(x, tuple) else (x,)
     rows = [_row(data[index], index, (*names, y)) for index in range(len(data))]
     *inputs, targets = zip(*rows, strict=True)

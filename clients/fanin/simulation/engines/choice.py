@@ -135,7 +135,7 @@ def check_engine(settings: SimulationSettings) -> None:
     if engine == "auto" and (settings.resume is not None or settings.seeds):
         raise InvalidInput(
             "simulate: engine: got 'auto' with resume or seeds, expected 'graph' or 'vmap': each measurement may "
-            "choose another engine; simulate once with 'auto', and take Result.engine",
+            "choose another engine; simulate once with 'auto', then pass its Result.engine",
             code="FN-1101",
         )
 
@@ -217,7 +217,8 @@ def vector_step(app: "App", bundle: Bundle, workload: Workload, device: str) -> 
 
     if not workload.has_one_size:
         raise UnsupportedModel(
-            "simulate: the schedule of the Plan changes the batch size, and the engine vmap has a step of one size",
+            "simulate: got a Plan whose schedule changes training.batch_size, expected one size for the engine vmap; "
+            "remove the change, or use engine='graph'",
             code="FN-1111",
         )
     return VectorStep(app.for_batches(bundle.manifest.batch_size), device)

@@ -105,7 +105,9 @@ def check_no_int8(plan: Plan) -> None:
     names += ["stop.max_int8_drop"] if plan.stop.max_int8_drop > 0.0 else []
     if names:
         raise InvalidPlan(
-            f"simulate: plan: got {', '.join(names)}, but without an export there is no int8 model", code="FN-1111"
+            f"simulate: plan: got {', '.join(names)}, but without an export there is no int8 model; remove them, or "
+            "use engine='graph'",
+            code="FN-1111",
         )
 
 

@@ -32,6 +32,7 @@ from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
+from fanin.protos.errors import Diverged
 from fanin.protos.plans.schedule import rate_of_step
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.workers import KEPT_CLIENTS, PendingTraining
@@ -170,7 +171,7 @@ class _Prepared:
         self.num_steps += 1
         try:
             self.loss_sum += finite(loss, self.num_steps, self.begun.assignment.training) * float(batch.mask.sum())
-        except ValueError as exc:
+        except Diverged as exc:
             self.begun.outcome = self.begun.outcome or exc
 
     def finish(self, parameters: Float32s) -> None:

@@ -107,16 +107,18 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
     if isinstance(settings.plan, Plan):
         if cohort is not None or rounds is not None:
             raise InvalidInput(
-                "simulate: got cohort or rounds beside a whole Plan, expected them in the Plan", code="FN-1175"
+                "simulate: got a Plan and cohort or rounds, expected them in the Plan alone; remove the arguments",
+                code="FN-1175",
             )
         return settings.plan
     if cohort is None or rounds is None:
         raise InvalidInput(
-            "simulate: got no cohort or no rounds, expected both, or a whole Plan in the settings", code="FN-1175"
+            "simulate: got no cohort or no rounds, expected both; pass them, or set plan to a Plan that has them",
+            code="FN-1175",
         )
     twice = {"cohort.concurrency": "cohort", "stop.max_rounds": "rounds", "training.seed": "seed"}
     for key in twice.keys() & settings.plan.keys():
-        raise InvalidPlan(f"simulate: plan: got {key} beside the argument {twice[key]}; remove the key", code="FN-1175")
+        raise InvalidPlan(f"simulate: plan: got {key} and the argument {twice[key]}; remove the key", code="FN-1175")
     overrides = [
         Override(path="name", value=name, source="app"),
         Override(path="bundle", value="bundle", source="app"),

@@ -22,7 +22,7 @@ from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import Diverged
 from fanin.protos.plans import Plan
 from fanin.protos.plans.schedule import rate_of_step
 from fanin.simulation.data.partitioning import Partition
@@ -79,7 +79,7 @@ class Baseline:
         """Train, and yield a row for each Round.
 
         Raises:
-            InvalidInput: The loss is no longer finite.
+            Diverged: The loss is no longer finite.
         """
         parameters = self.bundle.completed(self.bundle.initial_parameters())
         rng = np.random.default_rng((STREAM, self.plan.training.seed))
@@ -105,8 +105,9 @@ class Baseline:
                 rate = rate_of_step(training, number, num)
                 state, loss = step(state, next(stream), replace(settings, learning_rate=rate))
                 if not math.isfinite(loss):
-                    raise InvalidInput(
-                        f"the loss became {loss} in round {row.round}, expected a finite one; lower the learning rate",
+                    raise Diverged(
+                        f"baseline: the loss became {loss} in round {row.round}, expected a finite one; lower the "
+                        "learning rate",
                         code="FN-1190",
                     )
                 losses.append(loss)

@@ -161,7 +161,8 @@ class Checkpoints:
 
         Raises:
             Corrupted: There are checkpoints, but none is intact.
-            InvalidInput: The checkpoint belongs to another model or optimizer. Nothing has changed.
+            InvalidInput: The checkpoint belongs to another model or optimizer, or the ranks see different folders.
+                Nothing has changed.
         """
         self.finish()
         scanned = self._scan()
@@ -188,13 +189,13 @@ class Checkpoints:
             LOGGER.warning("checkpoints: resuming from %s, the newest complete one: %s", path, "; ".join(faults))
 
     def _scan(self) -> CheckpointScan:
-        """Return the checkpoints in the folder. Raises Corrupted on all ranks if the ranks see different ones."""
+        """Return the checkpoints in the folder. Raises InvalidInput on all ranks if they see different ones."""
         scans = self._ranks.gather(scan(self._folder))
         steps = [[each.step for each in ranked.complete] for ranked in scans]
         if any(each != steps[0] for each in steps):
-            raise Corrupted(
-                f"{self._folder}: got the checkpoints after {steps} steps, as ranks see them in their order, expected "
-                "the same ones; take a folder that all machines share"
+            raise InvalidInput(
+                f"{self._folder}: got checkpoints after the steps {steps} (one list for each rank), expected the same "
+                "ones on all ranks; name a folder that all machines share"
                 + "".join(f"; {fault}" for ranked in scans for fault in ranked.faults),
                 code="FN-1331",
             )

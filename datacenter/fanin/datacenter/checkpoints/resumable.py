@@ -86,7 +86,7 @@ class JobCheckpoints:
                 self.skipped = others.skipped
             if progress is None:
                 raise InvalidInput(
-                    f"checkpoints: got resume {settings.resume}, expected a folder with a whole checkpoint",
+                    f"checkpoints: got resume {settings.resume}, expected a folder with a complete checkpoint",
                     code="FN-1341",
                 )
         if progress is not None and progress.seed != seed:

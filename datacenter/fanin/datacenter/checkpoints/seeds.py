@@ -101,7 +101,8 @@ def write_seed_file(path: Path, start: Start, digest: str, alive: Callable[[], N
         draft.replace(path)
     except OSError as exc:
         raise StorageFull(
-            f"{path}: the initial parameters could not be written ({exc.strerror or exc})", code="FN-1332"
+            f"{path}: the initial parameters could not be written ({exc.strerror or exc}); free space there",
+            code="FN-1332",
         ) from exc
     finally:
         draft.unlink(missing_ok=True)

@@ -72,7 +72,7 @@ def export_weights(engine: Engine, path: Path, metadata: Mapping[str, str] | Non
     if _on_any_rank(failure is not None):
         cause = "see the first rank" if failure is None else str(failure)
         raise StorageFull(
-            f"{path}: the weights could not be written ({cause}); nothing is there", code="FN-1332"
+            f"{path}: the weights could not be written ({cause}); no file was written", code="FN-1332"
         ) from failure
 
 
@@ -170,7 +170,9 @@ def _read_kinds(path: Path) -> dict[str, Kind]:
         return _kinds(path)
     except (OSError, SafetensorError, ValueError) as exc:
         # ValueError: an index can contain a file name that is not valid.
-        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})", code="FN-1313") from exc
+        raise InvalidInput(
+            f"{path}: not a complete safetensors file ({exc}); name another file", code="FN-1313"
+        ) from exc
 
 
 def _kinds(path: Path) -> dict[str, Kind]:
@@ -190,7 +192,9 @@ def file_metadata(path: Path) -> dict[str, str]:
         with safe_open(path, framework="pt") as file:
             return dict(file.metadata() or {})
     except (OSError, SafetensorError) as exc:
-        raise InvalidInput(f"{path}: not a whole safetensors file ({exc})", code="FN-1313") from exc
+        raise InvalidInput(
+            f"{path}: not a complete safetensors file ({exc}); name another file", code="FN-1313"
+        ) from exc
 
 
 def _index(path: Path) -> dict[str, str]:
@@ -207,7 +211,7 @@ def _index(path: Path) -> dict[str, str]:
     for name in weight_map.values():
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(SUFFIX):
             raise InvalidInput(
-                f"{path}: got a tensor in {name!r}, expected the name of a {SUFFIX} file beside it", code="FN-1314"
+                f"{path}: got a tensor in {name!r}, expected the name of a {SUFFIX} file in its folder", code="FN-1314"
             )
     return weight_map
 

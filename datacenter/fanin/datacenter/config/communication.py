@@ -81,7 +81,7 @@ def check_communication(settings: CommunicationSettings, parallel: ParallelSetti
     if period and (every[0] == 0 or any(steps % period for steps in every)):
         raise InvalidInput(
             f"communication: got local_period {period}, an evaluation every {every[0]} and a checkpoint every "
-            f"{every[1]} steps, expected multiples of the period: between averages copies differ",
+            f"{every[1]} steps, expected multiples of the period: copies differ between averages; change one of them",
             code="FN-1257",
         )
 
@@ -93,9 +93,9 @@ def check_checkpointable(settings: CommunicationSettings, folder: Path | None) -
     """
     if folder is not None and (settings.local_period or settings.hook == "powersgd"):
         raise InvalidInput(
-            f"communication: got hook {settings.hook!r} and local_period {settings.local_period} beside checkpoints in "
-            f"{folder}, expected neither powersgd nor local steps: a checkpoint cannot hold what each copy has of its "
-            "own; leave one of them out",
+            f"communication: got hook {settings.hook!r} and local_period {settings.local_period} with checkpoints in "
+            f"{folder}, expected neither powersgd nor local steps: a checkpoint cannot store the state that differs "
+            "between the copies; remove one of them",
             code="FN-1257",
         )
 
@@ -105,7 +105,7 @@ def check_traffic(settings: CommunicationSettings, *, counted: bool) -> None:
     if counted and (settings.local_period or settings.hook == "powersgd"):
         raise InvalidInput(
             f"watch: got traffic, hook {settings.hook!r} and local_period {settings.local_period}, expected neither "
-            "powersgd nor local steps: one step is counted, and of these not all send the same; leave traffic out",
+            "powersgd nor local steps: the bytes of one step are counted, and here steps differ; omit traffic",
             code="FN-1257",
         )
 

@@ -85,14 +85,14 @@ def check_rate(settings: RateSettings, training: TrainingSettings, parallel: Par
     if training.optimizer != "sgd" or parallel.precision == "fp16":
         raise InvalidInput(
             f"rate: got scale 'adascale', optimizer {training.optimizer!r} and precision {parallel.precision!r}, "
-            "expected sgd, and full, double or bf16: the gain is that of plain gradients",
+            "expected sgd, and full, double or bf16: the gain is defined for plain gradients",
             code="FN-1252",
         )
     num_parts = parallel.mesh.dp_replicate * training.accumulate
     if num_parts == 1 or training.batch_size != num_parts * settings.base_batch:
         raise InvalidInput(
             f"rate: got scale 'adascale', base_batch {settings.base_batch} and batch_size {training.batch_size}, "
-            f"expected a batch of 2 or more times base_batch, a part for each of {parallel.mesh.dp_replicate} copies x "
-            f"{training.accumulate} turns; change accumulate, the mesh or the batch",
+            f"expected 2 or more parts of base_batch: one for each of {parallel.mesh.dp_replicate} copies x "
+            f"{training.accumulate} gradient accumulation steps; change accumulate, the mesh or batch_size",
             code="FN-1251",
         )

@@ -51,7 +51,7 @@ def record_of(kind: type[T], row: object, where: str) -> T:
 
 def _record(kind: type[T], row: object, where: str) -> T:
     if not isinstance(row, dict):
-        raise InvalidInput(f"{where or 'all of it'}: got {row!r}, expected a table", code="FN-1204")
+        raise InvalidInput(f"{f'{where}: ' if where else ''}got {row!r}, expected a table", code="FN-1204")
     hints = typing.get_type_hints(kind)
     fields = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     known = {name: each for name, each in fields.items() if NAMED not in each.metadata}

@@ -152,11 +152,13 @@ class ModelSettings:
             raise InvalidInput(f"model: got {chosen}, expected one of app, {', '.join(family_names())}", code="FN-1207")
         if self.family is not None and self.layout is not None:
             raise InvalidInput(
-                f"model: got a layout beside {self.family.name}, expected it for an App alone", code="FN-1210"
+                f"model: got a layout and [model.{self.family.name}], expected a layout only for an App; remove it",
+                code="FN-1210",
             )
         if self.app and self.mean_over == "tokens":
             raise InvalidInput(
-                "model: got mean_over 'tokens' for an App, expected 'samples', which an App's loss is", code="FN-1210"
+                "model: got mean_over 'tokens' for an App, expected 'samples', over which an App's loss is; remove it",
+                code="FN-1210",
             )
 
     @property
@@ -287,7 +289,7 @@ class CheckpointSettings:
             )
         if self.every < 0 or self.keep < 1:
             raise InvalidInput(
-                f"checkpoints: got every {self.every} and keep {self.keep}, expected from 0 and from 1 on",
+                f"checkpoints: got every {self.every} and keep {self.keep}, expected at least 0 and at least 1",
                 code="FN-1241",
             )
         if self.every and self.folder is None:

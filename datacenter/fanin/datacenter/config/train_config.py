@@ -67,7 +67,8 @@ class TrainConfig:
             raise InvalidInput(f"training: got seed {self.seed}, expected 0 to 2^64 - 1", code="FN-1240")
         if self.evaluation.keep == "best" and (self.checkpoints.folder or self.checkpoints.resume):
             raise InvalidInput(
-                "evaluation: got keep 'best' beside checkpoints, expected 'last': a checkpoint has one set of values",
+                "evaluation: got keep 'best' and a folder of checkpoints, expected keep 'last': a checkpoint has one "
+                "set of values; set keep = 'last', or omit [checkpoints]",
                 code="FN-1246",
             )
         folder, weights = _folder(self.model), self.checkpoints.weights
@@ -248,7 +249,7 @@ def _check_export(folder: Path, weights: Path) -> None:
     if same:
         raise InvalidInput(
             f"checkpoints: got weights {weights} in the folder that the model comes from, expected another folder: "
-            "a config.json is written beside them",
+            "a config.json is written next to them; name a file in another folder",
             code="FN-1223",
         )
     if weights.name != ONE_FILE:
@@ -272,7 +273,8 @@ def _check_evaluation(config: TrainConfig) -> None:
     if config.parallel.folded and config.evaluation_size * num_accumulated != config.training.batch_size:
         raise InvalidInput(
             f"evaluation: got batch_size {size} and schedule {config.parallel.schedule}, expected "
-            f"{config.training.batch_size // num_accumulated} (batch {config.training.batch_size} in {num_accumulated} "
-            "turns): it takes batches of one size; leave it out, or take another schedule",
+            f"{config.training.batch_size // num_accumulated} (batch_size {config.training.batch_size} of [training] / "
+            f"{num_accumulated} gradient accumulation steps): the schedule needs batches of one size; omit batch_size, "
+            "or choose another schedule",
             code="FN-1245",
         )

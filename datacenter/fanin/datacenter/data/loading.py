@@ -159,13 +159,15 @@ def _count_tokens(flat: Tokens, where: str, vocabulary: int) -> int:
     A collective. Raises InvalidInput.
     """
     if not len(flat):
-        raise InvalidInput(f"{where}: got no tokens, expected some", code="FN-1236")
+        raise InvalidInput(f"{where}: got no tokens, expected at least one window; name another file", code="FN-1236")
     limits = np.iinfo(flat.dtype)
     if limits.min == 0 and limits.max < vocabulary:
         return int(limits.max) + 1
     least, most = on_first_rank(lambda alive: _range(flat, alive))
     if least < 0:
-        raise InvalidInput(f"{where}: got tokens from {least} to {most}, expected from 0 on", code="FN-1233")
+        raise InvalidInput(
+            f"{where}: got token ids from {least} to {most}, expected 0 or more; correct the ids", code="FN-1233"
+        )
     return most + 1
 
 

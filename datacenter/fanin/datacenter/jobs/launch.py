@@ -292,5 +292,5 @@ def _check_resume(config: TrainConfig) -> None:
     marked = [each for each in (folder, resume) if each is not None and (each / MARKER).exists()]
     if resume is not None and resume != folder and not marked:
         raise InvalidInput(
-            f"checkpoints: got resume {resume}, expected a folder with a whole checkpoint", code="FN-1341"
+            f"checkpoints: got resume {resume}, expected a folder with a complete checkpoint", code="FN-1341"
         )

@@ -85,7 +85,7 @@ class Elastic:
         if self.min_nodes < self.max_nodes and not self.max_restarts:
             raise InvalidInput(
                 f"datacenter job: got {self.min_nodes} to {self.max_nodes} nodes and max_restarts 0, expected at least "
-                "1: a machine that is lost takes one",
+                "1: the loss of a machine uses one restart; raise max_restarts (--restarts)",
                 code="FN-1356",
             )
 

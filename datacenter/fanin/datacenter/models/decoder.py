@@ -39,12 +39,14 @@ class DecoderConfig:
                 raise InvalidInput(f"decoder: got {name} {getattr(self, name)}, expected at least 1", code="FN-1214")
         if self.width % (2 * self.num_heads):
             raise InvalidInput(
-                f"decoder: got width {self.width} and {self.num_heads} heads, expected an even width for each head",
+                f"decoder: got width {self.width} and {self.num_heads} heads, expected a width that is a multiple of "
+                f"2 x num_heads = {2 * self.num_heads}; change one of them",
                 code="FN-1214",
             )
         if self.num_heads % self.num_kv_heads:
             raise InvalidInput(
-                f"decoder: got {self.num_heads} heads and {self.num_kv_heads} kv heads, expected a multiple",
+                f"decoder: got {self.num_heads} heads and {self.num_kv_heads} kv heads, expected num_heads to be a "
+                "multiple of num_kv_heads; change one of them",
                 code="FN-1214",
             )
 

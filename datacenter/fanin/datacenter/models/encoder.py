@@ -36,7 +36,9 @@ class EncoderConfig:
                 raise InvalidInput(f"encoder: got {name} {getattr(self, name)}, expected at least 1", code="FN-1214")
         if self.width % self.num_heads:
             raise InvalidInput(
-                f"encoder: got width {self.width} and {self.num_heads} heads, expected a multiple", code="FN-1214"
+                f"encoder: got width {self.width} and {self.num_heads} heads, expected a width that is a multiple of "
+                "num_heads; change one of them",
+                code="FN-1214",
             )
 
 

@@ -172,7 +172,8 @@ def build(
     check_widths(model.module, layout, parallel.mesh.tp)
     if parallel.offload and mesh is None:
         raise InvalidInput(
-            "parallel: got offload and no mesh, expected one, of one rank or more: FSDP2 needs a mesh", code="FN-1271"
+            "parallel: got offload and no mesh, expected a mesh of one rank or more, which FSDP2 needs; set mesh",
+            code="FN-1271",
         )
     apply_precision(model.module, parallel.precision)
     apply_freeze(model.module, training.freeze)
@@ -242,7 +243,7 @@ def apply_freeze(module: nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         matches = [value for name, value in module.named_parameters() if fnmatchcase(name, pattern)]
         if not matches:
-            raise InvalidInput(f"freeze: no parameter's name matches {pattern!r}", code="FN-1242")
+            raise InvalidInput(f"freeze: no parameter's name matches {pattern!r}; correct or remove it", code="FN-1242")
         for value in matches:
             value.requires_grad_(False)
     if not any(value.requires_grad for value in module.parameters()):

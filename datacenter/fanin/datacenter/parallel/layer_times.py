@@ -180,7 +180,10 @@ def _calling(part: nn.Module, name: str, mode: Recompute) -> Callable[..., Tenso
 
         output = recomputed(forward, mode)(*args, **kwargs)
         if not isinstance(output, Tensor):
-            raise InvalidInput(f"layout: {name} gives {type(output).__name__}, expected one tensor", code="FN-1306")
+            raise InvalidInput(
+                f"layout: {name} returned {type(output).__name__}, expected one tensor; return a tensor in its forward",
+                code="FN-1306",
+            )
         return output
 
     return call

@@ -142,7 +142,9 @@ def facts_of(name: str, module: nn.Module, layout: Layout) -> ModelFacts:
     keys = [weight for weight in weights if weight.style == "kv" and weight.name.startswith(first)]
     if not tables or not keys:
         raise InvalidInput(
-            f"planner: the layout of {name} names no 'vocabulary' or no 'kv' module, expected both", code="FN-1378"
+            f"planner: got a layout of {name} without a module of the style 'vocabulary' or 'kv', expected both; add "
+            "them to the plan of the layout",
+            code="FN-1378",
         )
     return ModelFacts(
         name=name,

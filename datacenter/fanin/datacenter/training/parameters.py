@@ -62,7 +62,9 @@ def load_parameters(module: torch.nn.Module, table: TensorTable, flat: Float32s)
         )
     if not np.isfinite(flat).all():
         raise InvalidInput(
-            f"parameters: got {int((~np.isfinite(flat)).sum())} values that are not finite", code="FN-1312"
+            f"parameters: got {counted(int((~np.isfinite(flat)).sum()), 'value')} that are not finite, expected finite "
+            "ones; name an earlier checkpoint or another file",
+            code="FN-1312",
         )
     views = table.views(flat)
     with torch.no_grad():

@@ -19,7 +19,7 @@ from fanin.clients.data.batching import at_longest
 from fanin.clients.data.examples import Examples
 from fanin.edge.runtimes.graphs import form_of
 from fanin.edge.runtimes.models import label_remedy
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import Diverged, InvalidInput
 
 if TYPE_CHECKING:
     # The exporter imports onnx and the TFLite converter.
@@ -62,7 +62,8 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
         The App with the trained module.
 
     Raises:
-        InvalidInput: The data does not fit the App, or the loss is not finite.
+        InvalidInput: The data does not fit the App.
+        Diverged: The loss is not finite.
         UnsupportedModel: The module or the loss raises on the data.
     """
     from fanin.edge.export.app.calls import guarded
@@ -87,8 +88,8 @@ def pretrain(app: "App", train: Examples, options: Pretraining, log: Callable[[s
                 losses.append(float(loss.detach()))
             mean = float(np.mean(losses))
             if not np.isfinite(mean):
-                raise InvalidInput(
-                    f"pretraining: the loss is {mean} in epoch {epoch}, expected a number; {TRAIN_AGAIN}",
+                raise Diverged(
+                    f"pretraining: the loss is {mean} in epoch {epoch}, expected a finite number; {TRAIN_AGAIN}",
                     code="FN-1386",
                 )
             log(f"pretraining: epoch {epoch} of {options.epochs}, loss {mean:.4f}")

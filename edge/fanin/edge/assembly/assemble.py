@@ -90,8 +90,9 @@ class AssembledGraphs:
                 )
         for name, value in self.parameters.items():
             if value.dtype != np.float32 or not np.isfinite(value).all():
+                kind = value.dtype if value.dtype != np.float32 else "NaN or infinity"
                 raise InvalidBundle(
-                    f"assemble: parameter {name!r} is {value.dtype}, expected finite float32 numbers", code="FN-0351"
+                    f"assemble: parameter {name!r}: got {kind}, expected finite float32 numbers", code="FN-0351"
                 )
         try:
             self.table.check_values(self.table.flatten(self.parameters))
@@ -252,13 +253,15 @@ def _check_contract(spec: AssembledGraphs, ports_of: Mapping[str, Ports]) -> Non
         y = ports.get("y")
         dtypes = ("int32",) if spec.num_classes else ("float32", "int32")
         if y is None or y.dtype not in dtypes or y.shape[:1] != batch:
-            label = " or ".join(dtypes)
+            received = "no input 'y'" if y is None else f"'y' as {form_of(y.dtype, y.shape)}"
             raise InvalidBundle(
-                f"{name} graph: got 'y' as {y}, expected {label} for {spec.batch_size} samples", code="FN-0342"
+                f"{name} graph: got {received}, expected 'y' as {' or '.join(dtypes)} for {spec.batch_size} samples",
+                code="FN-0342",
             )
-    if PREPROCESS in ports_of and ([port.name for port in ports_of[PREPROCESS][0]] != [RAW]):
+    if PREPROCESS in ports_of and (names := [port.name for port in ports_of[PREPROCESS][0]]) != [RAW]:
         raise InvalidBundle(
-            f"{PREPROCESS} graph: got inputs {ports_of[PREPROCESS][0]}, expected {RAW!r} alone", code="FN-0342"
+            f"{PREPROCESS} graph: got the inputs {names}, expected {RAW!r} alone; rename or remove inputs",
+            code="FN-0342",
         )
 
 

@@ -169,7 +169,10 @@ class Bundle:
         except InvalidInput as exc:
             raise InvalidBundle(f"bundle {short(self.sha256)}: {exc}", code=exc.code) from exc
         if table != expected:
-            raise InvalidBundle(f"bundle {short(self.sha256)}: {what} have other names or shapes", code="FN-0357")
+            raise InvalidBundle(
+                f"bundle {short(self.sha256)}: {what} have other names or shapes than in the manifest; export it again",
+                code="FN-0357",
+            )
         return flat
 
 
@@ -215,7 +218,9 @@ def folder_reader(folder: Path) -> Callable[[str], bytes]:
         try:
             return (folder / CHUNKS_FOLDER / digest).read_bytes()
         except FileNotFoundError as exc:
-            raise InvalidBundle(f"{folder}: chunk {short(digest)} is missing", code="FN-0303") from exc
+            raise InvalidBundle(
+                f"{folder}: chunk {short(digest)} is missing; download or export the Bundle again", code="FN-0303"
+            ) from exc
 
     return read
 

@@ -70,9 +70,14 @@ class Derived:
 
     def __post_init__(self) -> None:
         for name, data in self.constants.items():
-            if len(data) % 4 or not np.isfinite(np.frombuffer(data, "<f4")).all():
+            if len(data) % 4:
                 raise InvalidBundle(
-                    f"manifest: constant {name!r}: got {len(data)} bytes, expected finite float32s", code="FN-0323"
+                    f"manifest: constant {name!r}: got {len(data)} bytes, expected a multiple of 4 for float32 numbers",
+                    code="FN-0323",
+                )
+            if not np.isfinite(np.frombuffer(data, "<f4")).all():
+                raise InvalidBundle(
+                    f"manifest: constant {name!r}: got NaN or infinity, expected finite float32 numbers", code="FN-0323"
                 )
         for name, folded in self.folded.items():
             if not 0.0 < folded.epsilon < float("inf"):

@@ -201,10 +201,13 @@ def _fields(data: bytes, what: str) -> Iterator[_Field]:
         elif wire in FIXED:
             position += FIXED[wire]
         else:
-            raise InvalidBundle(f"{what}: not an ONNX file (wire type {wire} at byte {start})", code="FN-0330")
+            raise InvalidBundle(
+                f"{what}: not an ONNX file (wire type {wire} at byte {start}); export it again", code="FN-0330"
+            )
         if position > len(data):
             raise InvalidBundle(
-                f"{what}: the ONNX file is cut off ({len(data)} bytes, expected {position} or more)", code="FN-0330"
+                f"{what}: the ONNX file is cut off ({len(data)} bytes, expected {position} or more); export it again",
+                code="FN-0330",
             )
         yield _Field(number=key >> 3, wire=wire, value=value, payload=payload, encoding=data[start:position])
 
@@ -215,7 +218,9 @@ def _read_varint(data: bytes, position: int, what: str) -> tuple[int, int]:
         value |= (byte & 127) << (7 * index)
         if byte < 128:
             return value, position + index + 1
-    raise InvalidBundle(f"{what}: not an ONNX file, or it is cut off (at byte {position})", code="FN-0330")
+    raise InvalidBundle(
+        f"{what}: not an ONNX file, or it is cut off (at byte {position}); export it again", code="FN-0330"
+    )
 
 
 def _varints(data: bytes, what: str) -> list[int]:

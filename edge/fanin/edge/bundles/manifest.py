@@ -40,10 +40,9 @@ class OptimizerSetting:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.below <= UNBOUNDED or not self.allows(self.default):
-            raise InvalidBundle(
-                f"optimizer: got the default {self.default} below {self.below}, expected at least 0.0, below a bound "
-                f"of at most {UNBOUNDED:g}",
-                code="FN-0312",
+            raise ValueError(
+                f"got the default {self.default} below {self.below}, expected at least 0.0, below a bound of at most "
+                f"{UNBOUNDED:g}"
             )
 
     def allows(self, value: float) -> bool:
@@ -65,7 +64,7 @@ class LocalParameters:
 
     def __post_init__(self) -> None:
         if not self.table.specs:
-            raise InvalidBundle("local: got no parameters, expected at least one; leave the key out", code="FN-0308")
+            raise ValueError("local: got no parameters, expected at least one; leave the key out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +190,9 @@ class Manifest:
             return
         if not self.signatures or not self.table.specs:
             raise InvalidBundle(
-                "manifest: local: expected also graphs, and at least one parameter that travels", code="FN-0315"
+                "manifest: local: got no graphs, or only personal parameters, expected graphs and "
+                "at least one parameter that travels",
+                code="FN-0315",
             )
         if self.local.initial not in self.artifacts or self.local.initial == self.initial:
             raise InvalidBundle(

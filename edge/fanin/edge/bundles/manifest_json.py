@@ -185,7 +185,11 @@ def _local(reader: Reader) -> LocalParameters:
 def parse_setting(reader: Reader) -> OptimizerSetting:
     """Parse a setting of the optimizer. Raises InvalidBundle for a wrong key, type or value."""
     reader.only("default below")
-    return OptimizerSetting(default=reader.number("default"), below=reader.number("below"))
+    default, below = reader.number("default"), reader.number("below")
+    try:
+        return OptimizerSetting(default=default, below=below)
+    except ValueError as exc:
+        raise InvalidBundle(f"{reader.path}: {exc}", code="FN-0312") from exc
 
 
 def _lengths_row(lengths: Lengths | None) -> dict[str, object]:

@@ -108,8 +108,13 @@ def check_slots(slots: tuple[Slot, ...], own: Mapping[str, tuple[int, ...]], der
 def _check_slot(slot: Slot, shapes: Mapping[str, tuple[int, ...]]) -> None:
     what = f"manifest: slot {slot.initializer!r}"
     missing = {slot.parameter, slot.weight} - set(shapes) - {""}
-    if missing or not slot.parameter:
-        raise InvalidBundle(f"{what} names unknown parameters {sorted(missing)}", code="FN-0322")
+    if missing:
+        raise InvalidBundle(
+            f"{what} names unknown parameters {sorted(missing)}, expected names of the manifest's parameters",
+            code="FN-0322",
+        )
+    if not slot.parameter:
+        raise InvalidBundle(f"{what}: got no parameter, expected the name of one", code="FN-0322")
     if slot.kind in (SlotKind.BIAS, SlotKind.BIAS_SCALE):
         agrees = bool(slot.weight) and MIN_INPUT_SCALE <= slot.input_scale <= 1.0 / MIN_INPUT_SCALE
     else:

@@ -99,7 +99,10 @@ class VectorLayout:
         """
         names = [group.name for group in self.groups]
         if set(vector) != set(names):
-            raise InvalidInput(f"vector: got the groups {sorted(vector)}, expected {names}", code="FN-0386")
+            raise InvalidInput(
+                f"change: got the groups {sorted(vector)}, expected {names}; correct the trainer or the stage",
+                code="FN-0386",
+            )
         for name, values in vector.items():
             self.check_group(name, values)
         return vector[PARAMETERS] if len(names) == 1 else np.concatenate([vector[name] for name in names])
@@ -108,7 +111,7 @@ class VectorLayout:
         """Raise InvalidInput unless the values of a group are float32 (table.num_values,)."""
         if values.shape != (self.table.num_values,) or values.dtype != np.float32:
             raise InvalidInput(
-                f"vector: got {values.dtype} {values.shape} for the group {name!r}, expected float32 "
-                f"({self.table.num_values},)",
+                f"change: got {values.dtype} {values.shape} for the group {name!r}, expected float32 "
+                f"({self.table.num_values},); correct the trainer or the stage",
                 code="FN-0386",
             )

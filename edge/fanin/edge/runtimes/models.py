@@ -133,11 +133,17 @@ def preprocess_ports(bundle: Bundle) -> Ports:
     is_single = len(infer.inputs) == 1
     if [port.name for port in signature.inputs] != [RAW] or signature.outputs != infer.inputs or not is_single:
         raise InvalidBundle(
-            f"bundle: signature {PREPROCESS!r} has inputs {signature.inputs} and outputs {signature.outputs}, "
-            f"expected one input {RAW!r} and one output, the only input {infer.inputs} of the model",
+            f"bundle: signature {PREPROCESS!r} has the inputs {_forms(signature.inputs)} and the outputs "
+            f"{_forms(signature.outputs)}, expected the input {RAW!r}, and one output like the only input of 'infer', "
+            f"which has {_forms(infer.inputs)}; export the Bundle again",
             code="FN-0417",
         )
     return signature.inputs, signature.outputs
+
+
+def _forms(ports: tuple[Port, ...]) -> str:
+    """Return names, dtypes and shapes of ports for an error."""
+    return ", ".join(f"{port.name!r} as {form_of(port.dtype, port.shape)}" for port in ports) or "none"
 
 
 def open_preprocess(runtime: Runtime, bundle: Bundle) -> Preprocess | None:

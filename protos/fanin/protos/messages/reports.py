@@ -145,4 +145,4 @@ class Report:
                 code="FN-0145",
             )
         if self.failure and self.progress is not None:
-            raise InvalidInput("report: got progress beside a failure, expected one of them", code="FN-0145")
+            raise InvalidInput("report: got progress and a failure, expected one of them", code="FN-0145")

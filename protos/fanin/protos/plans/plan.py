@@ -99,11 +99,11 @@ class Plan:
         Raises:
             InvalidPlan: The message, or a section of it, has a field that is not known here.
         """
-        sections = {field.name: value for field, value in message.ListFields() if isinstance(value, Message)}
-        for section, value in ({"": message} | sections).items():
+        sections = {f"plan: {field.name}": value for field, value in message.ListFields() if isinstance(value, Message)}
+        for section, value in ({"plan": message} | sections).items():
             if len(unknown := UnknownFieldSet(value)):
                 raise InvalidPlan(
-                    f"plan: {section}: got field {unknown[0].field_number}, which this version of fanin does not know, "
+                    f"{section}: got field {unknown[0].field_number}, which this version of fanin does not know, "
                     "expected the keys of docs/reference/plan.md; use the version of fanin that wrote the Plan",
                     code="FN-0202",
                 )
@@ -175,8 +175,8 @@ def check_stages(plan: Plan) -> None:
         )
     if payloads := sorted(set(names) & set(CODEC_BITS)):
         raise InvalidPlan(
-            f"plan: stages: got {payloads[0]!r}, a second codec beside codec.name = {plan.codec.name!r}, expected one "
-            "part that makes the payload; remove the stage, or set codec.name",
+            f"plan: stages: got {payloads[0]!r}, a second codec in addition to codec.name = {plan.codec.name!r}, "
+            "expected one part that writes the payload; remove the stage, or set codec.name",
             code="FN-0221",
         )
     if names and plan.aggregation.max_staleness:

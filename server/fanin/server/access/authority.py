@@ -130,7 +130,7 @@ def _read_ca_certificate(path: Path) -> x509.Certificate:
     except _UNREADABLE as exc:
         raise Corrupted(
             f"{path}: damaged, or not a certificate; restore it from a backup or from a device, or remove this file "
-            "alone: it is issued again by the same key, and devices go on with the one that they have",
+            "alone: the same key issues it again, and devices continue with the one that they have",
             code="FN-0682",
         ) from exc
 

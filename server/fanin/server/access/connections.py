@@ -15,7 +15,7 @@ import resource
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fanin.protos.errors import Conflict
+from fanin.protos.errors import InvalidInput
 from fanin.server.access.limits import Limits
 
 OTHER_FILES: Final = 64
@@ -75,10 +75,10 @@ def share_descriptors(descriptors: int, limits: Limits) -> tuple[Limits, Connect
         descriptors is for uploads. Three quarters of the connections are for parked check-ins.
 
     Raises:
-        Conflict: There are fewer than ``LEAST_DESCRIPTORS``.
+        InvalidInput: There are fewer than ``LEAST_DESCRIPTORS``.
     """
     if descriptors < LEAST_DESCRIPTORS:
-        raise Conflict(
+        raise InvalidInput(
             f"descriptors: this process may open {descriptors}, expected at least {LEAST_DESCRIPTORS}; "
             "raise the hard limit (ulimit -Hn, LimitNOFILE= in systemd)",
             code="FN-0690",

@@ -238,9 +238,8 @@ class Rim(aio.ServerInterceptor):
                     async with asyncio.timeout(self._waits.read_s):
                         await context.write(reply)
                 except TimeoutError as exc:
-                    raise Unavailable(
-                        f"call: its caller read nothing for {self._waits.read_s:g} s", code="FN-0678"
-                    ) from exc
+                    text = f"call: its caller read nothing for {self._waits.read_s:g} s; call again"
+                    raise Unavailable(text, code="FN-0678") from exc
                 del reply
 
     async def _first(self, method: str, stream: AsyncIterator[bytes]) -> bytes:
@@ -248,7 +247,7 @@ class Rim(aio.ServerInterceptor):
             async with asyncio.timeout(self._waits.first_request_s):
                 return await anext(stream)
         except StopAsyncIteration as exc:
-            raise Unauthenticated(f"call: {method} carried no request to be checked", code="FN-0672") from exc
+            raise InvalidInput(f"call: {method} carries no request, expected one; send it", code="FN-0126") from exc
         except TimeoutError as exc:
             raise Unavailable(
                 f"call: {method} sent no request for {self._waits.first_request_s:g} s", code="FN-0678"
@@ -283,8 +282,9 @@ class Rim(aio.ServerInterceptor):
             )
             return self._refusal(exc, exc)
         except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
-            self._failure_logger.exception(f"{method}: the coordinator's disk or network failed")
-            return self._refusal(exc, Unavailable("disk", code="FN-0512"))
+            failure = Unavailable(f"{method}: the coordinator's disk or network failed", code="FN-0512")
+            self._failure_logger.exception(coded(failure))
+            return self._refusal(exc, failure)
         except (aio.AbortError, aio.UsageError):
             raise
         except aio.InternalError as exc:
@@ -322,7 +322,8 @@ class Rim(aio.ServerInterceptor):
             return
         if self._num_open >= MAX_OPEN_CALLS:
             raise Unavailable(
-                f"call: {MAX_OPEN_CALLS} calls of {method} and the like are open, expected fewer", code="FN-0677"
+                f"call: {method}: {MAX_OPEN_CALLS} calls without a credential are open, expected fewer; close some",
+                code="FN-0677",
             )
         self._num_open += 1
         try:
@@ -377,7 +378,7 @@ def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
         return handler.request_deserializer(data)
     except DecodeError as exc:
         raise InvalidInput(
-            f"call: {method} carries {len(data)} bytes that are no such request ({exc})", code="FN-0126"
+            f"call: {method}: got {len(data)} bytes that do not parse as its request ({exc})", code="FN-0126"
         ) from exc
 
 

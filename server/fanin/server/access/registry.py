@@ -58,7 +58,7 @@ class Registry:
         """
         if not self.has_token(enrollment.token, Role.DEVICE):
             raise Unauthenticated(
-                "enroll: got a token that was not made here, expected an enrollment token", code="FN-0670"
+                "enroll: got a token that this coordinator did not create, expected an enrollment token", code="FN-0670"
             )
         device = EnrolledDevice(public_key=enrollment.public_key)
         if call.device_id != device.device_id:
@@ -69,7 +69,8 @@ class Registry:
         if not OLDEST_PROTOCOL <= enrollment.protocol <= PROTOCOL:
             known = f"{OLDEST_PROTOCOL} to {PROTOCOL}"
             raise Conflict(
-                f"protocol: got {enrollment.protocol}, expected {known}; install another fanin", code="FN-0675"
+                f"protocol: got {enrollment.protocol}, expected {known}; install the coordinator's release of fanin",
+                code="FN-0675",
             )
         return device
 
@@ -101,7 +102,7 @@ class Registry:
         """
         if not self.has_token(token, Role.OPERATOR):
             raise Unauthenticated(
-                "control: got a token that was not made here, expected an operator token", code="FN-0670"
+                "control: got a token that this coordinator did not create, expected an operator token", code="FN-0670"
             )
         return Principal(kind=PrincipalKind.OPERATOR, id=token_sha256(token)[:OPERATOR_ID_CHARS])
 
@@ -120,7 +121,7 @@ class Registry:
         if not -MAX_LATE_S <= early_s <= MAX_EARLY_S:
             raise Untimely(
                 f"call: got a time {early_s:.1f} s from this clock, expected {-MAX_LATE_S:g} to {MAX_EARLY_S:g}; "
-                "the device is to set its clock",
+                "set the clock of the device",
                 code="FN-0673",
             )
         if not is_signed(device.public_key, signature, CALL_CONTEXT, call.signed_bytes()):

@@ -129,7 +129,9 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
         raise NotFound(f"run {run_id}: not in this coordinator's folder", code="FN-0610")
     bundle_ref = archive.runs.bundle(run.start.version.bundle_sha256)
     if bundle_ref is None:
-        raise Corrupted(f"run {run_id}: its bundle is missing", code="FN-0525")
+        raise Corrupted(
+            f"run {run_id}: its bundle is missing in fanin.db; restore a backup of the folder", code="FN-0525"
+        )
     data = archive.blobs.read_artifact("manifest", bundle_ref.manifest)
     signed = SignedManifest(data=data, public_key=bundle_ref.public_key, signature=bundle_ref.signature)
     bundle = Bundle.open(signed, trusted=(bundle_ref.public_key,), read=archive.blobs.read)

@@ -67,7 +67,7 @@ class CheckIns:
     async def _answer(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
         if not m.OLDEST_PROTOCOL <= check_in.protocol <= m.PROTOCOL:
             known = f"{m.OLDEST_PROTOCOL} to {m.PROTOCOL}"
-            text = f"protocol: got {check_in.protocol}, expected {known}; install another fanin"
+            text = f"protocol: got {check_in.protocol}, expected {known}; install the coordinator's release of fanin"
             return m.Rejected(reason=m.RejectReason.UPGRADE, text=text)
         refusals = [driver.intake.refusal(check_in.capabilities) for driver in self._runs.running()]
         if refusals and all(refusals):

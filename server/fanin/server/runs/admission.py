@@ -386,6 +386,6 @@ def taken_id(known: StartRun, start: StartRun) -> Conflict:
         problems.append(f"a run of another publisher (there {short(there.public_key)}, here {short(here.public_key)})")
     return Conflict(
         f"run {start.run_id}: the id is taken by {' and by '.join(problems) or 'a run with another version 0'}. A run "
-        "keeps what it was started with: choose another id (--run-id), or start it without the change",
+        "cannot change: choose another id (--run-id), or start it without the change",
         code="FN-0604",
     )

@@ -154,7 +154,7 @@ class Runs:
         if known is not None and known.public_key != bundle.public_key:
             raise Conflict(
                 f"bundle {short(sha256)}: signed by {short(bundle.public_key)}, but it is published here by "
-                f"{short(known.public_key)}; start runs with that key (--key), or export the bundle again",
+                f"{short(known.public_key)}; start runs with that key (--key), or export the bundle under another name",
                 code="FN-0605",
             )
         return sha256

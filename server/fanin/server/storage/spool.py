@@ -259,7 +259,8 @@ class FolderUpload:
         end = piece.offset + len(piece.data)
         if not piece.data or end > self.header.payload.size_bytes:
             raise InvalidUpdate(
-                f"update: got bytes {piece.offset} to {end}, expected some, up to {self.header.payload.size_bytes}",
+                f"update: got bytes {piece.offset} to {end}, expected 1 or more, up to "
+                f"{self.header.payload.size_bytes}",
                 code="FN-0130",
             )
         if len(self._pending) >= _MAX_PENDING:

@@ -96,7 +96,9 @@ class ChunkStore:
             part.unlink()
             if offset:
                 raise Unavailable(
-                    f"{exc}; the part that was here may be damaged, all of it is downloaded again", code="FN-0826"
+                    f"{exc}; its first {offset} bytes, which were stored here, may be damaged, so the next try "
+                    "downloads all of it",
+                    code="FN-0826",
                 ) from exc
             raise
         part.replace(self._folder / ref.sha256)

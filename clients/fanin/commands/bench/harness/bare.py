@@ -24,7 +24,7 @@ from typing import Final
 import grpc
 import numpy as np
 
-from fanin.protos.errors import InvalidUpdate
+from fanin.protos.errors import Conflict
 from fanin.server.access.authority import local_identity
 
 PIECE_BYTES: Final = 1 << 20
@@ -103,7 +103,7 @@ def serve(folder: Path, num_clients: int, size_bytes: int, num_rounds: int) -> N
 
 
 def send(folder: Path, index: int, size_bytes: int, num_rounds: int) -> None:
-    """Run one client: download and upload in each round. Raises InvalidUpdate for a wrong digest."""
+    """Run one client: download and upload in each round. Raises Conflict for a wrong digest."""
     credentials = grpc.ssl_channel_credentials(root_certificates=(folder / TLS / "ca.pem").read_bytes())
     with grpc.secure_channel((folder / ADDRESS).read_text(), credentials) as channel:
         down: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{METHOD}Down")
@@ -133,7 +133,7 @@ def _pieces(index: int, data: bytes, digest: "hashlib._Hash") -> Iterator[bytes]
 
 def _check(digest: bytes, expected: bytes) -> None:
     if digest != expected:
-        raise InvalidUpdate(
+        raise Conflict(
             f"bare stream: digest mismatch (got {digest.hex()[:8]}.., expected {expected.hex()[:8]}..)", code="FN-1045"
         )
 

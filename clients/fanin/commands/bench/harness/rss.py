@@ -27,7 +27,8 @@ class PeakRss:
     def __enter__(self) -> "PeakRss":
         if not (PROC / str(self._pid) / "clear_refs").exists():
             raise InvalidInput(
-                f"{PROC}: got nothing on process {self._pid}, expected Linux's accounts of its memory", code="FN-1047"
+                f"{PROC}: got no clear_refs of process {self._pid}, expected it as Linux has it; run this on Linux",
+                code="FN-1047",
             )
         for pid in tree(self._pid):
             (PROC / str(pid) / "clear_refs").write_text(RESET_PEAK)

@@ -49,7 +49,8 @@ def load_app(where: str, call: Callable[[Callable[[], object]], object] = _call)
         for parameter in signature(candidate).parameters.values()
     ):
         raise UnsupportedModel(
-            f"App {where!r}: got a function with arguments without a default, expected none of these", code="FN-0704"
+            f"App {where!r}: got a function with arguments, expected one that needs none; give each argument a default",
+            code="FN-0704",
         )
     app = _guarded("App", where, lambda: call(candidate)) if callable(candidate) else candidate
     if not isinstance(app, App):

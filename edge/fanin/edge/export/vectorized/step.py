@@ -240,7 +240,11 @@ class VectorStep:
             raise UnsupportedModel(f"{what}: {reason}", code="FN-0799") from exc
         for name, both, *each in zip(self._outputs, together, *singles, strict=True):
             if _difference(both, torch.stack(each)) > TOLERANCE:
-                raise UnsupportedModel(f"{what}: {name} has another value than in a step alone", code="FN-0799")
+                raise UnsupportedModel(
+                    f"{what}: got other values of {name} than in a step of one client, expected the same; use "
+                    "engine='graph'",
+                    code="FN-0799",
+                )
 
     def _two(self, name: str, value: Tensor) -> Tensor:
         """Return an input of two clients. The samples of the second one are in reversed order."""

@@ -243,4 +243,4 @@ def _tag(assignment_id: str) -> str:
 
 def unknown_run(run_id: str) -> NotFound:
     """Return the error for a Run that the record does not have."""
-    return NotFound(f"run {run_id[:64]!r}: there is none of this id here", code="FN-0610")
+    return NotFound(f"run {run_id[:64]!r}: not found on this coordinator; fanin runs lists its runs", code="FN-0610")

@@ -103,7 +103,7 @@ async def check_later_rounds(stores: DriverStores) -> None:
     assert await writer.open(opened(2, base_version=1)), "open: refused the second round"
     event = published(version(version()), 2)
     publication = writer.publish(version(version()), event, next_grid=(), outer_state={}, now_s=55.0)
-    await refusal(Conflict, publication, "publish: with the number of a version that is recorded")
+    await refusal(Conflict, publication, "publish: with the number of a version that is recorded", "FN-0509")
     assert (await rounds.last(RUN)) == opened(2, base_version=1), "publish: a refused version changed the round"
     late = committed("late", made_for=1, round_number=2)
     assert await writer.commit(late, buffer=3) == late, "commit: refused an update that was made for an earlier round"

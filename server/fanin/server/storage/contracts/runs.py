@@ -26,7 +26,7 @@ async def check_runs(runs: RunRecords) -> None:
     assert await runs.version(RUN) is None, "version: returned one of a run that is not recorded"
     await runs.add_run(start(), 5.0, OPERATOR)
     await runs.add_run(start("other"), 6.0)
-    await refusal(Conflict, runs.add_run(start(), 9.0), "add_run: with an id that is taken")
+    await refusal(Conflict, runs.add_run(start(), 9.0), "add_run: with an id that is taken", "FN-0509")
     await _check_artifacts(runs)
     await _check_unused_keys(runs)
     record = RunRecord(start=start(), state=RunState.RUNNING, reason="", max_rounds=5, started_by=OPERATOR)

@@ -99,10 +99,11 @@ def _delegation(run_id: str) -> m.Delegation:
     return sign_delegation(_PUBLISHER, run_id=run_id, bundle_sha256=sha256, run_public_key=_RUN_KEY.public)
 
 
-async def refusal(kind: type[FaninError], call: Awaitable[object], what: str) -> None:
-    """Check that a call raises an error of a class."""
+async def refusal(kind: type[FaninError], call: Awaitable[object], what: str, code: str = "") -> None:
+    """Check that a call raises an error of a class, with this code if one is named."""
     try:
         result = await call
-    except kind:
+    except kind as exc:
+        assert code in ("", exc.code), f"{what}: got {exc.code}, expected {code}"
         return
     raise AssertionError(f"{what}: got {result!r}, expected {kind.__name__}")

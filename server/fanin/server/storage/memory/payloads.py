@@ -47,7 +47,7 @@ class MemoryUpload:
             )
         if not piece.data or end > size_bytes:
             raise InvalidUpdate(
-                f"update: got bytes {piece.offset} to {end}, expected some, up to {size_bytes}", code="FN-0130"
+                f"update: got bytes {piece.offset} to {end}, expected 1 or more, up to {size_bytes}", code="FN-0130"
             )
         self._pending += piece.data
         self.received_bytes = end

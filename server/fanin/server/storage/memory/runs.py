@@ -108,7 +108,10 @@ class MemoryRuns:
     async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
         """See ``RunStore.add_run``."""
         if start.run_id in self._database.runs:
-            raise Conflict(f"run {start.run_id}: it is recorded already; choose another id", code="FN-0604")
+            raise Conflict(
+                f"the record already has this entry (run {start.run_id}); read the state again, then decide",
+                code="FN-0509",
+            )
         max_rounds = start.plan.stop.max_rounds
         record = RunRecord(start=start, state=RunState.RUNNING, reason="", max_rounds=max_rounds, started_by=by)
         rows = RunRows(record=record)

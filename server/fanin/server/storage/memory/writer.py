@@ -115,8 +115,9 @@ class MemoryWriter:
             return record
         if version.number in rows.versions:
             raise Conflict(
-                f"run {version.run_id}: version {version.number} is recorded already; read the state again",
-                code="FN-0624",
+                f"the record already has this entry (version {version.number} of run {version.run_id}); read the state "
+                "again, then decide",
+                code="FN-0509",
             )
         rows.add_version(version, event.round)
         rows.outer_states[event.round] = dict(outer_state)

@@ -195,7 +195,7 @@ def _translate(error: sqlite3.Error, path: Path) -> None:
     if primary == sqlite3.SQLITE_CONSTRAINT:
         # Operators read this one, so it does not name the file.
         raise Conflict(
-            f"the record has such a row already ({error}); read the state again, then decide", code="FN-0509"
+            f"the record already has this entry ({error}); read the state again, then decide", code="FN-0509"
         )
 
 
