@@ -37,7 +37,7 @@ from grpc import aio
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import DeviceCall
-from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, public, status_of
+from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, coded, public, status_of
 from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.rates import CallRates
