@@ -44,7 +44,6 @@ PACKAGES: Final = {
     "export": "fanin.edge.export",
     "simulation": "fanin.simulation",
     "clients": "fanin.clients",
-    "testing": "fanin.clients.testing",
     "datacenter": "fanin.datacenter",
 }
 """The public packages: the page of each, and its name. A page has the names in ``__all__``."""

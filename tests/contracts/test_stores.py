@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from fanin.clients.testing import run_virtual
 from fanin.protos.errors import Corrupted
 from fanin.server.folder import open_state
 from fanin.server.storage.blobs import FolderBlobs
@@ -28,6 +27,7 @@ from fanin.server.storage.protocols.leases import RunWriter
 from fanin.server.storage.records import Role
 from fanin.server.storage.spool import FolderSpool
 from fanin.server.storage.stores import Stores
+from fanin.simulation import run_virtual
 
 
 def sqlite(folder: Path) -> Callable[[], Stores]:

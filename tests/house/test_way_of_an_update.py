@@ -13,10 +13,10 @@ from sqlalchemy import Engine, event
 from support.staleness import assignment, settle, update
 from support.virtual import bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.wire import to_proto
 from fanin.server.service import FleetService
+from fanin.simulation import run_virtual
 from fanin.v1 import fleet_pb2
 
 ROOT = Path(__file__).parents[2]

@@ -31,7 +31,7 @@ def silenced_rules(module: Module) -> Faults:
 
 
 def patches(module: Module) -> Faults:
-    """Yield patches of fanin's own code: pass a fake as an argument instead (fanin.clients.testing has some)."""
+    """Yield patches of fanin's own code: pass a fake as an argument instead (fanin.simulation.federation has some)."""
     yield from _lines(module, PATCHES)
 
 

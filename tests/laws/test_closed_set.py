@@ -21,7 +21,6 @@ from support.laws import tables
 from support.scenarios import CALM, PATIENT_S, outcome_of
 from support.virtual import plan
 
-from fanin.clients.testing import Habits, Lie
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorTable
@@ -32,6 +31,7 @@ from fanin.server.aggregation.fold import PartialSum, accept, begin, finish, mer
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
 from fanin.server.aggregation.outer import optimizer_of
 from fanin.server.aggregation.sets import Aggregate
+from fanin.simulation import Habits, Lie
 
 NUM_DEVICES = 3
 HABITS = st.builds(

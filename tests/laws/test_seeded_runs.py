@@ -16,14 +16,13 @@ from tempfile import TemporaryDirectory
 import pytest
 from support.virtual import PUBLISHER, plan
 
-from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual, synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.protos.messages import LoggedEvent, RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.storage.records import CommittedUpdate
-from fanin.simulation import Federation
+from fanin.simulation import Federation, Habits, Member, SyntheticTrainer, run_virtual, synthetic_bundle
 
 RUN = "run"
 NUM_NIGHTLY = 5_000

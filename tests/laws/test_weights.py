@@ -14,11 +14,10 @@ from support.values import plan
 from support.virtual import PUBLISHER
 from support.virtual import plan as virtual_plan
 
-from fanin.clients.testing import Member, SyntheticTrainer
 from fanin.protos.messages import CodecSpec
 from fanin.protos.plans import MAX_TIMES, Plan
 from fanin.server.aggregation.weights import RunningScale, scale_of, steps_of
-from fanin.simulation import Outcome, Scenario, play
+from fanin.simulation import Member, Outcome, Scenario, SyntheticTrainer, play
 
 COUNTS = st.lists(st.sampled_from((1, 7, 100)) | st.integers(1, MAX_TIMES), min_size=1, max_size=30)
 BITS = st.integers(7, 31)

@@ -31,11 +31,11 @@ from typing import Final, NoReturn
 NAMES: Final = ("parity", "matrix", "checkpoints", "quads", "traffic", "faults", "agents", "resizes", "script")
 """The programs that the server imports. ``memory`` imports torch's own tests, which only it needs."""
 LIBRARIES: Final = (
-    "fanin.clients.testing",
+    "fanin.clients.device.contract",
     "fanin.edge.export.build",
     "fanin.server.aggregation.verify",
     "fanin.server.folder",
-    "fanin.simulation.scenario",
+    "fanin.simulation.federation.scenario",
 )
 """Modules that the code of scripts imports."""
 OUTPUT_CHARS: Final = 6000

@@ -16,8 +16,8 @@ from fanin import datacenter
 from fanin.clients import Change, Interrupted, Trainer
 from fanin.clients.data.digits import split_digits
 from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.testing import example_assignment, synthetic_bundle
 from fanin.datacenter.config.settings import CheckpointSettings, DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig
 from fanin.datacenter.jobs.torchrun import Elastic
@@ -29,6 +29,7 @@ from fanin.datacenter.training.parameters import parameter_table, parameter_vect
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import Assignment, Training
+from fanin.simulation import synthetic_bundle
 
 pytestmark = pytest.mark.usefixtures("forked_agents")
 NUM_STEPS = 6

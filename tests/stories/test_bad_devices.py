@@ -9,10 +9,10 @@ from support.bad_devices import Group
 from support.processes import Site
 
 from fanin.clients.planfile import parse_plan
-from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.plans import Plan
+from fanin.simulation import synthetic_bundle
 
 PUBLISHER = SigningKey(bytes(range(32)))
 NUM_ROUNDS = 5

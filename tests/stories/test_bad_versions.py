@@ -19,10 +19,10 @@ from support.snapshot import snapshot
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import SyntheticTrainer
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
+from fanin.simulation import SyntheticTrainer
 
 NO_GRID = "training: grid: got 0 blocks, expected 2"
 STRANGER = SigningKey(bytes(range(1, 33)))

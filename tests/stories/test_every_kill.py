@@ -20,7 +20,6 @@ from support.stage_runs import FEEDBACK, scaffold
 from support.virtual import PUBLISHER, bundle_in, plan, start
 
 from fanin.clients.operator import next_version
-from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.chunks import cut
 from fanin.protos.messages import Adopt, Command, Pause, Resume, RunEvent, RunInfo, Stop, Version, VersionPublished
@@ -28,6 +27,7 @@ from fanin.protos.plans import Plan
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.rounds import events as e
 from fanin.server.runs.catalog import Runs
+from fanin.simulation import run_virtual
 
 EFFECTS: Final = [
     effect.__name__ for effect in get_args(e.Effect) if effect not in (e.Assign, e.Fail, e.RecordGone, e.Warn)

@@ -19,11 +19,11 @@ from support.linear import linear_graphs
 from support.values import PUBLISHER, plan
 
 from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.contract import example_assignment, example_model
 from fanin.clients.flower.app import FlowerApp
 from fanin.clients.flower.states import FlowerStates
 from fanin.clients.flower.task import FlowerSettings
 from fanin.clients.flower.trainer import FlowerTrainer
-from fanin.clients.testing import example_assignment, example_model
 from fanin.edge.assembly.assemble import assemble
 from fanin.edge.bundles.arrays import write_arrays
 from fanin.edge.bundles.bundle import open_folder, read_signed_manifest

@@ -18,12 +18,12 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import LoopbackTransport, VirtualDevice, run_virtual, synthetic_bundle
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.messages import VersionPublished
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
+from fanin.simulation import LoopbackTransport, VirtualDevice, run_virtual, synthetic_bundle
 
 NUM_DEVICES, NUM_ROUNDS = 8, 12
 SHAPES = {"bias": (10,), "weight": (64, 10)}

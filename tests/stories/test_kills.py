@@ -14,11 +14,11 @@ from typing import get_args
 import pytest
 from support.processes import Site
 
-from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.rounds.events import Assign, Effect, Fail, RecordGone, Warn
+from fanin.simulation import synthetic_bundle
 
 PUBLISHER = SigningKey(bytes(range(32)))
 EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in (Assign, Fail, RecordGone, Warn)]

@@ -14,8 +14,8 @@ from support.commands import STEP, Fanin, fanin_in_process, one_line, uncoded
 from support.hosted import Hosted
 from support.snapshot import snapshot
 
-from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
+from fanin.simulation import synthetic_bundle
 
 PLAN = """
 name = "story"

@@ -20,7 +20,7 @@ RUN = """
 import json, sys
 from pathlib import Path
 from fanin.clients.planfile import parse_plan
-from fanin.clients.testing import Member, SyntheticTrainer, synthetic_bundle
+from fanin.simulation import Member, SyntheticTrainer, synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
@@ -56,7 +56,7 @@ RUN_SELECTION = """
 import json, sys
 from pathlib import Path
 from fanin.clients.planfile import parse_plan
-from fanin.clients.testing import Member, SyntheticTrainer, synthetic_bundle
+from fanin.simulation import Member, SyntheticTrainer, synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import RoundClosed
 from fanin.simulation import Scenario, play
@@ -91,8 +91,9 @@ from dataclasses import replace
 from pathlib import Path
 import numpy as np
 from fanin.clients.device.updates import Change, apply_stages, begin_stages, state_label
-from fanin.clients.testing import example_assignment, example_model, synthetic_bundle
-from fanin.clients.testing.memory import MemoryStates
+from fanin.clients.device.contract import example_assignment, example_model
+from fanin.simulation import synthetic_bundle
+from fanin.simulation.federation.memory import MemoryStates
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.codecs.stages import stages_of
 from fanin.protos import messages as m

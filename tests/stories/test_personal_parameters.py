@@ -24,13 +24,12 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.npz import write_npz
 from fanin.clients.data.stores import memory_store
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.contract import Countdown, example_assignment
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.storage.personal import local_values
 from fanin.clients.device.training import RuntimeTrainer
-from fanin.clients.testing import Countdown
-from fanin.clients.testing.trainers import example_assignment
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.datacenter.jobs.publish import parent_version, publish_vector
 from fanin.edge.bundles.bundle import Bundle

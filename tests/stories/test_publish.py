@@ -21,7 +21,6 @@ from support.processes import Site
 
 from fanin import datacenter
 from fanin.clients.data.digits import split_digits
-from fanin.clients.testing import synthetic_bundle
 from fanin.datacenter.checkpoints.trained import read_trained
 from fanin.datacenter.config.settings import (
     CheckpointSettings,
@@ -40,6 +39,7 @@ from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import RunRested, VersionPublished
+from fanin.simulation import synthetic_bundle
 
 PAGE = (ROOT / "docs/howto/publish.md").read_text().partition("\n## Train on from a Version\n")[2]
 OTHER_APP = """

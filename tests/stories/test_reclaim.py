@@ -19,7 +19,6 @@ from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import synthetic_bundle
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import sign_version
@@ -30,6 +29,7 @@ from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine, writing
 from fanin.server.storage.sqlite.runs import SqliteRuns, add_version
+from fanin.simulation import synthetic_bundle
 
 PUBLISHER = SigningKey(bytes(range(32)))
 PLAN = Plan(

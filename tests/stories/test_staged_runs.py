@@ -20,8 +20,6 @@ from support.stage_runs import NUM, TABLE, staged_plan
 from support.virtual import bundle_in, start
 
 from fanin.clients.device.storage.states import StateLabel
-from fanin.clients.testing import VirtualDevice, run_virtual
-from fanin.clients.testing.memory import MemoryStates
 from fanin.edge.codecs.pipeline import States, first_states
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.tensors import Float32s
@@ -31,6 +29,8 @@ from fanin.server.aggregation.parameters import auxiliary_pieces
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import CoordinatorState
+from fanin.simulation import VirtualDevice, run_virtual
+from fanin.simulation.federation.memory import MemoryStates
 
 NUM_DEVICES: Final = 3
 PLAN: Final = staged_plan(NUM_DEVICES, concurrency=2, deadline_s=60.0, max_rounds=5)

@@ -18,10 +18,10 @@ from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError
+from fanin.simulation import SyntheticTrainer
 from fanin.v1 import fleet_pb2 as pb
 from support.processes import Site
 from support.stranger import Stranger, update_of

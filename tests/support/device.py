@@ -18,9 +18,9 @@ from pathlib import Path
 
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import Connection, GrpcTransport, ReadPayload
 from fanin.protos.messages import Download, UpdateHeader, UploadReply
+from fanin.simulation import SyntheticTrainer
 
 
 class DyingTransport(GrpcTransport):

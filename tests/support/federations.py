@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.simulation import synthetic_bundle
 from support.hosted import Hosted
 from support.peers import Peer, Place
 

@@ -8,14 +8,13 @@ import numpy as np
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import Member, SyntheticTrainer, synthetic_bundle
 from fanin.edge.codecs.grid import FIRST_RANGE
 from fanin.edge.tensors import Float32s
 from fanin.protos.messages import Assignment, CodecSpec
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS
 from fanin.server.aggregation.fold import blocks_within
 from fanin.server.folder import open_archive
-from fanin.simulation import Scenario, play
+from fanin.simulation import Member, Scenario, SyntheticTrainer, play, synthetic_bundle
 from support.virtual import PUBLISHER, plan
 
 SHAPES = {"conv": (4, 3, 3), "bias": (4,), "scale": ()}

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, Unavailable
 from fanin.server.access.limits import Limits
@@ -32,6 +31,7 @@ from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.spool import FolderSpool
 from fanin.server.storage.stores import CoordinatorState, Files
+from fanin.simulation import LoopbackTransport, SyntheticTrainer, VirtualDevice
 from support.forgetful import ForgetfulDisk
 from support.virtual import PUBLISHER
 

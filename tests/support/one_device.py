@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fanin.clients.operator import ref_of
-from fanin.clients.testing import VirtualDevice, run_virtual, synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import sign_version
 from fanin.edge.tensors import encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of, cut
+from fanin.simulation import VirtualDevice, run_virtual, synthetic_bundle
 from support.values import GRID, PUBLISHER, assignment
 
 SHAPES = {"a": (2, 3), "b": (4,)}

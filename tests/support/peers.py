@@ -15,7 +15,6 @@ from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import make_update
-from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import CallOptions, Connection, GrpcTransport
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
@@ -24,6 +23,7 @@ from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos import messages as m
 from fanin.protos.wire import from_proto, to_proto
+from fanin.simulation import SyntheticTrainer
 from fanin.v1 import fleet_pb2 as pb
 
 FLEET = "/fanin.v1.Fleet/"

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from fanin.clients.device.contract import example_assignment
 from fanin.clients.operator import ref_of
-from fanin.clients.testing import example_assignment
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import sign_version
 from fanin.protos import messages as m

@@ -5,9 +5,9 @@ from types import MappingProxyType
 import numpy as np
 
 from fanin.clients.device.updates import Change, make_update
-from fanin.clients.testing import LoopbackTransport
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
+from fanin.simulation import LoopbackTransport
 from support.virtual import SHAPES
 
 TABLE = TensorTable.of(SHAPES)

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fanin.clients.testing import Habits, Member, SyntheticTrainer, synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.plans import Plan
-from fanin.simulation import Outcome, Scenario, play
+from fanin.simulation import Habits, Member, Outcome, Scenario, SyntheticTrainer, play, synthetic_bundle
 from support.virtual import PUBLISHER
 
 CALM = Habits()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 from fanin.protos.messages import (
     Adopt,
     Command,
@@ -22,6 +21,7 @@ from fanin.protos.messages import (
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.lanes import Lane, inline
+from fanin.simulation import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
 T = TypeVar("T")

@@ -16,7 +16,6 @@ from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change, Trainer
 from fanin.clients.operator import ref_of
-from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
 from fanin.clients.transport import ReadPayload
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import sign_version
@@ -27,6 +26,7 @@ from fanin.protos.chunks import cut
 from fanin.protos.errors import (
     Unavailable,
 )
+from fanin.simulation import SyntheticTrainer, synthetic_bundle
 from support.values import GRID, PUBLISHER, assignment
 
 THREE = Examples(inputs={"x": np.zeros((3, 1), np.float32)}, y=np.zeros(3, np.int32))

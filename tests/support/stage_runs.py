@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fanin.clients.testing import LoopbackTransport
 from fanin.edge.codecs.pipeline import States, UpdatePipeline, first_states
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
@@ -16,6 +15,7 @@ from fanin.protos.messages import Adopt, Command, Pause
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import auxiliary_pieces
 from fanin.server.aggregation.verify import verify_run
+from fanin.simulation import LoopbackTransport
 from support.staleness import settle
 from support.virtual import SHAPES, Place, bundle_in, open_place, plan, start
 

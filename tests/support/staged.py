@@ -9,17 +9,18 @@ from typing import cast
 import numpy as np
 
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.contract import Countdown, example_model
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Trainer
 from fanin.clients.operator import ref_of
-from fanin.clients.testing import Countdown, SyntheticTrainer, example_model, synthetic_bundle
-from fanin.clients.testing.synthetic import NO_SHAPES
 from fanin.clients.transport import ReadPayload
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of, cut
+from fanin.simulation import SyntheticTrainer, synthetic_bundle
+from fanin.simulation.federation.synthetic import NO_SHAPES
 from support.values import PUBLISHER, assignment
 
 SHAPES = {"a": (2, 3), "b": (4,)}

@@ -9,12 +9,12 @@ from typing import TypeVar
 import numpy as np
 
 from fanin.clients.device.updates import Change, make_update
-from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.messages import VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.verify import verify_run
+from fanin.simulation import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, start
 
 T = TypeVar("T")

@@ -5,7 +5,6 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
@@ -19,7 +18,8 @@ from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import Lane, inline
 from fanin.server.storage.stores import CoordinatorState
-from fanin.simulation.operator import start_run
+from fanin.simulation import synthetic_bundle
+from fanin.simulation.federation.federation import start_run
 
 PUBLISHER = SigningKey(bytes(range(32)))
 SHAPES = {"a": (3, 5), "b": (7,)}

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
+from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer, training_batches
-from fanin.clients.testing import example_assignment
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings

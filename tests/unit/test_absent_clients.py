@@ -16,15 +16,25 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual, synthetic_bundle
-from fanin.clients.testing.availability import Stay
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App
 from fanin.edge.tensors import Float32s
 from fanin.protos.messages import Assignment, CodecSpec, RoundClosed
 from fanin.protos.plans import Plan
-from fanin.simulation import Federation, Iid, SimulationSettings, partition, simulate
-from fanin.simulation.devices.rotation import Rotation
+from fanin.simulation import (
+    Federation,
+    Habits,
+    Iid,
+    Member,
+    SimulationSettings,
+    SyntheticTrainer,
+    partition,
+    run_virtual,
+    simulate,
+    synthetic_bundle,
+)
+from fanin.simulation.devices.availability import Stay
+from fanin.simulation.federation.rotation import Rotation
 
 UNSTEADY = Habits(work_s=(1.0, 20.0), cut=0.1, quit=0.1, stay_s=60.0, away_s=(1.0, 20.0))
 STEADY = Habits(work_s=(1.0, 2.0))

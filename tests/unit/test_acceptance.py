@@ -10,7 +10,6 @@ import pytest
 from support.staleness import assignment, send, settle, slow_store, update
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.errors import Unavailable
 from fanin.protos.messages import Command, Pause, Resume, Stop
@@ -18,6 +17,7 @@ from fanin.protos.plans import Plan
 from fanin.server.rounds.decision import Accepted, Decision, Discarded, Later, Undecided
 from fanin.server.storage.lanes import Lane, inline
 from fanin.server.storage.protocols.files import Upload
+from fanin.simulation import run_virtual
 
 TWO = plan(concurrency=2, buffer=2, quorum=2, max_rounds=9)
 STALE = plan(concurrency=3, buffer=2, quorum=2, max_rounds=9, max_staleness=2)

@@ -23,7 +23,6 @@ from support.stage_runs import (
 from support.staleness import settle
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.tensors import TensorTable, encode_parameters
@@ -34,6 +33,7 @@ from fanin.protos.messages import Command, Pause, RoundFailed
 from fanin.protos.wire import to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
+from fanin.simulation import run_virtual
 from fanin.v1 import fleet_pb2
 
 # Verification.

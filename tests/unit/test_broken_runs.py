@@ -10,11 +10,11 @@ from support.errors import raises
 from support.staleness import assignment, send, settle, update
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.protos.errors import Conflict, Unavailable
 from fanin.protos.messages import Command, Pause, Resume, RoundFailed, RunRested, RunState, Stop
+from fanin.simulation import run_virtual
 
 REASON = (
     "run run: cannot be taken up: the coordinator's own state does not verify; the coordinator's log has the details"

@@ -10,12 +10,12 @@ import pytest
 from support.rounds import finish_round
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.protos import messages as m
 from fanin.protos.errors import NotFound
 from fanin.protos.messages import RunState
 from fanin.server.fleet.bulletin import REFRESH_BYTES_PER_S, refresh_window
 from fanin.server.fleet.retries import MAX_WINDOW_S, MIN_WINDOW_S, RETRY_PER_S
+from fanin.simulation import LoopbackTransport, run_virtual
 
 T = TypeVar("T")
 CAPABILITIES = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))

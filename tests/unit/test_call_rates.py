@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from support.errors import raises
 
-from fanin.clients.testing import run_virtual
 from fanin.protos.errors import InvalidUpdate, NotFound, Throttled, Unavailable
 from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.rates import CallLimits, CallRates
+from fanin.simulation import run_virtual
 
 LIMITS = CallLimits(calls_per_s=8.0, burst=16, error_calls=8)
 

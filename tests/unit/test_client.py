@@ -17,7 +17,6 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import SyntheticTrainer
 from fanin.clients.transport import ReadPayload
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact, ChunkRef, artifact_of
@@ -32,6 +31,7 @@ from fanin.protos.errors import (
     Unauthenticated,
     Unavailable,
 )
+from fanin.simulation import SyntheticTrainer
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
 from fanin.clients.operator import next_version, ref_of
-from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import cut
@@ -20,6 +19,7 @@ from fanin.protos.messages import Command, Stop
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.collector import GRACE_S, Collector
+from fanin.simulation import run_virtual
 
 UNUSED = b"never published"
 DAY_S = 86400.0

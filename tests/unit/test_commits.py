@@ -8,10 +8,10 @@ import pytest
 from support.stored import committed_update
 from support.values import RUN
 
-from fanin.clients.testing import run_virtual
 from fanin.protos.errors import StorageFull, Superseded
 from fanin.server.storage.records import CommittedUpdate, Lease
 from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, Verdict
+from fanin.simulation import run_virtual
 
 T = TypeVar("T")
 

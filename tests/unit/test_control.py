@@ -12,7 +12,6 @@ from support.scenes import Action, Scene, play, versions, wait_for_end
 from support.staleness import assignment
 from support.virtual import PUBLISHER, bundle_in, plan, start
 
-from fanin.clients.testing import synthetic_bundle
 from fanin.protos import messages as m
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import (
@@ -34,6 +33,7 @@ from fanin.protos.messages import (
 )
 from fanin.protos.plans import StopPlan
 from fanin.server.runs.driving.stopping import History
+from fanin.simulation import synthetic_bundle
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -12,7 +12,6 @@ from support.scenes import Scene, play, versions, wait_for_end
 from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
 from fanin.clients.operator import next_version
-from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual, synthetic_bundle
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound
@@ -23,6 +22,7 @@ from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.records import EnrolledDevice
+from fanin.simulation import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual, synthetic_bundle
 
 T = TypeVar("T")
 CAPABILITIES = m.Capabilities(codecs=("fixed32",), runtimes=("synthetic 1",), graph_formats=("onnx",))

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from fanin.clients.testing import run_virtual
 from fanin.server.access.delay_budget import DelayBudget
+from fanin.simulation import run_virtual
 
 
 def test_a_wake_between_two_reads_ends_the_next_at_once() -> None:

@@ -17,10 +17,10 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.storage.seeds import DOMAIN, device_seed
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import SyntheticTrainer
 from fanin.protos import messages as m
 from fanin.protos.errors import Unavailable
 from fanin.protos.wire import to_proto
+from fanin.simulation import SyntheticTrainer
 from fanin.v1 import fleet_pb2
 
 SECRET = bytes(range(32))

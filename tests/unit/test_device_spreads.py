@@ -7,12 +7,11 @@ from pathlib import Path
 from support.scenarios import CALM, PATIENT_S, SHAPES
 from support.virtual import PUBLISHER, plan
 
-from fanin.clients.testing import Member, SyntheticTrainer, run_virtual, synthetic_bundle
 from fanin.commands.console.show import event_row, event_text
 from fanin.protos import messages as m
 from fanin.protos.messages import DeviceSpread, LoggedEvent, VersionPublished
 from fanin.server.aggregation.statistics import device_spreads_of
-from fanin.simulation import Federation
+from fanin.simulation import Federation, Member, SyntheticTrainer, run_virtual, synthetic_bundle
 
 
 def counts(loss: float, num_examples: int, num_correct: int) -> dict[str, int]:

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from support.errors import raises
 
-from fanin.clients.testing import Battery, Rate, Trace
 from fanin.protos.errors import InvalidInput
-from fanin.simulation import DeviceModel, DeviceTrace, Fixed, Traces, read_devices, read_traces
+from fanin.simulation import Battery, DeviceModel, DeviceTrace, Fixed, Rate, Trace, Traces, read_devices, read_traces
 
 DEVICES = """client,time,state,examples_per_s,bytes_down_per_s,bytes_up_per_s,battery_work_s,battery_charge_s
 10,0,on,100,2e6,5e5,1800,7200

@@ -6,10 +6,10 @@ from pathlib import Path
 from support.staleness import CAPABILITIES, assignment, settle
 from support.virtual import bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.messages import RunWarned
 from fanin.server.fleet.doubles import WINDOW_S, Doubles
+from fanin.simulation import run_virtual
 
 
 def test_two_processes_with_one_key_are_one_warning(tmp_path: Path) -> None:

@@ -20,11 +20,11 @@ from torch import nn
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.files import DATA_VARIABLE
+from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.clients.planfile import parse_plan
-from fanin.clients.testing import example_assignment
 from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.export.vectorized.step import VectorSettings, VectorState, VectorStep
 from fanin.edge.runtimes.available import open_runtime
@@ -33,11 +33,11 @@ from fanin.protos import messages as m
 from fanin.protos.errors import Diverged, InvalidInput, UnsupportedModel
 from fanin.protos.plans import MAX_TIMES
 from fanin.simulation import Iid, load_data, partition, simulate
+from fanin.simulation.arguments import check_settings
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose, seconds_of
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.settings import SimulationSettings
-from fanin.simulation.setup.arguments import check_settings
 from fanin.simulation.workers import LocalTrainings, Trainings
 
 LONG_WORKLOAD = Workload(num_epochs=100_000, together=10, batches=(4,) * 10)

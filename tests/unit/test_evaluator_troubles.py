@@ -12,7 +12,6 @@ import pytest
 from support.staleness import settle
 from support.virtual import bundle_in, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos.errors import FaninError, StorageFull
 from fanin.protos.messages import Adopt, BundleRef, Command, Pause, StartRun, VersionEvaluation
 from fanin.protos.plans import EvaluationPlan
@@ -27,6 +26,7 @@ from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.protocols.evaluations import EvaluationStore
+from fanin.simulation import run_virtual
 
 DAY_S = 86_400.0
 

@@ -13,7 +13,6 @@ from support.scenes import Scene, play, versions, wait_for_end
 from support.staleness import send, settle
 from support.virtual import Place, bundle_in, open_place, place_over, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Corrupted, StorageFull
 from fanin.protos.messages import (
@@ -32,6 +31,7 @@ from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.spool import FolderSpool, Upload
+from fanin.simulation import run_virtual
 
 ONE_DEVICE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
 SEE_LOG = "the coordinator's log has the details"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from support.errors import raises
 
-from fanin.clients.device.fetching import Fetching
+from fanin.clients.device.downloads import Fetching
 from fanin.protos.chunks import MAX_MORE_CHUNKS, ChunkRef
 from fanin.protos.errors import InvalidInput, Unavailable
 from fanin.protos.messages import Download

@@ -14,11 +14,11 @@ from support.flower_apps import MESSAGE_APP, NUMPY_APP, write_app
 from support.linear import linear_graphs
 from support.values import PUBLISHER
 
+from fanin.clients.device.contract import Countdown, check_trainer, example_assignment, example_model
 from fanin.clients.flower.app import FlowerApp, load_arrays
 from fanin.clients.flower.states import FlowerState, FlowerStates
 from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerRunner, FlowerSettings, FlowerTask
 from fanin.clients.flower.trainer import FlowerTrainer
-from fanin.clients.testing import Countdown, check_trainer, example_assignment, example_model
 from fanin.edge.assembly.assemble import assemble
 from fanin.edge.bundles.arrays import read_layout, write_arrays
 from fanin.edge.bundles.bundle import Bundle

@@ -16,11 +16,11 @@ from support.flower_apps import write_app
 from support.values import PUBLISHER
 
 from fanin.clients.device.conditions import Interrupted
+from fanin.clients.device.contract import Countdown, example_assignment, example_model
 from fanin.clients.flower.process import FlowerProcess
 from fanin.clients.flower.states import FlowerStates
 from fanin.clients.flower.task import AppFailed, FlowerSettings, FlowerTask
 from fanin.clients.flower.trainer import FlowerTrainer
-from fanin.clients.testing import Countdown, example_assignment, example_model
 from fanin.edge.bundles.arrays import write_arrays
 
 WAIT_S: Final = 60.0

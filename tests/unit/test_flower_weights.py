@@ -14,11 +14,11 @@ from flwr.common import Code, EvaluateIns, EvaluateRes, FitIns, FitRes, Status
 from support.flower_apps import NUMPY_APP, write_app
 from support.values import PUBLISHER
 
+from fanin.clients.device.contract import Countdown, example_assignment, example_model
 from fanin.clients.flower.app import FlowerApp
 from fanin.clients.flower.states import FlowerStates
 from fanin.clients.flower.task import AppFailed, FlowerSettings
 from fanin.clients.flower.trainer import FlowerTrainer
-from fanin.clients.testing import Countdown, example_assignment, example_model
 from fanin.edge.bundles.arrays import write_arrays
 from fanin.protos import messages as m
 from fanin.simulation import Result, RunStopped, SimulationSettings, simulate

@@ -15,8 +15,8 @@ from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.footprint import PAUSE_S, SparingTrainer, unchanged
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import SyntheticTrainer, synthetic_bundle
 from fanin.protos.messages import Assignment
+from fanin.simulation import SyntheticTrainer, synthetic_bundle
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="gives back on Linux only")
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc has many heaps")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from support.virtual import open_place
 
-from fanin.clients.testing import run_virtual
 from fanin.datacenter.models.pretrained_folder import weights_in
 from fanin.edge.files import new_folder, without_foreign
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.server.folder import check_authority
+from fanin.simulation import run_virtual
 from fanin.simulation.data.tables import read_table
 
 

@@ -8,12 +8,12 @@ import pytest
 from support.staleness import assignment, update
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual, synthetic_bundle
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.messages import Command, Stop
 from fanin.server.access.permits import CHUNK_S, LENT_S, NUM_PERMITS
+from fanin.simulation import run_virtual, synthetic_bundle
 
 TimedReply = tuple[float, m.UploadReply]
 SOON_S = LENT_S / 10

@@ -18,7 +18,6 @@ from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.clients.operator import next_version
-from fanin.clients.testing import Fleet, LoopbackTransport, VirtualDevice, run_virtual
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.messages import Adopt, Command
@@ -29,6 +28,7 @@ from fanin.server.folder import open_archive
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import RoundRecord
 from fanin.server.storage.sqlite.engine import open_engine
+from fanin.simulation import Fleet, LoopbackTransport, VirtualDevice, run_virtual
 
 NUM_ROUNDS = 10
 NUM_VALUES = 22

@@ -8,8 +8,8 @@ import pytest
 from support.scenarios import CALM, PATIENT_S, outcome_of
 from support.virtual import plan
 
-from fanin.clients.testing import Habits, Lie
 from fanin.protos.messages import RoundClosed
+from fanin.simulation import Habits, Lie
 
 REFUSED = {
     Lie.DIGEST: "InvalidUpdate: update: chunk 0: digest mismatch",

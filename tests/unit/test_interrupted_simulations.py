@@ -51,7 +51,7 @@ def interrupt_at(text: str) -> Iterator[None]:
             if record.getMessage().startswith(text):
                 signal.raise_signal(signal.SIGINT)
 
-    logger, handler = logging.getLogger("fanin.simulation.setup.progress"), Interrupt()
+    logger, handler = logging.getLogger("fanin.simulation.progress"), Interrupt()
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -9,7 +9,6 @@ import numpy as np
 from support.staleness import TABLE, send, settle
 from support.virtual import bundle_in, open_place, place_over, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos.messages import UpdateHeader
 from fanin.server.aggregation.fold import PartialSum
 from fanin.server.aggregation.parameters import load_parameters
@@ -17,6 +16,7 @@ from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
 from fanin.server.storage.spool import FolderSpool
+from fanin.simulation import run_virtual
 
 NUM_UPDATES = PAGE_UPDATES + 2
 PLAN = plan(concurrency=NUM_UPDATES, buffer=NUM_UPDATES, quorum=NUM_UPDATES, max_rounds=1)

@@ -9,9 +9,9 @@ from support.scenes import Scene, play, versions, wait_for_end
 from support.staleness import assignment, check_in, send, settle
 from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 from fanin.protos import messages as m
 from fanin.protos.messages import RoundFailed, RunState
+from fanin.simulation import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 
 TWO = plan(concurrency=2, buffer=2, quorum=2, deadline_s=60.0, max_rounds=2)
 

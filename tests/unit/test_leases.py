@@ -14,7 +14,6 @@ from support.stored import FIRST, OPEN, START, Driven, close, commit, committed_
 from support.values import RUN, version
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.errors import Superseded, Unavailable
 from fanin.protos.messages import Command, Pause, RoundFailed, RoundOpened, RunRested, RunState
@@ -23,6 +22,7 @@ from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.writer import Candidate, SqliteLeases, commit_all
+from fanin.simulation import run_virtual
 
 PLAN = plan(buffer=2, quorum=2, max_rounds=2)
 WRITES: dict[str, Callable[[Driven], object]] = {

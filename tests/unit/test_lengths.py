@@ -23,8 +23,6 @@ from fanin.clients.device.footprint import SparingTrainer
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.training import LocalData, RuntimeTrainer
 from fanin.clients.device.updates import UnfitExamples, row_sizes
-from fanin.clients.testing import SyntheticTrainer
-from fanin.clients.testing.observed import ObservedTrainer
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
@@ -41,6 +39,8 @@ from fanin.edge.runtimes.measure import measure
 from fanin.edge.signatures import Port
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput, UnsupportedModel
+from fanin.simulation import SyntheticTrainer
+from fanin.simulation.federation.observed import ObservedTrainer
 
 LENGTHS = Lengths(sizes=SIZES, axes={"x": 1, "y": 1})
 

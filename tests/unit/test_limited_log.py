@@ -5,8 +5,8 @@ import logging
 
 import pytest
 
-from fanin.clients.testing import run_virtual
 from fanin.server.access.limited_log import MAX_LINES, WINDOW_S, LimitedLog
+from fanin.simulation import run_virtual
 
 LOG = logging.getLogger("test.refused")
 

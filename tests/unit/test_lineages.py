@@ -8,12 +8,12 @@ from support.stage_runs import problems, roll_back
 from support.staleness import assignment, send, settle
 from support.virtual import bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import open_engine
+from fanin.simulation import run_virtual
 from fanin.v1 import fleet_pb2
 
 

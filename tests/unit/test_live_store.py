@@ -22,7 +22,6 @@ from fanin.clients.device.session.progress import progress
 from fanin.clients.device.session.unfit import UnfitBundle
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import LoopbackTransport, VirtualDevice
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import (
     BatchEvaluation,
@@ -36,6 +35,7 @@ from fanin.edge.runtimes.base import (
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
+from fanin.simulation import LoopbackTransport, VirtualDevice
 
 
 def examples(*values: float) -> Examples:

@@ -13,13 +13,13 @@ import pytest
 from support.staleness import assignment, send, settle
 from support.virtual import Place, bundle_in, open_place, place_over, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.errors import Unavailable
 from fanin.protos.messages import RoundFailed, RoundOpened, RunState, Version, VersionPublished
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
 from fanin.server.storage.records import CommittedUpdate, RoundRecord
+from fanin.simulation import run_virtual
 
 PLAN = plan(concurrency=2, buffer=2, quorum=2, max_rounds=2)
 

@@ -5,9 +5,21 @@ from typing import cast
 
 import pytest
 
-from fanin.clients.testing import Battery, DailyWindow, Habits, OnOff
 from fanin.protos.errors import InvalidInput
-from fanin.simulation import DeviceModel, Dirichlet, FeatureSkew, Fixed, Lognormal, Pareto, Shards, Uniform
+from fanin.simulation import (
+    Battery,
+    DailyWindow,
+    DeviceModel,
+    Dirichlet,
+    FeatureSkew,
+    Fixed,
+    Habits,
+    Lognormal,
+    OnOff,
+    Pareto,
+    Shards,
+    Uniform,
+)
 
 TEXT = cast("float", "0.5")
 CASES: dict[str, tuple[Callable[[], object], str]] = {

@@ -21,11 +21,11 @@ from support.tags import NUM_WORDS, SIZES, tags_app, tags_examples
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.npz import write_npz
 from fanin.clients.data.stores import MemoryStore
+from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.operator import ref_of
-from fanin.clients.testing import example_assignment
 from fanin.commands.evaluator import JobEvaluator
 from fanin.datacenter.config.settings import DataSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig
@@ -48,8 +48,8 @@ from fanin.server.evaluation.jobs import EvaluationJob
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.simulation import Iid, SimulationSettings, partition, simulate
+from fanin.simulation.arguments import check_arguments
 from fanin.simulation.engines.vectorized import VectorTrainings
-from fanin.simulation.setup.arguments import check_arguments
 from fanin.simulation.workers import LocalTrainings, Trainings
 
 SHORT = padded_examples(10, 4, seed=2)

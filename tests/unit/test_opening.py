@@ -7,11 +7,11 @@ import pytest
 from support.staleness import send, settle
 from support.virtual import bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos.messages import RunState
 from fanin.server.rounds.opening import Moment, begin_round
 from fanin.server.storage.contracts import values
 from fanin.server.storage.records import RunRecord
+from fanin.simulation import run_virtual
 
 
 @pytest.mark.parametrize(("wall_s", "left_s"), [(30.0, 40.0), (75.0, -5.0), (-1e6, values.COHORT.deadline_s)])

@@ -8,7 +8,6 @@ from sqlalchemy import text
 from support.staleness import TABLE, assignment, settle, update
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.messages import Adopt, Command, Pause
@@ -17,6 +16,7 @@ from fanin.server.aggregation.parameters import load_parameters, state_slices
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
+from fanin.simulation import LoopbackTransport, run_virtual
 
 NESTEROV = plan(
     concurrency=2, buffer=2, quorum=2, max_rounds=9, outer_optimizer="nesterov",

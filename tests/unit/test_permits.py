@@ -2,8 +2,8 @@
 
 import asyncio
 
-from fanin.clients.testing import run_virtual
 from fanin.server.access.permits import CHUNK_S, LENT_S, PERMIT_WAIT_S, Permit, Permits
+from fanin.simulation import run_virtual
 
 
 async def chunk(permit: Permit, *waits: float) -> float:

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from support.staged import EXPONENT, NUM, SCAFFOLD, Course, Killed, Moments, course, take_part
 
 from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.device.contract import Countdown, check_trainer, example_assignment, example_model
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.storage.personal import local_values
 from fanin.clients.device.updates import Change, Trainer
-from fanin.clients.testing import Countdown, SyntheticTrainer, check_trainer
-from fanin.clients.testing.trainers import example_assignment, example_model
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
+from fanin.simulation import SyntheticTrainer
 
 LOCAL = {"head.bias": (3,), "head.weight": (2, 3)}
 NUM_LOCAL = 9

@@ -10,10 +10,19 @@ from support.errors import raises
 from torch import Tensor, nn
 
 from fanin.clients.data.examples import Examples
-from fanin.clients.testing import OnOff
 from fanin.edge.export import App, Recipe, Sgd
 from fanin.protos.errors import InvalidInput, UnsupportedModel
-from fanin.simulation import DeviceModel, Iid, Partition, Result, SimulationSettings, load_data, partition, simulate
+from fanin.simulation import (
+    DeviceModel,
+    Iid,
+    OnOff,
+    Partition,
+    Result,
+    SimulationSettings,
+    load_data,
+    partition,
+    simulate,
+)
 
 NUM_CLIENTS, ROUNDS, NUM_CLASSES = 3, 12, 10
 PLAN = {"training.learning_rate": 0.1, "training.epochs": 2, "codec.name": "fixed32"}

@@ -11,12 +11,12 @@ from support.errors import raises
 from support.staleness import CAPABILITIES, assignment, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.messages import DevicesGone
 from fanin.protos.plans import CohortPlan, Plan
 from fanin.server.selection.presence import GONE_INTERVALS, Presence, interval_of
+from fanin.simulation import run_virtual
 
 TWO_OF_THREE = plan(concurrency=3, buffer=3, quorum=2, deadline_s=600.0, min_report_s=math.inf, max_rounds=2)
 INTERVAL_S = 10.0

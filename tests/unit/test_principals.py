@@ -15,7 +15,6 @@ from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 from support.wire_laws import values
 
 from fanin.clients.operator import next_version
-from fanin.clients.testing import run_virtual
 from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import (
@@ -37,6 +36,7 @@ from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.engine import open_engine
 from fanin.server.storage.sqlite.runs import SqliteRuns
+from fanin.simulation import run_virtual
 from fanin.v1 import control_pb2
 
 ANNA = Principal(kind=PrincipalKind.OPERATOR, id="a11a")

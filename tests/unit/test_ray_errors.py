@@ -12,9 +12,9 @@ from support.errors import raises
 
 from fanin.commands.main import main
 from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.simulation.arguments import check_settings
 from fanin.simulation.backends.ray_cluster import RayCluster, RayTasks
 from fanin.simulation.settings import SimulationSettings
-from fanin.simulation.setup.arguments import check_settings
 
 
 def test_ray_that_is_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,13 @@ from support.staleness import CAPABILITIES, TABLE, assignment, check_in, send, s
 from support.virtual import PUBLISHER, SHAPES, Place, bundle_in, open_place, plan, start
 
 from fanin.clients.device.updates import Change, make_update
-from fanin.clients.testing import (
+from fanin.commands.control.describe import description_text
+from fanin.protos import messages as m
+from fanin.protos.errors import InvalidInput, InvalidUpdate
+from fanin.protos.messages import RoundFailed, RunRested, RunState
+from fanin.protos.plans import Plan
+from fanin.simulation import (
+    Federation,
     Habits,
     Lie,
     LoopbackTransport,
@@ -21,12 +27,6 @@ from fanin.clients.testing import (
     run_virtual,
     synthetic_bundle,
 )
-from fanin.commands.control.describe import description_text
-from fanin.protos import messages as m
-from fanin.protos.errors import InvalidInput, InvalidUpdate
-from fanin.protos.messages import RoundFailed, RunRested, RunState
-from fanin.protos.plans import Plan
-from fanin.simulation import Federation
 
 ONE = plan(concurrency=1, buffer=1, quorum=1, deadline_s=600.0, max_rounds=3)
 

@@ -9,12 +9,12 @@ from support.staleness import send, settle
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
 from fanin.clients.operator import next_version, ref_of
-from fanin.clients.testing import run_virtual, synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.chunks import short
 from fanin.protos.errors import Conflict
 from fanin.protos.messages import RunEvent, Version
+from fanin.simulation import run_virtual, synthetic_bundle
 
 ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
 

@@ -9,11 +9,11 @@ from support.staleness import TABLE, assignment, settle, watched
 from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.device.updates import Change, make_update
-from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate
 from fanin.protos.messages import RunState
 from fanin.protos.plans import Plan, Statistic, StopPlan
+from fanin.simulation import LoopbackTransport, run_virtual
 
 
 def test_a_statistic_that_no_device_reported_is_left_out(tmp_path: Path) -> None:

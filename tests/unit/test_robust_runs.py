@@ -9,7 +9,6 @@ import pytest
 from support.staleness import TABLE, assignment, check_in, settle, update
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan
@@ -18,6 +17,7 @@ from fanin.protos.plans import AggregationPlan, Plan
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
+from fanin.simulation import LoopbackTransport, run_virtual
 from fanin.v1 import plan_pb2
 
 SIZES = {"a": 0.01, "b": 0.02, "c": 0.04, "d": 0.05, "liar": 1e4}

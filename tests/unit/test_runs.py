@@ -12,7 +12,6 @@ from support.errors import raises
 from support.values import PUBLISHER, plan
 
 from fanin.clients.operator import ref_of
-from fanin.clients.testing import synthetic_bundle
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.edge.tensors import TensorTable, encode_parameters
@@ -25,6 +24,7 @@ from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.stores import CoordinatorState
+from fanin.simulation import synthetic_bundle
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 TABLE = TensorTable.of(SHAPES)

@@ -9,7 +9,6 @@ from support.scenarios import CALM, PATIENT_S, SHAPES
 from support.scripted import run, scripted_coordinator
 from support.virtual import PUBLISHER, plan
 
-from fanin.clients.testing import Member, SyntheticTrainer, run_virtual, synthetic_bundle
 from fanin.commands.console.show import event_row, event_text
 from fanin.commands.control.describe import description_row, description_text
 from fanin.protos import messages as m
@@ -21,7 +20,7 @@ from fanin.protos.messages import (
     saturated_devices,
 )
 from fanin.server.aggregation.statistics import saturated_devices_of
-from fanin.simulation import Federation
+from fanin.simulation import Federation, Member, SyntheticTrainer, run_virtual, synthetic_bundle
 
 SCALES = (0.01, 100.0, 4.0, 1000.0)
 """Standard deviations of the changes. The first grid ends at +-4, which a third of the third device's values exceed."""

@@ -12,11 +12,10 @@ from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.clients.planfile import parse_plan
-from fanin.clients.testing import Member, SyntheticTrainer
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import MIN_RATE, ScheduledChange
-from fanin.simulation import Scenario, play
+from fanin.simulation import Member, Scenario, SyntheticTrainer, play
 
 TOML = """
 app = "digits"

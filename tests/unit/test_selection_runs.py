@@ -11,7 +11,6 @@ import pytest
 from support.staleness import CAPABILITIES, assignment, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import (
@@ -31,6 +30,7 @@ from fanin.server.storage.memory.rounds import MemoryRounds
 from fanin.server.storage.memory.runs import MemoryRuns
 from fanin.server.storage.memory.state import MemoryState
 from fanin.server.storage.memory.writer import MemoryLeases
+from fanin.simulation import run_virtual
 
 DEVICES = "abcdef"
 FAIR = plan(concurrency=2, buffer=2, quorum=2, max_rounds=999, selection="least_recent")

@@ -17,7 +17,6 @@ from torch import nn
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.planfile import parse_plan
-from fanin.clients.testing import OnOff
 from fanin.edge.export import App, squared_error
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.simulation import (
@@ -25,6 +24,7 @@ from fanin.simulation import (
     DeviceModel,
     Dirichlet,
     Iid,
+    OnOff,
     Pareto,
     Result,
     RoundRow,

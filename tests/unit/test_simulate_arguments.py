@@ -26,9 +26,9 @@ from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import VersionPublished
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.simulation import Iid, Partition, SimulationSettings, partition, simulate
+from fanin.simulation.host import exits_at_sigterm
+from fanin.simulation.progress import SimulationProgress, line_of
 from fanin.simulation.rows import cells, client_rows, initial_row, round_row
-from fanin.simulation.setup.progress import SimulationProgress, line_of
-from fanin.simulation.setup.termination import exits_at_sigterm
 
 
 def regression(targets: tuple[int, ...]) -> tuple[App, Partition]:
@@ -244,8 +244,8 @@ def test_progress_is_one_line_for_the_export_and_one_for_each_round(capsys: pyte
 SCRIPT = """
 import asyncio, tempfile
 from pathlib import Path
-from fanin.clients.testing import run_virtual
-from fanin.simulation.setup.termination import exits_at_sigterm
+from fanin.simulation import run_virtual
+from fanin.simulation.host import exits_at_sigterm
 
 async def work():
     while True:

@@ -10,41 +10,38 @@ from support.errors import raises
 from support.scenarios import CALM, PATIENT_S, SHAPES, bundle_in
 from support.virtual import PUBLISHER, plan
 
+from fanin.clients.device.contract import example_assignment, example_model
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.clients.flower.initial import read_initial
-from fanin.clients.testing import (
-    Battery,
-    DailyWindow,
-    DeviceEvent,
-    Habits,
-    Member,
-    OnOff,
-    Rate,
-    SyntheticTrainer,
-    Trace,
-    example_assignment,
-    example_model,
-    run_virtual,
-    synthetic_bundle,
-)
-from fanin.clients.testing.availability import Charge, Stay
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
 from fanin.simulation import (
+    Battery,
     ClientFailure,
+    DailyWindow,
     DeviceModel,
     Federation,
     Fixed,
+    Habits,
     Lognormal,
+    Member,
+    OnOff,
     Pareto,
+    Rate,
     Scenario,
+    SyntheticTrainer,
+    Trace,
     Uniform,
     load_data,
     play,
     read_devices,
     read_traces,
+    run_virtual,
+    synthetic_bundle,
 )
+from fanin.simulation.devices.availability import Charge, Stay
+from fanin.simulation.federation.observed import DeviceEvent
 from fanin.simulation.trainers import ClientRuntime, ClientTrainer, Crew, SimulationEnded
 from fanin.simulation.workers import PendingTraining
 

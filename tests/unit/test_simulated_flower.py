@@ -33,7 +33,7 @@ from fanin.simulation import (
     partition,
     simulate,
 )
-from fanin.simulation.setup.progress import line_of
+from fanin.simulation.progress import line_of
 
 INITIAL: Final = {
     "layer.weight": np.zeros((2, 3), np.float32),

@@ -12,13 +12,13 @@ import pytest
 from support.models import bundle_of, samples
 
 from fanin.clients.data.examples import Examples
+from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.testing import example_assignment
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.simulation.backends.backend import HeldValue, Placed
 from fanin.simulation.data.partitioning import Partition
-from fanin.simulation.setup.garbage import NUM_NEW, rare_collections
+from fanin.simulation.host import NUM_NEW, rare_collections
 from fanin.simulation.workers import GraphJob, GraphSubject, GraphTrainings, PlacedBundle, read_assignment
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def test_the_clients_of_a_round_receive_the_same_bytes_of_an_assignment() -> Non
 
 FROZEN = """
 import gc
-from fanin.simulation.setup.garbage import rare_collections
+from fanin.simulation.host import rare_collections
 with rare_collections():
     print(gc.get_freeze_count() > 0)
 print(gc.get_freeze_count())

@@ -9,7 +9,7 @@ from flwr.client import Client, NumPyClient
 
 from fanin.protos.errors import FaninError
 from fanin.simulation import SimulationSettings, simulate
-from fanin.simulation.setup.progress import line_of
+from fanin.simulation.progress import line_of
 
 SETTINGS = SimulationSettings(initial=[np.zeros(3, np.float32)], plan={"training.learning_rate": 0.5}, quiet=True)
 

@@ -14,14 +14,13 @@ from support.errors import raises
 from support.scenarios import CALM, PATIENT_S, WILD, bundle_in, members, outcome_of
 from support.virtual import PUBLISHER, plan
 
-from fanin.clients.testing import Habits, Member, SyntheticTrainer, run_virtual
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.errors import InvalidVersion, Unavailable
 from fanin.protos.messages import RoundClosed, RoundFailed, RunRested, RunState
 from fanin.protos.plans import Statistic
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
-from fanin.simulation import Federation, Outcome, Scenario, play
+from fanin.simulation import Federation, Habits, Member, Outcome, Scenario, SyntheticTrainer, play, run_virtual
 
 STOPS_S = (50.0, 200.0)
 

@@ -19,9 +19,9 @@ from support.coded import MODULE, value_of
 from support.errors import raises
 from torch import nn
 
+from fanin.clients.device.contract import example_assignment, example_model
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import SyntheticTrainer, example_assignment, example_model, synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, Recipe, Sgd
 from fanin.edge.export.module.prepare import with_state
@@ -33,12 +33,14 @@ from fanin.simulation import (
     Result,
     RoundRow,
     SimulationSettings,
+    SyntheticTrainer,
     load_data,
     partition,
     simulate,
+    synthetic_bundle,
 )
-from fanin.simulation.course import RowLists
 from fanin.simulation.rows import cells, initial_row
+from fanin.simulation.simulated_run import RowLists
 from fanin.simulation.studies.boards import open_board
 from fanin.simulation.studies.digests import digest_of
 from fanin.simulation.studies.records import Fact, RecordedTrainings, RecordFolder, subject_of

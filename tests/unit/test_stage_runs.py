@@ -26,9 +26,9 @@ from support.stage_runs import (
 from support.staleness import settle
 from support.virtual import Place
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.messages import RoundFailed
+from fanin.simulation import run_virtual
 
 
 def test_a_version_has_the_control_variates_of_its_parent_and_round(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from support.staged import (
     take_part,
 )
 
-from fanin.clients.testing import SyntheticTrainer
-from fanin.clients.testing.trainers import Countdown, example_model
+from fanin.clients.device.contract import Countdown, example_model
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
+from fanin.simulation import SyntheticTrainer
 
 PUBLISHED = [(0, 0), (0, 1), (0, 2), (0, 3)]
 """Every Round publishes a Version with the device's Update."""

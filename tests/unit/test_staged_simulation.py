@@ -8,11 +8,10 @@ from support.stage_runs import FEEDBACK, scaffold
 from support.values import PUBLISHER
 from support.virtual import SHAPES, plan
 
-from fanin.clients.testing import Habits, Member, SyntheticTrainer, synthetic_bundle
 from fanin.protos.messages import CodecSpec, RoundClosed
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
-from fanin.simulation import Scenario, play
+from fanin.simulation import Habits, Member, Scenario, SyntheticTrainer, play, synthetic_bundle
 
 NUM_DEVICES, NUM_ROUNDS = 6, 6
 

@@ -26,7 +26,6 @@ from support.staleness import (
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
 from fanin.clients.operator import next_version
-from fanin.clients.testing import run_virtual
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan, Unavailable
@@ -38,6 +37,7 @@ from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.engine import open_engine
+from fanin.simulation import run_virtual
 from fanin.v1 import control_pb2
 
 

@@ -9,12 +9,12 @@ from support.staleness import assignment, settle
 from support.virtual import PUBLISHER, Place, open_place, plan, start
 
 from fanin.clients.device.updates import Change, make_update
-from fanin.clients.testing import LoopbackTransport, run_virtual, synthetic_bundle
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
+from fanin.simulation import LoopbackTransport, run_virtual, synthetic_bundle
 
 SHAPES: Final = {"first": (2,), "norm.num_batches_tracked": (), "norm.running_var": (3,), "weight": (2,)}
 TABLE: Final = TensorTable.of(SHAPES)

@@ -7,10 +7,10 @@ from support.nightly import in_ci
 from support.staleness import assignment, check_in, federate, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.messages import RoundClosed
 from fanin.server.aggregation.verify import verify_run
+from fanin.simulation import run_virtual
 
 
 @pytest.mark.parametrize("buffer", in_ci((1, 2, 3), (2,)))

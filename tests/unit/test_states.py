@@ -17,9 +17,9 @@ from support.synced import durable_files, synced
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import MAGIC, MAX_RUNS, StateLabel
-from fanin.clients.testing.memory import MemoryStates
 from fanin.edge.codecs.pipeline import States
 from fanin.protos.errors import Corrupted, NotFound, StorageFull
+from fanin.simulation.federation.memory import MemoryStates
 
 NUM = 5
 

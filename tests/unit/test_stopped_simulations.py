@@ -10,7 +10,6 @@ import torch
 from support.errors import raises
 from torch import nn
 
-from fanin.clients.testing import Trace
 from fanin.edge.export import App
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.simulation import (
@@ -21,6 +20,7 @@ from fanin.simulation import (
     RoundRow,
     RunStopped,
     SimulationSettings,
+    Trace,
     load_data,
     partition,
     simulate,

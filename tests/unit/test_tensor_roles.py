@@ -14,7 +14,6 @@ from support.staleness import CAPABILITIES, assignment, check_in, settle
 from support.virtual import PUBLISHER, Place, open_place, plan, start
 
 from fanin.clients.device.updates import Change, make_update
-from fanin.clients.testing import LoopbackTransport, run_virtual, synthetic_bundle
 from fanin.commands.console.show import event_text
 from fanin.edge.assembly.assemble import AssembledGraphs
 from fanin.edge.bundles.arrays import write_arrays
@@ -28,6 +27,7 @@ from fanin.protos.plans import FlowerPlan, Plan
 from fanin.protos.roles import RoleKind, TensorRole
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
+from fanin.simulation import LoopbackTransport, run_virtual, synthetic_bundle
 
 SHAPES: Final = {
     "norm.num_batches_tracked": (),

@@ -21,17 +21,10 @@ from support.values import PUBLISHER
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.conditions import Interrupted, ShouldContinue
+from fanin.clients.device.contract import Countdown, check_trainer, example_assignment, example_model
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training import RuntimeTrainer, difference
 from fanin.clients.device.updates import Change
-from fanin.clients.testing import (
-    Countdown,
-    SyntheticTrainer,
-    check_trainer,
-    example_assignment,
-    example_model,
-    synthetic_bundle,
-)
 from fanin.edge.assembly.assemble import assemble
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.available import open_runtime
@@ -39,6 +32,7 @@ from fanin.edge.runtimes.base import Evaluate, Predict, TrainStep
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
+from fanin.simulation import SyntheticTrainer, synthetic_bundle
 
 NUM_EVALUATED, NUM_TRAINED = 2, 6
 """Numbers of batches of 4: 2 for 7 validation examples, and 3 in each of 2 epochs over 10 training examples."""

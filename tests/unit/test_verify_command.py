@@ -9,8 +9,8 @@ import pytest
 from support.staleness import send, settle
 from support.virtual import bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.commands.control.verify import main as verify
+from fanin.simulation import run_virtual
 
 PROBLEM = "fanin.db: run run, a version: the record is damaged"
 

@@ -12,7 +12,6 @@ from support.snapshot import snapshot
 from support.staleness import CAPABILITIES, assignment, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.clients.testing import run_virtual
 from fanin.protos import messages as m
 from fanin.protos.errors import NotFound, Unavailable
 from fanin.protos.messages import (
@@ -27,6 +26,7 @@ from fanin.protos.messages import (
 )
 from fanin.server.service import page_of_runs
 from fanin.server.storage.contracts import values
+from fanin.simulation import run_virtual
 
 ALONE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=2, deadline_s=600.0)
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fanin.clients.testing import run_virtual
+from fanin.simulation import run_virtual
 
 
 async def sleeper() -> float:

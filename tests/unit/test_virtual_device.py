@@ -11,10 +11,11 @@ from support.errors import raises
 from support.one_device import Rounds, rounds, take_part
 from support.values import PUBLISHER, STRANGER
 
+from fanin.clients.device.contract import Countdown, example_model
 from fanin.clients.device.storage.states import StateLabel
-from fanin.clients.testing import Countdown, LoopbackTransport, SyntheticTrainer, VirtualDevice, example_model
 from fanin.protos import messages as m
 from fanin.protos.errors import STATUS, Conflict, FaninError
+from fanin.simulation import LoopbackTransport, SyntheticTrainer, VirtualDevice
 
 ROUNDS = 5
 

@@ -11,7 +11,6 @@ from support.staleness import TABLE, assignment, settle, watched
 from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.device.updates import Change, make_update
-from fanin.clients.testing import LoopbackTransport, run_virtual
 from fanin.commands.console.show import event_text
 from fanin.commands.control.describe import description_row, description_text
 from fanin.edge.runtimes.evaluations import loss_count
@@ -20,6 +19,7 @@ from fanin.protos.messages import RunWarned
 from fanin.protos.plans import Plan
 from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.storage.records import Contributors
+from fanin.simulation import LoopbackTransport, run_virtual
 
 NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 SCAFFOLD = m.StageSpec(name="scaffold", options={"num_devices": 10.0})

@@ -13,7 +13,6 @@ Reading order:
 - ``versions``: Versions that an operator downloads
 - ``route``: direct or through a proxy; ``probe``: why a connection failed
 - ``planfile``: a Plan as a TOML file
-- ``testing/``: public fakes on a virtual clock
 - ``textfiles``: tokens and other small files; ``arguments``: checks of the arguments of public calls
 """
 

@@ -35,7 +35,7 @@ from fanin.simulation import (
     Partition,
     RunStopped,
 )
-from fanin.simulation.setup.termination import interrupted_by_sigterm
+from fanin.simulation.host import interrupted_by_sigterm
 
 if TYPE_CHECKING:
     from fanin.simulation import RayCluster, Result, SimulationSettings
@@ -172,8 +172,8 @@ def _simulate(
 ) -> int:
     """Train an App or a Flower app on simulated clients of this machine, and print each round."""
     from fanin.simulation import DeviceModel, SimulationSettings, read_devices
+    from fanin.simulation.arguments import check_validation_fraction
     from fanin.simulation.engines.choice import check_engine_name
-    from fanin.simulation.setup.arguments import check_validation_fraction
 
     files = ResultFiles(csv=csv, clients_csv=clients_csv, events=events, tensorboard=tensorboard, plot=plot, json=json)
     names = _FlowerNames(app=flower, initial=initial, node_config=node_config, run_config=run_config)
@@ -344,7 +344,7 @@ def _plan(model: str, path: Path | None, limits: dict[str, int | None], override
     if path is None:
         defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
         plan = parse_plan("", "plan", [*defaults, model, *first, *overrides]).plan
-        from fanin.simulation.setup.arguments import with_half_quorum
+        from fanin.simulation.arguments import with_half_quorum
 
         return with_half_quorum(plan, {text.partition("=")[0].strip() for text in overrides})
     return read_plan(path, [*([] if _names_model(path) else [model]), *first, *overrides]).plan

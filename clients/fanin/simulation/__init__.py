@@ -13,18 +13,15 @@ Reading order:
 
 - ``data/``: data sets, and the examples of each client
 - ``settings``: ``SimulationSettings``, the options of ``simulate``
-- ``setup/``: its arguments and its output
-- ``devices/``: models of devices, and the event log
-- ``experiment``: ``simulate``, from an App to a ``Result``; ``course``: its Run
+- ``devices/``: models of devices
+- ``experiment``: ``simulate``, from an App to a ``Result``; ``arguments``: their checks; ``preparation``: its Bundle
+- ``simulated_run``: its Run; ``progress``: its output; ``host``: its process
 - ``trainers``: the trainers of its clients; ``workers``: their trainings by graphs; ``flower``: those of a Flower app
 - ``backends/``: where the trainings run, in this process or in others
 - ``engines/``: the choice of the engine, and ``vmap``
-- ``result``, ``rows``: the tables of a simulation
+- ``result``, ``rows``: the tables of a simulation, and its event log
 - ``studies/``: seeds, a baseline, figures, and simulations that resume
-- ``scenario``: ``play``, one Run from a ``Scenario`` to its ``Outcome``
-- ``federation``: ``Federation``, a coordinator with its devices
-- ``coordinator``: one coordinator that can stop and start again
-- ``operator``: the calls of an operator, without a network
+- ``federation/``: a coordinator with its devices on a virtual clock, and ``play``, one Run from a ``Scenario``
 """
 
 from importlib import import_module
@@ -45,72 +42,96 @@ if TYPE_CHECKING:
         Shards,
     )
     from fanin.simulation.data.partitioning import Partition, partition
+    from fanin.simulation.devices.availability import Availability, Battery, DailyWindow, OnOff, Rate, Trace
     from fanin.simulation.devices.distributions import Distribution, Fixed, Lognormal, Pareto, Uniform
-    from fanin.simulation.devices.events import SimulationEvent
     from fanin.simulation.devices.files import read_devices
+    from fanin.simulation.devices.habits import Habits, Lie
     from fanin.simulation.devices.models import DeviceModel
     from fanin.simulation.devices.traces import DeviceTrace, Traces, read_traces
     from fanin.simulation.experiment import simulate
-    from fanin.simulation.federation import Federation
+    from fanin.simulation.federation.clock import run_virtual
+    from fanin.simulation.federation.device import VirtualDevice
+    from fanin.simulation.federation.federation import Federation
+    from fanin.simulation.federation.loopback import Fleet, LoopbackTransport
+    from fanin.simulation.federation.member import Member
+    from fanin.simulation.federation.scenario import Outcome, Scenario, play
+    from fanin.simulation.federation.synthetic import SyntheticTrainer, synthetic_bundle
     from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
-    from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow
-    from fanin.simulation.scenario import Outcome, Scenario, play
+    from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, SimulationEvent
     from fanin.simulation.settings import SimulationSettings
     from fanin.simulation.studies.baseline import BaselineRow
     from fanin.simulation.studies.plots import plot_results
     from fanin.simulation.studies.seeds import SpreadRow
 
 _MODULES = {
-    "BestVersion": "result",
+    "Availability": "devices.availability",
     "BaselineRow": "studies.baseline",
-    "SpreadRow": "studies.seeds",
-    "DeviceModel": "devices.models",
-    "DeviceTrace": "devices.traces",
-    "Traces": "devices.traces",
-    "Distribution": "devices.distributions",
-    "Fixed": "devices.distributions",
-    "Lognormal": "devices.distributions",
-    "Pareto": "devices.distributions",
-    "Uniform": "devices.distributions",
-    "SimulationEvent": "devices.events",
-    "read_devices": "devices.files",
-    "read_traces": "devices.traces",
+    "Battery": "devices.availability",
+    "BestVersion": "result",
     "ClientFailed": "result",
     "ClientFailure": "rows",
     "ClientRow": "rows",
-    "LoadedData": "data.loading",
+    "DailyWindow": "devices.availability",
+    "DeviceModel": "devices.models",
+    "DeviceTrace": "devices.traces",
     "Dirichlet": "data.partitioners",
+    "Distribution": "devices.distributions",
     "FeatureSkew": "data.partitioners",
-    "Federation": "federation",
+    "Federation": "federation.federation",
+    "Fixed": "devices.distributions",
+    "Fleet": "federation.loopback",
+    "Habits": "devices.habits",
     "Iid": "data.partitioners",
     "LabelSkew": "data.partitioners",
+    "Lie": "devices.habits",
+    "LoadedData": "data.loading",
+    "Lognormal": "devices.distributions",
+    "LoopbackTransport": "federation.loopback",
+    "Member": "federation.member",
     "Natural": "data.partitioners",
-    "Outcome": "scenario",
+    "OnOff": "devices.availability",
+    "Outcome": "federation.scenario",
+    "Pareto": "devices.distributions",
     "Partition": "data.partitioning",
     "Partitioner": "data.partitioners",
     "Pathological": "data.partitioners",
     "Quantity": "data.partitioners",
+    "Rate": "devices.availability",
     "RayCluster": "backends.ray_cluster",
     "Result": "result",
     "RoundRow": "rows",
     "RunStopped": "result",
-    "Scenario": "scenario",
+    "Scenario": "federation.scenario",
     "Shards": "data.partitioners",
+    "SimulationEvent": "rows",
     "SimulationSettings": "settings",
+    "SpreadRow": "studies.seeds",
+    "SyntheticTrainer": "federation.synthetic",
+    "Trace": "devices.availability",
+    "Traces": "devices.traces",
+    "Uniform": "devices.distributions",
+    "VirtualDevice": "federation.device",
     "examples_of": "data.loading",
     "load_data": "data.loading",
     "partition": "data.partitioning",
     "partition_of": "data.loading",
-    "play": "scenario",
+    "play": "federation.scenario",
     "plot_results": "studies.plots",
+    "read_devices": "devices.files",
+    "read_traces": "devices.traces",
+    "run_virtual": "federation.clock",
     "simulate": "experiment",
+    "synthetic_bundle": "federation.synthetic",
 }
 __all__ = [
+    "Availability",
     "BaselineRow",
+    "Battery",
     "BestVersion",
     "ClientFailed",
     "ClientFailure",
     "ClientRow",
+    "DailyWindow",
     "DeviceModel",
     "DeviceTrace",
     "Dirichlet",
@@ -118,17 +139,24 @@ __all__ = [
     "FeatureSkew",
     "Federation",
     "Fixed",
+    "Fleet",
+    "Habits",
     "Iid",
     "LabelSkew",
+    "Lie",
     "LoadedData",
     "Lognormal",
+    "LoopbackTransport",
+    "Member",
     "Natural",
+    "OnOff",
     "Outcome",
     "Pareto",
     "Partition",
     "Partitioner",
     "Pathological",
     "Quantity",
+    "Rate",
     "RayCluster",
     "Result",
     "RoundRow",
@@ -138,8 +166,11 @@ __all__ = [
     "SimulationEvent",
     "SimulationSettings",
     "SpreadRow",
+    "SyntheticTrainer",
+    "Trace",
     "Traces",
     "Uniform",
+    "VirtualDevice",
     "examples_of",
     "load_data",
     "partition",
@@ -148,7 +179,9 @@ __all__ = [
     "plot_results",
     "read_devices",
     "read_traces",
+    "run_virtual",
     "simulate",
+    "synthetic_bundle",
 ]
 
 

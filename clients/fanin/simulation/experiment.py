@@ -25,20 +25,20 @@ from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.server.runs.admission import check_no_graphs
 from fanin.server.runs.setups import check_names
 from fanin.server.selection.policies import POLICIES
+from fanin.simulation.arguments import check_devices, check_plan, plan_of
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
-from fanin.simulation.course import RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.choice import Workload, choose
 from fanin.simulation.engines.exporting import check_no_int8, choose_vmap
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings
+from fanin.simulation.host import exits_at_sigterm
+from fanin.simulation.preparation import ModuleSubject, Preparation, prepare, subject_for
 from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
 from fanin.simulation.rows import ClientFailure, RoundRow
 from fanin.simulation.settings import SimulationSettings
-from fanin.simulation.setup.arguments import check_devices, check_plan, plan_of
-from fanin.simulation.setup.preparation import ModuleSubject, Preparation, prepare, subject_for
-from fanin.simulation.setup.termination import exits_at_sigterm
+from fanin.simulation.simulated_run import RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
 from fanin.simulation.studies.records import RecordedTrainings, hold_record
 from fanin.simulation.studies.versions import TestedVersions, model_examples

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from fanin.edge.bundles.arrays import ArrayLayout
 from fanin.edge.tensors import Array, Float32s, TensorTable
 from fanin.protos.errors import FaninError, InvalidInput
-from fanin.simulation.devices.events import SimulationEvent
-from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, cells
+from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, SimulationEvent, cells
 from fanin.simulation.studies.baseline import BaselineRow
 from fanin.simulation.studies.boards import open_board, write_scalars
 from fanin.simulation.studies.seeds import SpreadRow, spread_of, write_spread

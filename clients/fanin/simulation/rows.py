@@ -1,11 +1,12 @@
-"""The rows of a simulation: one for each Round, and one for each client and Round.
+"""The rows of a simulation: one for each Round, each client and Round, each error of a client, and each event.
 
 Accuracies are shares from 0 to 1, losses are in nats, and times are seconds of the virtual clock.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from fanin.edge.metrics.metric import INT8, OUR_VALUES
 from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, largest_loss_count, quality_of
@@ -76,6 +77,37 @@ class RoundRow:
     num_saturated: int
     num_saturated_clients: int
     num_clamped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationEvent:
+    """One line of the event log: the action of a participant.
+
+    The same arguments and seed give the same log. To replay a failed simulation, run it again with its seed.
+
+    Attributes:
+        seed: The seed of the simulation.
+        time_s: Virtual time.
+        client: The index of the client; None for the coordinator.
+        event: What happened: one of ``DEVICE_EVENTS`` or ``COORDINATOR_EVENTS`` (docs/howto/devices.md lists them).
+        round: The Round; 0 for none.
+        detail: More about it, such as the text of an error.
+    """
+
+    seed: int
+    time_s: float
+    client: int | None
+    event: str
+    round: int
+    detail: str = ""
+
+    @property
+    def line(self) -> str:
+        """The event as one line of JSON."""
+        return json.dumps(asdict(self))
+
+
+OnEvent = Callable[[SimulationEvent], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

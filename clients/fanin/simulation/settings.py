@@ -14,9 +14,8 @@ from fanin.protos.names import check_name
 from fanin.protos.plans import Plan
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.simulation.backends.ray_cluster import RayCluster
-from fanin.simulation.devices.events import OnEvent
 from fanin.simulation.devices.models import DeviceModel
-from fanin.simulation.rows import OnFailure, RoundRow
+from fanin.simulation.rows import OnEvent, OnFailure, RoundRow
 
 if TYPE_CHECKING:
     from fanin.edge.export.module.prepare import Module, StateDict

@@ -8,10 +8,10 @@ from typing import Final
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.clients.testing.device import EarlyTrainer
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.texts import counted
+from fanin.simulation.federation.device import EarlyTrainer
 from fanin.simulation.rows import ClientFailure, OnFailure
 from fanin.simulation.workers import PendingTraining, RecordFailed, Trainings
 

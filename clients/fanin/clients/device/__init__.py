@@ -8,10 +8,10 @@ Modules, in reading order:
     driver.py      carries out the actions of a session
     conditions.py  whether the device may work now
     updates.py     the trainer's interface, and the encoding of its result as an Update
+    contract.py    ``check_trainer``, the contract of a Trainer
     training.py    local SGD on the device's examples, and the validation of the int8 model
     graphs.py      the open graphs of a Bundle, kept between Rounds
-    downloads.py   Bundles and Versions onto the device
-    fetching.py    many Chunks over one call
+    downloads.py   Bundles and Versions onto the device, many Chunks over one call
     models.py      the Chunks that a Publication needs, and opening them verified
     serving.py     predictions with the newest Version
     storage/       the device's folder: key, secret, Chunks, Updates, records

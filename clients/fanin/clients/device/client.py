@@ -21,9 +21,8 @@ from functools import partial
 from typing import Final
 
 from fanin.clients.device.conditions import ASK_EVERY_S, RECHECK_S, Conditions, ShouldContinue
-from fanin.clients.device.downloads import StoreChunk
+from fanin.clients.device.downloads import Fetching, StoreChunk
 from fanin.clients.device.driver import DriverParts, SessionDriver, run_blocking
-from fanin.clients.device.fetching import Fetching
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e

@@ -102,7 +102,7 @@ class UnfitExamples(ValueError):
 class Trainer(Protocol):
     """Trains a model on a device's examples.
 
-    ``fanin.clients.testing.check_trainer`` checks an implementation.
+    ``fanin.clients.device.contract.check_trainer`` checks an implementation.
     """
 
     @property

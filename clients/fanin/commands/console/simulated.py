@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fanin.commands.console.terminal import prints_text
 from fanin.protos.texts import counted
-from fanin.simulation.setup.progress import FirstFailures, line_of, line_of_baseline
+from fanin.simulation.progress import FirstFailures, line_of, line_of_baseline
 
 if TYPE_CHECKING:
     from fanin.simulation import ClientFailure, Result, RoundRow

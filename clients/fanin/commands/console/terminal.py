@@ -31,7 +31,7 @@ OPERATOR_TOKEN: Final = Path("tokens") / "operator.token"
 DEFAULT_KEY: Final = Path("publisher.key")
 DEVICE_TOKEN: Final = Path("tokens") / "device.token"
 CA_FILE: Final = Path("tls") / "ca.pem"
-STEP_LOGGERS: Final = ("fanin.edge.export", "fanin.simulation.setup.progress")
+STEP_LOGGERS: Final = ("fanin.edge.export", "fanin.simulation.progress")
 """Loggers whose records are steps of a command."""
 
 StateOption = Annotated[

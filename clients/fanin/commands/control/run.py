@@ -135,7 +135,7 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
     from fanin.edge.export import export, load_app
     from fanin.server.evaluation.metrics import check_best
     from fanin.server.runs.admission import check_training
-    from fanin.simulation.setup.arguments import facts_of
+    from fanin.simulation.arguments import facts_of
 
     app, plan = load_app(source.app), source.plan
     # Stages may be installed on the coordinator alone, so it checks those of SCAFFOLD.

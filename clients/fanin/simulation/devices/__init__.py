@@ -7,10 +7,10 @@ A model becomes the ``Habits`` of each client, so ``simulate`` and ``play`` use 
 
 Reading order:
 
+- ``availability``: patterns of presence, a battery, and rates that change over time
+- ``habits``: ``Habits``, the fault model of a device, drawn from a seed
 - ``distributions``: numbers that differ between devices
 - ``traces``: recorded devices in CSV, Parquet or JSON lines
 - ``models``: ``DeviceModel``, and the habits of each client
 - ``files``: models in TOML
-- ``rotation``: ``Rotation``, more clients than are present at a time
-- ``events``: the event log of a simulation
 """

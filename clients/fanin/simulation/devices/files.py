@@ -15,10 +15,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fanin.clients.testing.availability import Availability, Battery, DailyWindow, OnOff
 from fanin.clients.textfiles import reason_of
 from fanin.protos.errors import InvalidInput
 from fanin.protos.numbers import is_number
+from fanin.simulation.devices.availability import Availability, Battery, DailyWindow, OnOff
 from fanin.simulation.devices.distributions import Distribution, built, distribution_of
 from fanin.simulation.devices.models import NUMBERS, DeviceModel
 from fanin.simulation.devices.traces import ENCODING, Traces, read_traces

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.clients.testing.availability import Availability, Battery
-from fanin.clients.testing.habits import Habits
 from fanin.protos.errors import InvalidInput
 from fanin.protos.numbers import is_number
 from fanin.protos.texts import counted
+from fanin.simulation.devices.availability import Availability, Battery
 from fanin.simulation.devices.distributions import Distribution, Fixed
+from fanin.simulation.devices.habits import Habits
 from fanin.simulation.devices.traces import RATES, DeviceTrace, Traces
 
 NUMBERS: Final = RATES

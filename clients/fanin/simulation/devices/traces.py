@@ -20,11 +20,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fanin.clients.testing.availability import Availability, Battery, Rate, Trace
 from fanin.clients.textfiles import reason_of
 from fanin.protos.errors import InvalidInput
 from fanin.protos.texts import counted
 from fanin.simulation.data.tables import parquet_columns
+from fanin.simulation.devices.availability import Availability, Battery, Rate, Trace
 
 CLIENT: Final = "client"
 TIME: Final = "time"

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.device.fetching import Fetching
+from fanin.clients.device.downloads import Fetching
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.commands.bench.harness.device import RUNTIME, device_token, open_line
 from fanin.edge.bundles.keys import SigningKey

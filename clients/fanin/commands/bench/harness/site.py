@@ -14,11 +14,11 @@ import click
 import typer
 
 from fanin.clients.operator import Operator
-from fanin.clients.testing import synthetic_bundle
 from fanin.commands.console.terminal import DEFAULT_STATE, connect
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.simulation.federation.synthetic import synthetic_bundle
 
 RUN_ID: Final = "bench"
 PUBLISHER: Final = "publisher.pub"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, cast
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
+from fanin.simulation.arguments import check_arguments, check_flower_settings, check_settings
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.engines.exporting import AppBundle, app_bundle
 from fanin.simulation.flower import FlowerSubject, is_flower_app
+from fanin.simulation.progress import SimulationProgress
 from fanin.simulation.settings import SimulationSettings
-from fanin.simulation.setup.arguments import check_arguments, check_flower_settings, check_settings
-from fanin.simulation.setup.progress import SimulationProgress
 from fanin.simulation.studies.records import BUNDLE, RecordFolder, Subject, subject_of
 from fanin.simulation.workers import PlacedBundle
 

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fanin.clients.testing.loopback import Fleet
-from fanin.clients.testing.member import ActiveMember, Member, Surroundings
-from fanin.clients.testing.memory import MemoryFolder
 from fanin.protos import messages as m
+from fanin.simulation.federation.loopback import Fleet
+from fanin.simulation.federation.member import ActiveMember, Member, Surroundings
+from fanin.simulation.federation.memory import MemoryFolder
 
 MAX_DRAWS: Final = 100
 """Clients that are drawn for a place before it stays empty for ``PAUSE_S``: most of them may be away."""

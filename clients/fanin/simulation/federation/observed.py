@@ -7,11 +7,11 @@ from typing import Final
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change, Trainer, row_sizes
-from fanin.clients.testing.device import EarlyTrainer
-from fanin.clients.testing.loopback import Fleet
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput, Unavailable
+from fanin.simulation.federation.device import EarlyTrainer
+from fanin.simulation.federation.loopback import Fleet
 
 COORDINATOR_EVENTS: Final = ("engine", "traces", "round closed", "version published", "round failed", "warning")
 DEVICE_EVENTS: Final = (

@@ -4,8 +4,6 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from fanin.clients.testing.clock import run_virtual
-from fanin.clients.testing.member import Member
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Float32s
@@ -15,7 +13,9 @@ from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import Verdict, verify_run
-from fanin.simulation.federation import Federation, LogLine
+from fanin.simulation.federation.clock import run_virtual
+from fanin.simulation.federation.federation import Federation, LogLine
+from fanin.simulation.federation.member import Member
 
 RUN = "run"
 

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from fanin.clients.testing.availability import Rate, seconds_of
-from fanin.clients.testing.habits import FalseUpdate, Habits, falsify
-from fanin.clients.testing.loopback import Fleet
 from fanin.protos import messages as m
 from fanin.protos.errors import Conflict, InvalidInput, NotFound, Unavailable
+from fanin.simulation.devices.availability import Rate, seconds_of
+from fanin.simulation.devices.habits import FalseUpdate, Habits, falsify
+from fanin.simulation.federation.loopback import Fleet
 
 T = TypeVar("T")
 Note = Callable[[str, str], None]

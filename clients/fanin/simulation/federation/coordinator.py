@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fanin.clients.testing.interruptible import InterruptibleFleet
-from fanin.clients.testing.unreliable import Note
 from fanin.protos.errors import Unavailable
 from fanin.protos.messages import FIRST_EPOCH, LoggedEvent
 from fanin.server.access.limits import Limits
@@ -26,6 +24,8 @@ from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.memory.state import MemoryState
 from fanin.server.storage.stores import CoordinatorState
+from fanin.simulation.federation.loopback import InterruptibleFleet
+from fanin.simulation.federation.unreliable import Note
 
 COORDINATOR: Final = "coordinator"
 PAUSE_S: Final = 1.0

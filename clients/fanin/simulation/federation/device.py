@@ -14,11 +14,11 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.updates import Change, Trainer
-from fanin.clients.testing.loopback import LoopbackTransport
-from fanin.clients.testing.memory import MemoryFolder
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import FaninError
+from fanin.simulation.federation.loopback import LoopbackTransport
+from fanin.simulation.federation.memory import MemoryFolder
 
 WorkTime = Callable[[random.Random, m.Assignment], float]
 """Draws the seconds that the training of an Assignment takes."""

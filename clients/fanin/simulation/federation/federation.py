@@ -7,18 +7,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fanin.clients.testing.loopback import PIECE_BYTES
-from fanin.clients.testing.member import Member, Surroundings, take_part
-from fanin.clients.testing.observed import Observe
+from fanin.clients.operator import ref_of
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.protos import messages as m
+from fanin.protos.chunks import cut
 from fanin.protos.plans import Plan
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import CoordinatorState
-from fanin.simulation.coordinator import COORDINATOR, CoordinatorOptions, SimulatedCoordinator
-from fanin.simulation.devices.rotation import Rotation
-from fanin.simulation.operator import start_run
+from fanin.simulation.federation.coordinator import COORDINATOR, CoordinatorOptions, SimulatedCoordinator
+from fanin.simulation.federation.loopback import PIECE_BYTES
+from fanin.simulation.federation.member import Member, Surroundings, take_part
+from fanin.simulation.federation.observed import Observe
+from fanin.simulation.federation.rotation import Rotation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +173,16 @@ class Federation:
             await self.stop()
             await asyncio.sleep(down_s)
             await self.start()
+
+
+async def start_run(runs: Runs, run_id: str, plan: Plan, bundle: Bundle, publisher: SigningKey) -> None:
+    """Publish a Bundle and start a Run of it. Raises the errors of ``Runs``."""
+    for data in (bundle.signed.data, *(bundle.artifact(name) for name in bundle.manifest.artifacts)):
+        for ref, piece in cut(data):
+            await runs.put_chunk(ref.sha256, piece)
+    await runs.publish_bundle(ref_of(bundle.signed))
+    run_key = await runs.prepare_run(run_id)
+    initial = bundle.manifest.artifacts[bundle.manifest.initial]
+    version = sign_version(publisher, parent=None, run_id=run_id, bundle_sha256=bundle.sha256, parameters=initial)
+    delegation = sign_delegation(publisher, run_id=run_id, bundle_sha256=bundle.sha256, run_public_key=run_key)
+    await runs.start_run(m.StartRun(run_id=run_id, plan=plan, version=version, delegation=delegation))

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fanin.clients.device.updates import Trainer
-from fanin.clients.testing.availability import Charge
-from fanin.clients.testing.device import VirtualDevice
-from fanin.clients.testing.habits import Habits
-from fanin.clients.testing.loopback import PIECE_BYTES, Fleet, LoopbackTransport
-from fanin.clients.testing.memory import MemoryStates
-from fanin.clients.testing.observed import DeviceEvent, Observe, ObservedFleet, ObservedTrainer
-from fanin.clients.testing.unreliable import Note, UnreliableFleet
 from fanin.protos import messages as m
+from fanin.simulation.devices.availability import Charge
+from fanin.simulation.devices.habits import Habits
+from fanin.simulation.federation.device import VirtualDevice
+from fanin.simulation.federation.loopback import PIECE_BYTES, Fleet, LoopbackTransport
+from fanin.simulation.federation.memory import MemoryStates
+from fanin.simulation.federation.observed import DeviceEvent, Observe, ObservedFleet, ObservedTrainer
+from fanin.simulation.federation.unreliable import Note, UnreliableFleet
 
 LATENCY_S: Final = 0.01
 """Delay before each call; it prevents two devices from calling at the same moment for ever."""

@@ -11,10 +11,6 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.device.storage.personal import local_values
-from fanin.clients.testing.clock import VirtualTimeLoop, run_virtual
-from fanin.clients.testing.member import Member
-from fanin.clients.testing.memory import MemoryStates
-from fanin.clients.testing.observed import DeviceEvent
 from fanin.clients.transport import PIECE_BYTES
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
@@ -27,16 +23,22 @@ from fanin.server.access.limits import Limits
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.metrics import VersionMetrics
 from fanin.server.selection.policies import SelectionPolicy
-from fanin.simulation.coordinator import CoordinatorOptions
-from fanin.simulation.devices.events import OnEvent, SimulationEvent
 from fanin.simulation.devices.models import DeviceModel
-from fanin.simulation.devices.rotation import Rotation
-from fanin.simulation.federation import Federation
+from fanin.simulation.federation.clock import VirtualTimeLoop, run_virtual
+from fanin.simulation.federation.coordinator import CoordinatorOptions
+from fanin.simulation.federation.federation import Federation
+from fanin.simulation.federation.member import Member
+from fanin.simulation.federation.memory import MemoryStates
+from fanin.simulation.federation.observed import DeviceEvent
+from fanin.simulation.federation.rotation import Rotation
+from fanin.simulation.host import rare_collections
 from fanin.simulation.rows import (
     ClientFailure,
     ClientRow,
+    OnEvent,
     OnFailure,
     RoundRow,
+    SimulationEvent,
     client_name,
     client_of,
     client_rows,
@@ -45,7 +47,6 @@ from fanin.simulation.rows import (
     with_clients,
     without_int8,
 )
-from fanin.simulation.setup.garbage import rare_collections
 from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer, Crew, SimulationEnded
 from fanin.simulation.workers import Trainings
 

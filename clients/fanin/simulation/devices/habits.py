@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
-from fanin.clients.testing.availability import Availability, Battery, Rate, Stay, seconds_of
 from fanin.protos.messages import EXAMPLES, Piece, Statistics, UpdateHeader
 from fanin.protos.numbers import is_number
 from fanin.protos.plans import MAX_CODEC_SHIFT
+from fanin.simulation.devices.availability import Availability, Battery, Rate, Stay, seconds_of
 
 
 class Lie(Enum):
