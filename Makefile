@@ -1,8 +1,8 @@
 # Everything that is done to this repository, by name. `make` lists it.
 #
 # Four environments: .venv has all extras but [tflite] and the package editable; .venv-device, .venv-device-litert and
-# .venv-device-tflite have the wheel with the extra of one runtime and nothing else, as a device would. Each has a stamp
-# file, so that nothing is installed twice.
+# .venv-device-tflite have the wheel with the extra of one runtime and nothing else, as a device would. `make pythons` adds
+# .venv-3.12 and .venv-3.12-device, and the same of 3.13. Each has a stamp file, so that nothing is installed twice.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -30,10 +30,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
-DEVICES := .venv-device .venv-device-litert .venv-device-tflite
+DEVICES := $(VENV)-device $(VENV)-device-litert $(VENV)-device-tflite
 CONSTRAINTS := .ci/constraints.txt
 # tflite-runtime was built for numpy 1, the last of which knows no newer Python than 3.12.
 TFLITE_CONSTRAINTS := .ci/constraints-tflite.txt
+# Versions of Python that `make pythons` checks: those of the classifiers without that of .venv.
+PYTHONS := 3.12 3.13
+PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
 EXTRAS := onnx,litert,server,export,datacenter,transformers,plots,parquet,simulation,ray,flower,dev
 ROOTS := server clients edge datacenter protos
 # What ruff reads. Other files in the root of a working copy, such as the script of an experiment, are left alone.
@@ -55,7 +58,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: $(VENV)/.installed .venv-device/.installed ## the whole loop on this machine; ARGS="--rounds 3" for its flags
+demo: $(VENV)/.installed $(VENV)-device/.installed ## the whole loop on this machine; ARGS="--rounds 3" for its flags
 	$(BIN)/fanin demo $(ARGS)
 
 .PHONY: quick
@@ -75,9 +78,32 @@ suite: $(VENV)/.installed $(STAMPS)
 # The long tests wait for other processes more than the others do. Three workers keep two cores busy.
 .PHONY: nightly
 nightly: WORKERS := 3
-nightly: ## the tests that are too long for every change, and all property tests on many new examples
+nightly: ## the tests that are too long for every change, all property tests on many new examples, other Pythons
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(VENV)/.docs $(STAMPS)
 	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m "nightly or hypothesis" --hypothesis-profile nightly $(ARGS)
+	@$(MAKE) --no-print-directory pythons
+
+# Each version has environments of its own. The last lines name the result of every version, also of one that is not here.
+.PHONY: pythons
+pythons: ## on Python 3.12 and 3.13, if they are here: the light tests, README with the demo, a federation of processes
+	@results=; for version in $(PYTHONS); do \
+	    python=; \
+	    for each in python$$version $$(ls -dvr $(PYENV)/$$version.*/bin/python$$version 2> /dev/null || true); do \
+	        python=$$("$$each" -c 'import sys; print(sys.executable)' 2> /dev/null) && break; \
+	    done || true; \
+	    if [ -n "$$python" ]; then \
+	        $(MAKE) --no-print-directory VENV=.venv-$$version PYTHON="$$python" on-python; \
+	        results+="Python $$version: passed ($$python)\n"; \
+	    else \
+	        results+="Python $$version: SKIPPED: no python$$version on PATH or in $(PYENV); install it\n"; \
+	    fi; \
+	done; printf "$$results"
+
+# What proves most in minutes. README runs a simulation, and the demo with devices that have the wheel and one runtime. The
+# tutorial runs a coordinator over TLS and two devices on onnxruntime.
+.PHONY: on-python
+on-python: $(VENV)/.installed $(VENV)-device/.installed light
+	$(IN_MEMORY) $(BIN)/pytest -q tests/stories/test_pages.py -k "README or first-federation"
 
 .PHONY: light
 light: $(VENV)/.installed ## the tests that need neither torch nor a device environment nor a process
@@ -163,7 +189,7 @@ wheel: dist/.built ## the wheel, in dist/
 
 .PHONY: clean
 clean: ## remove the environments, what was built and the caches
-	rm -rf $(VENV) $(DEVICES) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DEVICES) $(PYTHONS:%=.venv-%) $(PYTHONS:%=.venv-%-device) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What builds the wheel: enough for the device environments to be made while the rest is installed.
@@ -190,10 +216,10 @@ dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.tools
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist . > /dev/null
 	@touch $@
 
-.venv-device/.installed: private EXTRA := onnx
-.venv-device-litert/.installed: private EXTRA := litert
-.venv-device-tflite/.installed: private EXTRA := tflite
-.venv-device-tflite/.installed: private CONSTRAINTS := $(TFLITE_CONSTRAINTS)
+$(VENV)-device/.installed: private EXTRA := onnx
+$(VENV)-device-litert/.installed: private EXTRA := litert
+$(VENV)-device-tflite/.installed: private EXTRA := tflite
+$(VENV)-device-tflite/.installed: private CONSTRAINTS := $(TFLITE_CONSTRAINTS)
 
 # The first command brings what the wheel needs, the second the wheel itself even if its version is the same.
 $(STAMPS): %/.installed: dist/.built $(CONSTRAINTS) $(TFLITE_CONSTRAINTS)

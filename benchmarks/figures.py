@@ -13,6 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from fanin.commands.bench.memory import GATE as MEMORY_GATE
+from fanin.commands.bench.rounds import GATE_AGAINST_BARE
+
 Report = Mapping[str, Any]
 FANIN: Final = ("-m", "fanin.commands.main")
 
@@ -71,7 +74,7 @@ def _memory(clients: int) -> Measurement:
         what=f"coordinator's memory over idle, {clients} clients, models",
         read=lambda report, _: float(report["peak_rss_over_idle_models"]),
         noise=0.06,
-        gate=2.6,
+        gate=MEMORY_GATE,
     )
     words = (*FANIN, "bench", "memory", "--clients", str(clients), "--megabytes", "64")
     return Measurement(words=words, figures={f"memory-{clients}": figure}, repeats=2 if clients < 16 else 1)
@@ -105,7 +108,7 @@ MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
                     what="Round of 4 x 16 MB / bare stream",
                     read=lambda report, _: float(report["ratio_to_bare"]),
                     noise=0.15,
-                    gate=2.5,
+                    gate=GATE_AGAINST_BARE,
                 )
             },
             repeats=3,

@@ -18,7 +18,7 @@ import typer
 from fanin.commands.bench.harness.report import sampled, write_report
 from fanin.commands.bench.harness.site import MegabytesOption, load_of
 from fanin.commands.console.terminal import JsonOption, run_command
-from fanin.edge.codecs.fixed import codec_named
+from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.tensors import Int32s, TensorTable
 from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.messages import EXAMPLES
@@ -63,7 +63,7 @@ def fold(
 
 
 def _contribution(update: Int32s) -> aggregation.Contribution:
-    codec = codec_named(CODEC)
+    codec = CODECS[CODEC]
     payload = memoryview(update.tobytes())
     cut = [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
     return aggregation.Contribution(

@@ -111,7 +111,7 @@ def test_the_prose_lists_every_key_of_the_manifest_and_every_kind_of_input() -> 
 
 
 def test_the_prose_lists_every_codec_and_every_statistic() -> None:
-    (row,) = re.findall(r"([^.]*)\. There are no others\.", PROSE)
+    (row,) = re.findall(r"([^.]*)\. There are no others in fanin\.", PROSE)
     assert set(re.findall(r'"(\w+)" \(', row)) == set(CODECS)
     squares = (evaluations.SQUARES_FLOAT, evaluations.SQUARES_INT8, evaluations.SQUARES_WANTED)
     names = [

@@ -1,8 +1,10 @@
-"""Packages are installed with uv, from the indexes that pip is configured with, and with pip where uv fails."""
+"""Packages are installed with uv or pip, as pip is configured. `make pythons` checks every version that is promised."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -48,3 +50,19 @@ def test_a_package_is_installed_from_the_links_of_pips_configuration(
     assert subprocess.run(size, check=True, capture_output=True, text=True).stdout == "3\n"
     (record,) = environment.glob("lib/*/site-packages/pebble-1.0.dist-info/INSTALLER")
     assert record.read_text().strip() == installer
+
+
+def test_a_python_that_is_not_here_is_named_as_skipped() -> None:
+    command = ["make", "pythons", "PYTHONS=3.98 3.99", "PYENV=/pyenv"]
+    outcome = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert outcome.stdout.splitlines() == [
+        f"Python {version}: SKIPPED: no python{version} on PATH or in /pyenv; install it"
+        for version in ("3.98", "3.99")
+    ]
+
+
+def test_every_python_of_the_classifiers_is_checked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    promised = re.findall(r"Python :: (3\.\d+)", "\n".join(project["classifiers"]))
+    checked = re.findall(r"^PYTHONS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert promised == ["3.11", *checked[0].split()], "make test runs on 3.11, make pythons on the others"

@@ -27,9 +27,9 @@ from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.plans import DEFAULT_MAX_SHIFTS, Plan
+from fanin.server.aggregation.checked import optimizer_of
 from fanin.server.aggregation.fold import PartialSum, accept, begin, finish, merge
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
-from fanin.server.aggregation.outer import optimizer_of
 from fanin.server.aggregation.sets import Aggregate
 from fanin.simulation import Habits, Lie
 
@@ -109,12 +109,13 @@ class ClosedSet:
 
     def add(self, total: PartialSum, update: CommittedUpdate, rng: random.Random) -> PartialSum:
         """Add one Update to the sum. Its payload is cut at random places between values."""
-        size = CODECS[update.header.codec].bits // 8
+        codec = CODECS[update.header.codec]
+        size = codec.bits // 8
         num_values = len(update.payload) // size
         cuts = sorted(rng.randint(0, num_values) * size for _ in range(rng.randint(0, 4)))
         ends = [*cuts, len(update.payload)]
         view = memoryview(update.payload)
-        pieces = [view[first:last] for first, last in zip([0, *cuts], ends, strict=True)]
+        pieces = [codec.decode(view[first:last]) for first, last in zip([0, *cuts], ends, strict=True)]
         return accept(total, self.table, contribution_of(update.header, pieces, self.plan, self.layout, update.lag))
 
     def published(self, total: PartialSum, rng: random.Random) -> tuple[bytes, object]:

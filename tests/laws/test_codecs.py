@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.folds import fresh
 
-from fanin.edge.codecs.fixed import CODECS, Encoded, largest_value
+from fanin.edge.codecs.fixed import CODECS, Encoded, RunCodec, largest_value
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation.fold import accept, begin
@@ -131,8 +131,8 @@ def test_a_payload_has_exactly_the_bytes_of_its_values(
     name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
 ) -> None:
     encoded = encode(name, update, grid, max_shift, seed)
-    num_bytes = {"fixed32": 4, "int8": 1}[name]
-    assert len(encoded.payload) == CODECS[name].payload_bytes(TABLE) == num_bytes * TABLE.num_values
+    num_bytes, run_codec = {"fixed32": 4, "int8": 1}[name], RunCodec(codec=CODECS[name], max_shift=max_shift)
+    assert len(encoded.payload) == run_codec.payload_bytes(TABLE) == num_bytes * TABLE.num_values
 
 
 @given(NAMES, st.lists(st.tuples(UPDATES, st.integers(1, 1 << 20), SEEDS), min_size=1, max_size=5), GRIDS)

@@ -14,9 +14,10 @@ from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.protos.messages import CodecSpec
+from fanin.server.aggregation.checked import optimizer_of
 from fanin.server.aggregation.contract import check_optimizer
 from fanin.server.aggregation.folding import OuterStep
-from fanin.server.aggregation.outer import FedAvg, Nesterov, OuterOptimizer, State, optimizer_of
+from fanin.server.aggregation.outer import FedAvg, Nesterov, OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate
 
 TABLE = TensorTable.of({"first": (3, 4), "second": (5,)})

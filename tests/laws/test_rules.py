@@ -14,9 +14,10 @@ from support.virtual import plan
 
 from fanin.edge.tensors import Float64s, Int32s, Int64s, TensorTable
 from fanin.protos.errors import Corrupted, InvalidPlan
+from fanin.server.aggregation.checked import CheckedRule, rule_of
 from fanin.server.aggregation.contract import check_rule
 from fanin.server.aggregation.fold import Contribution, PartialSum
-from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, num_trimmed, rule_of
+from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, num_trimmed
 from fanin.server.aggregation.sets import COLUMN_BYTES, Aggregate, SetFold
 
 TABLE = TensorTable.of({"first": (3, 4), "second": (5,)})
@@ -232,7 +233,7 @@ class Odd(WeightedMean):
 @pytest.mark.parametrize("method", ["begin", "accept", "finish"])
 def test_a_sum_that_raises_is_named(method: str) -> None:
     with raises(InvalidPlan, f"rule Odd: {method} raised KeyError: '{method}'; correct the rule"):
-        folded(Odd(method), [([1] * NUM_VALUES, (0, 0))]).part(0, NUM_VALUES)
+        folded(CheckedRule(Odd(method)), [([1] * NUM_VALUES, (0, 0))]).part(0, NUM_VALUES)
 
 
 class Hiding(WeightedMean):
@@ -245,7 +246,7 @@ class Hiding(WeightedMean):
             return state
 
 
-@pytest.mark.parametrize("rule", [WeightedMean(), Hiding()], ids=["raises", "hides"])
+@pytest.mark.parametrize("rule", [WeightedMean(), CheckedRule(Hiding())], ids=["raises", "hides"])
 @pytest.mark.parametrize("error", [OSError("disk"), Corrupted("chunk 3 is damaged")])
 def test_an_error_of_the_stored_update_is_not_attributed_to_the_sum(rule: Rule, error: Exception) -> None:
     """Half of the Update is in the sum then, so the next try begins again."""

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 
+from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.contract import check_stage
-from fanin.edge.codecs.error_feedback import ErrorFeedback
 from fanin.edge.codecs.pipeline import UpdatePipeline, first_states
 from fanin.edge.codecs.scaffold import Scaffold
 from fanin.edge.codecs.stage import Stage, StageContext, State
-from fanin.edge.codecs.stages import layout_of, stages_of
+from fanin.edge.codecs.stages import ErrorFeedback, layout_of, stages_of
 from fanin.edge.codecs.vector import PARAMETERS, Group, Vector, Weighting
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import InvalidInput, InvalidPlan
@@ -31,7 +31,7 @@ def pipeline(
 ) -> UpdatePipeline:
     layout = layout_of(TABLE, stages)
     return UpdatePipeline(
-        codec=CodecSpec(name=codec, max_shift=2),
+        codec=codec_of(CodecSpec(name=codec, max_shift=2)),
         grid=[exponent] * len(layout.total_table.specs),
         learning_rate=0.5,
         stages=stages,
@@ -43,7 +43,7 @@ def pipeline(
 
 def decoded_change(update_pipeline: UpdatePipeline, payload: bytes, shifts: tuple[int, ...]) -> Float64s:
     """Return the change of the parameters as the coordinator reads it, by the formula of fleet.proto."""
-    dtype = "<i4" if update_pipeline.codec.name == "fixed32" else "<i1"
+    dtype = f"<i{update_pipeline.codec.bits // 8}"
     values = np.frombuffer(payload, dtype)[:NUM].astype(np.float64)
     for spec, start, exponent, shift in zip(TABLE.specs, TABLE.offsets, update_pipeline.grid, shifts, strict=False):
         values[start : start + spec.num_values] *= 2.0 ** (exponent + shift)

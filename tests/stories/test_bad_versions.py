@@ -139,7 +139,10 @@ ALTERATIONS: dict[str, tuple[Callable[[m.Assignment], m.Assignment], str]] = {
     ),
     "digest of the manifest": (other_digest, "bundle: manifest: digest mismatch (got "),
     "size of the manifest": (large_manifest, "bundle: got a manifest of 28311552 bytes, expected at most 3145728"),
-    "codec": (lambda work: replace(work, codec=m.CodecSpec(name="int3", max_shift=0)), "codec: got 'int3', expected"),
+    "codec": (
+        lambda work: replace(work, codec=m.CodecSpec(name="int3", max_shift=0)),
+        "codec.name: got 'int3', expected",
+    ),
 }
 
 

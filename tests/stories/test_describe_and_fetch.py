@@ -76,7 +76,7 @@ def test_a_run_is_described_as_json_and_as_text(fanin: Fanin, host: Hosted) -> N
         "selection": "uniform",
         "selection_options": {},
     }
-    assert row["plan"]["codec"] == {"name": "fixed32", "max_shift": 0}
+    assert row["plan"]["codec"] == {"name": "fixed32", "max_shift": 0, "options": {}}
     assert (row["num_devices"], row["num_at_work"], row["at_work"]) == (3, 1, [device.device_id])
     # The third device has not come yet. Its Assignment starts the clock.
     assert row["deadline_s"] == 0.0

@@ -162,7 +162,10 @@ def test_an_option_overrides_a_key_and_the_run_is_described_with_it(fanin: Fanin
     assert fanin(*words, "--run-id", "overridden", *options).status == 0
     plan = json.loads(fanin("describe", "overridden", "--state", host.state, "--json").out)["plan"]
     assert (plan["cohort"]["concurrency"], plan["cohort"]["quorum"]) == (2, 2)
-    assert (plan["aggregation"]["max_staleness"], plan["codec"]) == (2, {"name": "int8", "max_shift": 12})
+    assert (plan["aggregation"]["max_staleness"], plan["codec"]) == (
+        2,
+        {"name": "int8", "max_shift": 12, "options": {}},
+    )
 
 
 def test_a_run_that_is_watched_is_described_before_its_events(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:

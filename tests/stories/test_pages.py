@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,11 @@ PAGES = [
         for path in sorted((ROOT / "docs" / kind).iterdir())
     ),
 ]
-ENVIRONMENTS = (".venv", ".venv-device", ".venv-device-litert", ".venv-device-tflite", "dist")
+LINKS = {
+    "dist": ROOT / "dist",
+    **{f".venv{name}": Path(sys.prefix + name) for name in ("", "-device", "-device-litert", "-device-tflite")},
+}
+"""What a checkout has after ``make``. Its environments are those of the Python that runs the tests."""
 
 PRINTED = {
     "README.md": r"^0\.[789]\d+$",
@@ -41,9 +46,9 @@ def checkout(tmp_path: Path) -> Path:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target)
-    for name in ENVIRONMENTS:
-        if (ROOT / name).exists():
-            (folder / name).symlink_to(ROOT / name)
+    for name, target in LINKS.items():
+        if target.exists():
+            (folder / name).symlink_to(target)
     return folder
 
 

@@ -181,8 +181,9 @@ echo '{END}' $?
 @contextmanager
 def _sessions(folder: Path) -> Iterator[tuple[_Session, _Session]]:
     programs = Path(sys.executable).parent
-    env = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
-    env.pop("VIRTUAL_ENV", None)
+    # A page that calls `make` must not get the arguments of the `make` that runs the tests.
+    inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "VIRTUAL_ENV")}
+    env = inherited | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
     shell = _Session(["bash", "--noprofile", "--norc"], folder, env)
     python = _Session([sys.executable, "-c", PYTHON], folder, env)
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.pipeline import States, UpdatePipeline, first_states
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
@@ -94,7 +95,7 @@ class StagedDevice:
         """Apply the stages to a change. The resulting state is stored before the Update is sent."""
         stages = stages_of(work.stages)
         pipeline = UpdatePipeline(
-            codec=work.codec,
+            codec=codec_of(work.codec),
             grid=work.grid,
             learning_rate=work.training.learning_rate,
             stages=stages,

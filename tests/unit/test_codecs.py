@@ -1,15 +1,21 @@
 """The codecs by example, and the input that they refuse."""
 
 import struct
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 from support.errors import raises
 
-from fanin.edge.codecs.fixed import CODECS, SLICE_VALUES, Encoded, codec_named, largest_value
+from fanin.edge.codecs.codec import checked_codec, codec_of
+from fanin.edge.codecs.contract import check_codec
+from fanin.edge.codecs.fixed import CODECS, DIVERGED, SLICE_VALUES, Encoded, largest_value
 from fanin.edge.tensors import TensorTable
-from fanin.protos.errors import InvalidUpdate
-from fanin.protos.messages import MAX_GRID_EXPONENT, MIN_GRID_EXPONENT
+from fanin.protos.errors import InvalidPlan, InvalidUpdate
+from fanin.protos.messages import MAX_GRID_EXPONENT, MIN_GRID_EXPONENT, CodecSpec
 from fanin.protos.plans import MAX_CODEC_SHIFT
 
 TABLE = TensorTable.of({"a": (2,), "b": (2,)})
@@ -117,7 +123,98 @@ def test_a_piece_that_ends_within_a_value_is_refused() -> None:
         CODECS["fixed32"].decode(memoryview(bytes(7)))
 
 
-@pytest.mark.parametrize("name", ["", "int4", "Fixed32"])
-def test_an_unknown_codec_is_refused(name: str) -> None:
-    with raises(InvalidUpdate, f"codec: got {name!r}, expected one of ['fixed32', 'int8']"):
-        codec_named(name)
+@pytest.mark.parametrize(
+    ("name", "hint"), [("", ""), ("int4", "; did you mean int8?"), ("Fixed32", "; did you mean fixed32?")]
+)
+def test_an_unknown_codec_is_refused(name: str, hint: str) -> None:
+    text = f"plan: codec.name: got {name!r}, expected one of ['fixed32', 'int8'], which are installed here{hint}"
+    with raises(InvalidPlan, text):
+        codec_of(CodecSpec(name=name, max_shift=0))
+
+
+class Own:
+    """``int8`` as a codec of another package, with one method whose result is changed."""
+
+    bits = 8
+    is_stochastic = True
+
+    def __init__(self, method: str = "", change: Callable[[Any], object] = lambda result: result) -> None:
+        self._method, self._change = method, change
+
+    def encode(self, *arguments: Any) -> Any:
+        return self._changed("encode", CODECS["int8"].encode(*arguments))
+
+    def decode(self, payload: memoryview) -> Any:
+        return self._changed("decode", CODECS["int8"].decode(payload))
+
+    def _changed(self, method: str, result: object) -> object:
+        return self._change(result) if method == self._method else result
+
+
+NUMBERS = count()
+
+
+def failing(_result: object) -> object:
+    raise KeyError("beta")
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_the_codecs_of_fanin_keep_the_contract(name: str) -> None:
+    check_codec(CODECS[name])
+    check_codec(Own())
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "text"),
+    [
+        ("encode", failing, "encode raised KeyError: 'beta'"),
+        ("encode", lambda result: None, "encode returned NoneType, expected an Encoded with a payload of bytes"),
+        ("encode", lambda result: replace(result, payload=b"1"), "encode returned 1 bytes, expected 72"),
+        (
+            "encode",
+            lambda result: replace(result, shifts=(5, 0, 0)),
+            "encode returned the shifts (5, 0, 0), expected one from 0 to 4 for each of 3 blocks",
+        ),
+        (
+            "encode",
+            lambda result: replace(result, shifts=(0,)),
+            "encode returned the shifts (0,), expected one from 0 to 4 for each of 3 blocks",
+        ),
+        ("decode", failing, "decode raised KeyError: 'beta'"),
+        ("decode", lambda values: values.astype("<i2"), "decode returned int16 (72,), expected int8 (72,)"),
+        ("decode", lambda values: values[1:], "decode returned int8 (71,), expected int8 (72,)"),
+        ("decode", list, "decode returned list, expected int8 (72,)"),
+    ],
+)
+def test_a_wrong_result_of_a_codec_names_its_method(method: str, change: Any, text: str) -> None:
+    with raises(InvalidPlan, f"codec Own: {text}; correct the codec"):
+        check_codec(Own(method, change))
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "text"),
+    [
+        (
+            "encode",
+            lambda result: replace(result, num_rounded=next(NUMBERS)),
+            "encode: a repetition with the same generator gave another result",
+        ),
+        ("decode", lambda values: values[::-1], "decode: slices gave other values than the whole payload"),
+        ("decode", lambda values: -values, "encode: moved a value of weights by "),
+    ],
+)
+def test_the_contract_detects_a_codec_that_breaks_it(method: str, change: Any, text: str) -> None:
+    with pytest.raises(AssertionError) as excinfo:
+        check_codec(Own(method, change))
+    assert str(excinfo.value).startswith(text)
+
+
+def test_a_training_that_diverged_is_no_fault_of_the_codec() -> None:
+    codec = checked_codec(Own("encode", failing), "codec")
+    with raises(ValueError, DIVERGED):
+        codec.encode(TABLE, np.full(4, np.nan, np.float32), (0, 0), 0, np.random.default_rng(0))
+
+
+def test_results_of_the_codecs_of_fanin_are_not_checked() -> None:
+    for name, codec in CODECS.items():
+        assert codec_of(CodecSpec(name=name, max_shift=0)).codec is codec

@@ -18,12 +18,12 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_device_announces_up_to_64_stages_ours_first(caplog: pytest.LogCaptureFixture) -> None:
-    assert announced(reversed(THEIRS[:62])) == (*OURS, *THEIRS[:62])
+    assert announced("stages", OURS, reversed(THEIRS[:62]), m.MAX_KNOWN_STAGES) == (*OURS, *THEIRS[:62])
     assert warnings(caplog) == []
 
 
 def test_stages_beyond_the_limit_are_left_out_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert announced(THEIRS) == (*OURS, *THEIRS[:62])
+    assert announced("stages", OURS, THEIRS, m.MAX_KNOWN_STAGES) == (*OURS, *THEIRS[:62])
     (warning,) = warnings(caplog)
     assert warning == (
         "stages: got 82 installed stages, expected at most 64; 18 are not announced to the coordinator, from 'a062' "

@@ -58,6 +58,7 @@ def expected(num_labels: int = 1) -> Expected:
         round=1,
         version_sha256=WORK.version.sha256,
         codec=WORK.codec,
+        payload_bytes=4 * TABLE.num_values,
         table=TABLE,
         num_labels=num_labels,
         statistics=declared([OWN], max_examples=MAX_EXAMPLES, num_labels=num_labels, num_values=TABLE.num_values),

@@ -14,25 +14,16 @@ from fanin.edge.tensors import Float64s, Int64s
 from fanin.protos.errors import InvalidPlan, foreign_text
 from fanin.protos.plans import AggregationPlan
 from fanin.protos.plans.named import Choice, created
-from fanin.server.aggregation.contract import check_optimizer, check_rule
-from fanin.server.aggregation.outer import FedAvg, State, optimizer_of
-from fanin.server.aggregation.rules import TrimmedMean, rule_of
-
-
-def failing(_argument: object) -> object:
-    raise KeyError("beta")
-
-
-@pytest.mark.parametrize(
-    ("factory", "text"),
-    [
-        (failing, "plan: aggregation.rule: 'own' raised KeyError: 'beta'; correct that package"),
-        ("no function", "plan: aggregation.rule: 'own' is no function; correct that package"),
-    ],
+from fanin.server.aggregation.checked import (
+    CheckedColumnRule,
+    CheckedOptimizer,
+    CheckedRule,
+    optimizer_of,
+    rule_of,
 )
-def test_a_factory_that_fails_is_named(factory: object, text: str) -> None:
-    with raises(InvalidPlan, text):
-        created(Choice(key="aggregation.rule", name="own"), {"own": factory}, "fanin.rules", plan())  # type: ignore[dict-item]
+from fanin.server.aggregation.contract import check_optimizer, check_rule
+from fanin.server.aggregation.outer import FedAvg, State
+from fanin.server.aggregation.rules import TrimmedMean
 
 
 class SixthColumn(TrimmedMean):
@@ -58,15 +49,6 @@ class Raising(FedAvg):
 def test_an_optimizer_that_raises_is_named() -> None:
     with raises(AssertionError, "outer optimizer Raising: step raised ZeroDivisionError: beta; correct it"):
         check_optimizer(Raising(1.0))
-
-
-def test_an_error_of_the_system_names_no_file_of_the_coordinator() -> None:
-    def opening(_argument: object) -> object:
-        return Path("/srv/secret/weights").open()
-
-    text = "plan: aggregation.rule: 'own' raised FileNotFoundError: No such file or directory; correct that package"
-    with raises(InvalidPlan, text):
-        created(Choice(key="aggregation.rule", name="own"), {"own": opening}, "fanin.rules", plan())
 
 
 @pytest.mark.parametrize(
@@ -112,6 +94,21 @@ OPTIMIZER = "an object with the members of OuterOptimizer; correct that package"
     ("key", "body", "text"),
     [
         ("rule", "raise KeyError('beta')", " raised KeyError: 'beta'; correct that package"),
+        # No file of the coordinator is named.
+        (
+            "rule",
+            "return open('/srv/secret/weights')",
+            " raised FileNotFoundError: No such file or directory; correct that package",
+        ),
+        (
+            "rule",
+            "return plan\ndef own(plan, alpha): return alpha",
+            (
+                " raised TypeError: option alpha: got no annotation, expected the annotation int, float, str, bool; "
+                "correct that package"
+            ),
+        ),
+        ("rule", "return plan\nown = 'no function'", " is no function; correct that package"),
         ("rule", "return TrimmedMean", f": got the class TrimmedMean, expected {RULE}"),
         ("rule", "return None", f": got NoneType, expected {RULE}"),
         ("rule", "return Empty()", ": num_passes: got 0, expected an integer of at least 1; correct that package"),
@@ -140,6 +137,35 @@ def test_a_factory_of_another_distribution_is_named(
     factory = {"rule": rule_of, "outer_optimizer": optimizer_of}[key]
     with raises(InvalidPlan, f"plan: aggregation.{key}: 'own'{text}"):
         factory(run_plan)
+
+
+@pytest.mark.parametrize("rule", ["WeightedMean()", "TrimmedMean(0.1)"])
+def test_results_of_another_distribution_are_checked_and_those_of_fanin_are_not(
+    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group in ("rules", "outer_optimizers"):
+        install(tmp_path / group, group, f"fanin.{group}", monkeypatch)
+        (tmp_path / group / f"{group}_parts.py").write_text(
+            "from fanin.server.aggregation.outer import FedAvg\n"
+            "from fanin.server.aggregation.rules import TrimmedMean, WeightedMean\n"
+            f"def own(plan): return {rule if group == 'rules' else 'FedAvg(1.0)'}\n"
+        )
+        monkeypatch.delitem(sys.modules, f"{group}_parts", raising=False)
+    ours = AggregationPlan(rule="trimmed_mean", rule_options={"trim": 0.4}) if "Trimmed" in rule else AggregationPlan()
+    our_plan = replace(plan(), aggregation=ours, cohort=replace(plan().cohort, concurrency=3, buffer=3, quorum=3))
+    their_plan = replace(our_plan, aggregation=AggregationPlan(rule="own", outer_optimizer="own"))
+    assert type(rule_of(our_plan)).__name__ == rule.partition("(")[0]
+    assert type(optimizer_of(our_plan)) is FedAvg
+    assert isinstance(rule_of(their_plan), CheckedColumnRule | CheckedRule)
+    assert isinstance(optimizer_of(their_plan), CheckedOptimizer)
+
+
+def test_an_error_of_a_factory_of_fanin_stays_as_it_is() -> None:
+    def failing(_plan: object) -> object:
+        raise KeyError("beta")
+
+    with pytest.raises(KeyError, match="beta"):
+        created(Choice(key="aggregation.rule", name="own"), {"own": failing}, "fanin.rules", plan())
 
 
 def test_a_package_that_cannot_be_imported_names_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

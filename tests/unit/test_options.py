@@ -8,14 +8,14 @@ import pytest
 from support.errors import raises
 from support.virtual import plan
 
+from fanin.edge.codecs.codec import codec_of
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.messages import Capabilities
+from fanin.protos.messages import Capabilities, CodecSpec
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key
 from fanin.protos.plans.named import Choice, created
 from fanin.protos.wire import from_proto, to_proto
-from fanin.server.aggregation.outer import optimizer_of
-from fanin.server.aggregation.rules import rule_of
+from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.selection.policies import WaitingDevice, policy_of
 from fanin.v1 import plan_pb2
 
@@ -50,6 +50,14 @@ RATE = "expected a number above 0 and below inf; correct it"
             "aggregation.rule_options.trim: got 0.5, expected a number above 0 and below 0.5; correct it",
         ),
         (
+            {"codec": CodecSpec(name="int4", max_shift=0)},
+            "codec.name: got 'int4', expected one of ['fixed32', 'int8'], which are installed here; did you mean int8?",
+        ),
+        (
+            {"codec": CodecSpec(name="int8", max_shift=0, options={"levels": 7})},
+            "codec.options.levels: unknown option, expected none; remove it",
+        ),
+        (
             {"selection_options": {"separation": 2}},
             "cohort.selection_options.separation: unknown option, expected none; remove it",
         ),
@@ -57,6 +65,7 @@ RATE = "expected a number above 0 and below inf; correct it"
 )
 def test_an_option_that_its_part_does_not_have_is_named(changes: dict[str, object], text: str) -> None:
     def parts(of: Plan) -> None:
+        codec_of(of.codec)
         rule_of(of)
         optimizer_of(of)
         policy_of(of)
@@ -77,20 +86,6 @@ def test_a_policy_receives_its_options() -> None:
     assert [device.device_id for device in policy(devices, 4, 1, random.Random(0))] == ["b", "d"]
     with raises(InvalidPlan, "plan: cohort.selection_options.skipped: missing, expected an integer; add it"):
         policy_of(plan(selection="later"), {"later": later})
-
-
-def test_a_factory_whose_parameters_have_no_type_is_named() -> None:
-    def untyped(_plan, alpha):  # type: ignore[no-untyped-def]
-        return alpha
-
-    with raises(
-        InvalidPlan,
-        (
-            "plan: aggregation.rule: 'own' raised TypeError: option alpha: got no annotation, expected the annotation "
-            "int, float, str, bool; correct that package"
-        ),
-    ):
-        created(Choice(key="aggregation.rule", name="own"), {"own": untyped}, "fanin.rules", plan())
 
 
 def test_a_factory_receives_integers_as_its_floats_and_keeps_its_defaults() -> None:
@@ -118,7 +113,8 @@ def test_an_option_may_be_absent() -> None:
 
 def test_options_survive_the_wire() -> None:
     options = {"a": 1, "b": 0.5, "c": "x", "d": True}
-    sent = plan(rule="own", rule_options=options, outer_options=options, selection_options=options)
+    codec = CodecSpec(name="own", max_shift=0, options=options)
+    sent = plan(rule="own", rule_options=options, outer_options=options, selection_options=options, codec=codec)
     received = from_proto(Plan, to_proto(sent, plan_pb2.Plan))
     assert received == sent
     assert list(map(type, received.aggregation.rule_options.values())) == [int, float, str, bool]

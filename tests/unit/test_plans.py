@@ -241,8 +241,8 @@ WRONG = [
         f"{RATE}\n[aggregation]\nmax_staleness = 1001",
         f"aggregation.max_staleness: got 1001, expected an integer from 0 to 1000{SEE}",
     ),
-    (RATE, f'{RATE}\n[codec]\nname = "int4"', f"codec.name: got 'int4', expected one of fixed32, int8{SEE}"),
-    (RATE, f"{RATE}\n[codec]\nname = []", f"codec.name: got [], expected one of fixed32, int8{SEE}"),
+    (RATE, f'{RATE}\n[codec]\nname = "int 4"', f"codec.name: got 'int 4', {NAME_RULE}"),
+    (RATE, f"{RATE}\n[codec]\nname = []", f"codec.name: got [], {NAME_RULE}"),
     (RATE, f"{RATE}\n[codec]\nmax_shift = -1", f"codec.max_shift: got -1, expected an integer from 0 to 62{SEE}"),
     (RATE, f"{RATE}\n[codec]\nmax_shift = 21", OVERFLOW),
 ]

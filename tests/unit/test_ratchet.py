@@ -9,6 +9,8 @@ import pytest
 from house.tree import ROOT
 from support.commands import Fanin, script_in_process
 
+from fanin.commands.bench.rounds import GATE_AGAINST_BARE
+
 BENCHMARKS = ROOT / "benchmarks"
 RECORDS = BENCHMARKS / "records.json"
 QUIET_LOOPS = [0.010] * 46 + [0.020] * 4
@@ -65,6 +67,17 @@ def test_a_missed_gate_is_shown_and_is_no_failure(ratchet: Fanin, tmp_path: Path
     assert outcome.status == 0
     rows = outcome.out.splitlines()[1:-1]
     assert [row.endswith("misses its gate") for row in rows] == [True, False]
+
+
+def test_the_rounds_have_one_gate_in_the_ratchet_the_command_and_their_page(ratchet: Fanin, tmp_path: Path) -> None:
+    (row,) = ratchet("--from", samples_file(tmp_path, {"rounds": ([2.4], [2.4])})).out.splitlines()[1:-1]
+    page = (ROOT / "docs/explanation/benchmarks.md").read_text()
+    stated = [
+        *re.findall(r"/ bare stream +<= (\S+)", row),
+        *re.findall(r"\| (\S+) x the bare stream \|", page),
+        *re.findall(r"bare stream \| ratio \| gate (\S+) x \|", page),
+    ]
+    assert stated == [f"{GATE_AGAINST_BARE:g}"] * 3
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,10 @@ def test_a_check_in_names_the_stages_of_the_device(tmp_path: Path) -> None:
             "plan: stages: error_feedback: options.share: unknown option, expected none; remove it",
         ),
         (
+            {"codec": m.CodecSpec(name="int8", max_shift=4, options={"levels": 7})},
+            "plan: codec.options.levels: unknown option, expected none; remove it",
+        ),
+        (
             {"state": m.StageState(lineage=0, round=1)},
             (
                 "assignment run.1.device: got the state of round 1, lineage 0, expected a round before 1 and a lineage "

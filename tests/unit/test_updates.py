@@ -15,7 +15,7 @@ from fanin.edge.codecs.vector import Group, Vector
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
-from fanin.protos.errors import InvalidInput, InvalidUpdate
+from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.server.runs.validation import Expected, check_header
 
 WORK = assignment()
@@ -47,6 +47,7 @@ def test_an_update_describes_itself_and_its_coordinator_accepts_it() -> None:
             round=1,
             version_sha256=WORK.version.sha256,
             codec=WORK.codec,
+            payload_bytes=4 * TABLE.num_values,
             table=TABLE,
             num_labels=2,
             statistics=WORK.statistics,
@@ -116,7 +117,11 @@ def test_a_training_that_diverged_creates_no_update(value: float) -> None:
 
 def test_an_unknown_codec_creates_no_update() -> None:
     work = replace(WORK, codec=m.CodecSpec(name="int4", max_shift=0))
-    with raises(InvalidUpdate, "codec: got 'int4', expected one of ['fixed32', 'int8']"):
+    with raises(
+        InvalidPlan,
+        "plan: codec.name: got 'int4', expected one of ['fixed32', 'int8'], which are installed here; did you mean "
+        "int8?",
+    ):
         make_update(work, TABLE, change_of(parameters()), TELEMETRY)
 
 

@@ -32,6 +32,7 @@ EXPECTED = Expected(
     round=1,
     version_sha256=WORK.version.sha256,
     codec=WORK.codec,
+    payload_bytes=4 * TABLE.num_values,
     table=TABLE,
     num_labels=2,
     statistics=declared([STATISTIC], max_examples=MAX_EXAMPLES, num_labels=2, num_values=TABLE.num_values),
@@ -296,12 +297,12 @@ def test_chunks_are_cut_in_one_way_only(sizes: tuple[int, ...]) -> None:
     header = replace(HEADER, shifts=(0,), payload=Artifact(sha256="0" * 64, size_bytes=CHUNK_BYTES + 4, chunks=chunks))
     text = f"update: got chunks of {sorted(sizes)} bytes, expected all but the last {CHUNK_BYTES}"
     with raises(InvalidUpdate, text):
-        check_header(header, replace(EXPECTED, table=table))
+        check_header(header, replace(EXPECTED, table=table, payload_bytes=4 * table.num_values))
 
 
 def test_a_model_without_values_has_an_update_without_chunks() -> None:
     empty = replace(HEADER, shifts=(), payload=artifact_of(b""))
-    check_header(empty, replace(EXPECTED, table=TensorTable.of({})))
+    check_header(empty, replace(EXPECTED, table=TensorTable.of({}), payload_bytes=0))
 
 
 @pytest.mark.parametrize(("examples", "weight"), [(1, 1), (10, 10), (100, 100), (101, 100), (1 << 40, 100)])

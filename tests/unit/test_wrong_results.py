@@ -14,6 +14,7 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import Corrupted, InvalidPlan
 from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation import fold
+from fanin.server.aggregation.checked import CheckedColumnRule, CheckedRule
 from fanin.server.aggregation.contract import check_optimizer, check_rule
 from fanin.server.aggregation.rules import WeightedMean
 from fanin.server.aggregation.sets import Aggregate, SetFold
@@ -48,7 +49,8 @@ def folded(rule: Any) -> Aggregate:
     values = np.ones(2, np.int32)
     update = fresh(256, (0,), CodecSpec(name="fixed32", max_shift=4), [values])
     update = replace(update, read=lambda first, last: values[first:last])
-    return SetFold(rule, TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: update).complete(["a"])
+    checked = CheckedColumnRule(rule)
+    return SetFold(checked, TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: update).complete(["a"])
 
 
 def cut_after(num_pieces: int) -> Any:
@@ -70,7 +72,8 @@ def test_a_damaged_update_is_found_also_by_a_rule_that_does_not_read_it_to_its_e
         raise Corrupted("the digest of the payload, which is known at its end")
 
     update = fresh(256, (0,), CodecSpec(name="fixed32", max_shift=4), damaged())
-    fold_of_one = SetFold(cut_after(num_pieces), TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: update)
+    rule = CheckedRule(cut_after(num_pieces))
+    fold_of_one = SetFold(rule, TensorTable.of({"w": (2,)}), (0,), lambda _device, _scale: update)
     with pytest.raises(Corrupted, match="FN-0021"):
         fold_of_one.add("a")
     assert not fold_of_one.added

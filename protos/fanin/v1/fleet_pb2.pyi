@@ -246,7 +246,7 @@ class Capabilities(_message.Message):
     """Whether this device reports progress (see Report)."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"fixed32", "int8": the codecs that this device can encode with (see Codec)."""
+        """"fixed32", "int8", or the name of another one: the codecs that this device can encode with (see Codec)."""
 
     @_builtins.property
     def runtimes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -924,21 +924,50 @@ class Codec(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class OptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Setting: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Setting | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     MAX_SHIFT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"fixed32" (32 bits a value) or "int8" (8 bits a value). There are no others."""
+    """"fixed32" (32 bits a value) or "int8" (8 bits a value). There are no others in fanin. A codec of another package has
+    8, 16 or 32 bits a value; the package says how it encodes.
+    """
     max_shift: _builtins.int
     """W: how many bits coarser than the grid a device may encode a block."""
+    @_builtins.property
+    def options(self) -> _containers.MessageMap[_builtins.str, Global___Setting]:
+        """The options of a codec of another package."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         max_shift: _builtins.int = ...,
+        options: _abc.Mapping[_builtins.str, Global___Setting] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_shift", b"max_shift", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_shift", b"max_shift", "name", b"name", "options", b"options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

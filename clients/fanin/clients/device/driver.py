@@ -38,8 +38,8 @@ from fanin.clients.device.updates import (
     state_label,
 )
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.codecs.fixed import CODECS
-from fanin.edge.codecs.known import known_stages
+from fanin.edge.codecs.codec import codec_of
+from fanin.edge.codecs.known import known_codecs, known_stages
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.protos import messages as m
@@ -211,6 +211,8 @@ class SessionDriver:
                 return e.Refreshed()
             case e.Fetch():
                 self._check_fit(action.assignment)
+                # The codec is also opened later, but a training for an unknown one would be in vain.
+                codec_of(action.assignment.codec)
                 self._stages = stages_of(action.assignment.stages)
                 names = downlink_names(action.assignment, self._stages)
                 files = partial(self._trained_files, action.assignment)
@@ -251,7 +253,7 @@ class SessionDriver:
     def _check_in(self) -> m.CheckIn:
         trainer, serving = self._parts.trainer, self._parts.serving
         capabilities = m.Capabilities(
-            codecs=tuple(CODECS),
+            codecs=known_codecs(),
             runtimes=(trainer.runtime,),
             graph_formats=(trainer.graph_format,),
             stages=known_stages(),

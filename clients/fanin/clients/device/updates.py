@@ -19,6 +19,7 @@ from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.fixed import Encoded
 from fanin.edge.codecs.pipeline import (
     StagedUpdate,
@@ -294,12 +295,12 @@ def apply_stages(assignment: m.Assignment, change: Change, staging: Staging) -> 
         staging: The stages.
 
     Raises:
-        InvalidUpdate: The codec is unknown.
+        InvalidPlan: The codec is unknown, its options are wrong, or it breaks its contract.
         InvalidInput: The change has another shape or dtype, or a stage breaks its contract.
         ValueError: The change is not finite.
     """
     pipeline = UpdatePipeline(
-        codec=assignment.codec,
+        codec=codec_of(assignment.codec),
         grid=assignment.grid,
         learning_rate=mean_rate(assignment.training, change.num_steps),
         stages=staging.stages,

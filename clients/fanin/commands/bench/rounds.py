@@ -35,7 +35,8 @@ from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.protos.errors import Conflict, Unavailable
 from fanin.protos.messages import LoggedEvent, RunRested, RunState, VersionPublished
 
-GATE_AGAINST_BARE: Final = 1.5
+GATE_AGAINST_BARE: Final = 2.5
+"""Most rounds of the bare stream that a Round may take, also in the ratchet."""
 PARTS: Final = {"updates": "updates", "versions": "blobs"}
 """Files of a Round on disk: their name in the report, and their folder in the coordinator's state."""
 

@@ -2,16 +2,16 @@
 
 Modules in reading order:
 
-    fixed            the codecs ``fixed32`` and ``int8``: encode, decode
+    fixed            the codecs ``fixed32`` and ``int8``: encode, decode; the contract of codecs
     grid             the step of each block, and how it follows the Updates of a Round
     vector           the vector of an Update: groups of values
     trained          the values of a vector that rules, optimizers and stages work on
     stage            the contract of stages, the steps before the codec
-    error_feedback   the stage that adds what the codec left out to the next Update
     scaffold         the stage of SCAFFOLD's control variates
-    stages           the stages by name
-    known            the names of the stages that are installed here
+    stages           the stages by name; the one that adds what the codec left out to the next Update
     pipeline         the stages of an Assignment in their order, then the codec
+    codec            the codec by name; one of another distribution is checked
+    known            the names of the stages and codecs that are installed here
     statistics       the statistics that a Run declares, with their bounds
-    contract         the contract of stages, as a check for the tests of one's own
+    contract         the contracts of stages and codecs, as checks for the tests of one's own
 """

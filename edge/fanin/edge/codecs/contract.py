@@ -1,4 +1,4 @@
-"""The contract of stages, as a check for the tests of one's own."""
+"""The contracts of stages and codecs, as checks for the tests of one's own."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -6,15 +6,17 @@ from typing import Final
 
 import numpy as np
 
+from fanin.edge.codecs.codec import checked_codec
+from fanin.edge.codecs.fixed import CODECS, Codec, Encoded, Integers, RunCodec, largest_value
 from fanin.edge.codecs.pipeline import UpdatePipeline, first_states, form_of, read_only, stage_error
 from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
 from fanin.edge.codecs.stages import check_members, layout_of
 from fanin.edge.codecs.vector import PARAMETERS, Group, Vector, Weighting
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
-from fanin.protos.messages import CodecSpec
 
 _TABLE: Final = TensorTable.of({"weights": (7, 9), "bias": (9,), "none": (0,)})
 _STEP: Final = -9
+_MAX_SHIFT: Final = 4
 _NUM_STEPS: Final = 3
 
 
@@ -69,7 +71,7 @@ def _rounds(stages: Mapping[str, Stage], codec: str, num_rounds: int, seed: int)
     for number in range(num_rounds):
         downlink = {name: _some(rng) for name in names}
         pipeline = UpdatePipeline(
-            codec=CodecSpec(name=codec, max_shift=4),
+            codec=RunCodec(codec=CODECS[codec], max_shift=_MAX_SHIFT),
             grid=layout.for_all([_STEP] * len(_TABLE.specs)),
             learning_rate=0.5,
             stages=stages,
@@ -124,3 +126,42 @@ def _some(rng: np.random.Generator) -> Float32s:
 
 def _bits(state: State) -> list[bytes]:
     return [state[name].tobytes() for name in sorted(state)]
+
+
+def check_codec(codec: Codec, *, seed: int = 1) -> None:
+    """Check that a codec keeps the contract that devices and the coordinator rely on.
+
+    Args:
+        codec: The codec.
+        seed: Seed of the changes.
+
+    Raises:
+        AssertionError: The codec breaks the contract. The text says how.
+        InvalidPlan: A result has another form, or a method raises an exception.
+    """
+    codec = checked_codec(codec, "codec")
+    rng = np.random.default_rng(seed)
+    for scale in (0.0, 2.0**-12, 0.1, 3.0, 1e4):
+        change = rng.normal(0.0, scale, _TABLE.num_values).astype(np.float32)
+        encoded, repeated = (_encoded(codec, change, seed) for _ in range(2))
+        assert encoded == repeated, "encode: a repetition with the same generator gave another result"
+        payload = memoryview(encoded.payload)
+        values = codec.decode(payload)
+        cut = codec.bits // 8 * 5
+        parts = [codec.decode(payload[:cut]), codec.decode(payload[cut:])]
+        assert np.array_equal(np.concatenate(parts), values), "decode: slices gave other values than the whole payload"
+        _check_rounding(codec, change, encoded, values)
+
+
+def _encoded(codec: Codec, change: Float32s, seed: int) -> Encoded:
+    return codec.encode(_TABLE, change, [_STEP] * len(_TABLE.specs), _MAX_SHIFT, np.random.default_rng(seed))
+
+
+def _check_rounding(codec: Codec, change: Float32s, encoded: Encoded, values: Integers) -> None:
+    """Check that a value is rounded by less than a step, and that the values beyond the range are set to its end."""
+    limit = largest_value(codec.bits)
+    for spec, start, shift in zip(_TABLE.specs, _TABLE.offsets, encoded.shifts, strict=True):
+        block = slice(start, start + spec.num_values)
+        scaled = np.ldexp(change[block].astype(np.float64), -_STEP - shift)
+        error = float(np.abs(values[block] - np.clip(scaled, -limit, limit)).max(initial=0.0))
+        assert error < 1.0, f"encode: moved a value of {spec.name} by {error:g} steps, expected less than 1"

@@ -9,7 +9,7 @@ With 8 bits, rounding to nearest would lose every change that stays below half a
 rounding needs no memory on the device: its errors are independent, so they average out over devices and Rounds.
 docs/decisions/0006 has the measurements.
 
-To add a codec, add it to ``CODECS``, and its bits and default shift to ``protos.plans``.
+A codec of another distribution has the same members (``codec``).
 
 A device encodes its *unweighted* update; the coordinator applies the weight.
 
@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -66,12 +66,16 @@ class Encoded:
     num_saturated: int
 
 
+@runtime_checkable
 class Codec(Protocol):
-    """Conversion between flat float32 updates and payloads."""
+    """Conversion between flat float32 updates and payloads. All values have the same number of bits.
+
+    ``fanin.edge.codecs.contract.check_codec`` checks an implementation.
+    """
 
     @property
     def bits(self) -> int:
-        """Bits of one value, including the sign."""
+        """Bits of one value, including the sign: whole bytes."""
         ...
 
     @property
@@ -99,16 +103,12 @@ class Codec(Protocol):
         """
         ...
 
-    def payload_bytes(self, table: TensorTable) -> int:
-        """Return the exact size of every payload for this table, in bytes."""
-        ...
-
     def decode(self, payload: memoryview) -> Integers:
         """Decode a slice of a payload that begins and ends at the boundary of a value.
 
         Returns:
-            The integers (num_values_of_slice,), a view of ``payload`` where possible. The value of an integer q in a
-            block with exponent e and shift s is q * 2^(e + s).
+            The integers (num_values_of_slice,), of ``bits`` bits, a view of ``payload`` where possible. The value of
+            an integer q in a block with exponent e and shift s is q * 2^(e + s).
 
         Raises:
             InvalidUpdate: The slice ends inside a value.
@@ -180,10 +180,6 @@ class TwosComplement:
             payload=values.tobytes(), shifts=tuple(shifts), num_rounded=num_rounded, num_saturated=num_saturated
         )
 
-    def payload_bytes(self, table: TensorTable) -> int:
-        """See ``Codec.payload_bytes``."""
-        return self.dtype.itemsize * table.num_values
-
     def decode(self, payload: memoryview) -> Integers:
         """See ``Codec.decode``; returns a view."""
         size = self.dtype.itemsize
@@ -202,12 +198,26 @@ CODECS: Final[Mapping[str, Codec]] = MappingProxyType(
 )
 
 
-def codec_named(name: str) -> Codec:
-    """Return the codec of this name. Raises InvalidUpdate for an unknown name."""
-    codec = CODECS.get(name)
-    if codec is None:
-        raise InvalidUpdate(f"codec: got {name!r}, expected one of {sorted(CODECS)}", code="FN-0631")
-    return codec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCodec:
+    """The codec of a Run.
+
+    Attributes:
+        codec: The codec.
+        max_shift: W, the number of bits by which a block may be coarser than the grid.
+    """
+
+    codec: Codec
+    max_shift: int
+
+    @property
+    def bits(self) -> int:
+        """Bits of one value, including the sign."""
+        return self.codec.bits
+
+    def payload_bytes(self, table: TensorTable) -> int:
+        """Return the exact size of every payload for this table, in bytes."""
+        return table.num_values * self.bits // 8
 
 
 def _largest(values: Float32s) -> float:

@@ -23,14 +23,13 @@ and ``fanin verify`` compute the same grid.
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.codecs.fixed import Integers, codec_named
+from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import TensorTable
-from fanin.protos.messages import CodecSpec
 
 MIN_EXPONENT: Final = -120
 MAX_EXPONENT: Final = 60
@@ -58,7 +57,21 @@ Reaches = npt.NDArray[np.int64]
 """The number of Updates with each reach, for each block (num_blocks, NUM_REACHES). Rows of Updates add up."""
 
 
-def first_grid(maxima: Sequence[float], codec: CodecSpec) -> tuple[int, ...]:
+class Precision(Protocol):
+    """Bits of the values of a Run's Updates."""
+
+    @property
+    def bits(self) -> int:
+        """Bits of one value, including the sign."""
+        ...
+
+    @property
+    def max_shift(self) -> int:
+        """The number of bits by which a block may be coarser than the grid."""
+        ...
+
+
+def first_grid(maxima: Sequence[float], codec: Precision) -> tuple[int, ...]:
     """Return the grid of a first Round, in which no update is known yet.
 
     The range of a block is the largest magnitude of its parameters, or 1 if that is larger. A codec with few bits
@@ -71,12 +84,12 @@ def first_grid(maxima: Sequence[float], codec: CodecSpec) -> tuple[int, ...]:
     Returns:
         Exponents (num_blocks,).
     """
-    own_bits = codec_named(codec.name).bits - 1 - FIRST_BITS
+    own_bits = codec.bits - 1 - FIRST_BITS
     fraction_bits = min(own_bits + codec.max_shift, FIRST_RESOLVED_BITS)
     return tuple(_limited(math.frexp(max(largest, FIRST_RANGE))[1] - fraction_bits) for largest in maxima)
 
 
-def next_grid(grid: Sequence[int], reaches: Reaches, first: Sequence[int], codec: CodecSpec) -> tuple[int, ...]:
+def next_grid(grid: Sequence[int], reaches: Reaches, first: Sequence[int], codec: Precision) -> tuple[int, ...]:
     """Return the grid for the Round after this one.
 
     Args:
@@ -132,13 +145,13 @@ def no_reaches(table: TensorTable) -> Reaches:
     return np.zeros((len(table.specs), NUM_REACHES), np.int64)
 
 
-def resolved_bits(codec: CodecSpec) -> int:
+def resolved_bits(codec: Precision) -> int:
     """Return how many bits of a block's reach the step resolves.
 
     These are the codec's bits after growth and half of its shifts. The other half of the shifts is for devices whose
     update exceeds the reach.
     """
-    own_bits = codec_named(codec.name).bits - 1 - MIN_GROWTH_BITS
+    own_bits = codec.bits - 1 - MIN_GROWTH_BITS
     return min(own_bits + codec.max_shift // 2, RESOLVED_BITS)
 
 

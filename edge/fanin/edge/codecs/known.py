@@ -1,4 +1,4 @@
-"""The names of the stages that are installed here, which a device sends with every check-in.
+"""The names of the stages and codecs that are installed here, which a device sends with every check-in.
 
 ``importlib.metadata`` costs a device 3 MB. So it is only loaded if a file of another distribution names the entry point
 group.
@@ -6,13 +6,15 @@ group.
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from fanin.edge.codecs.stages import GROUP, STAGES
-from fanin.protos.messages import MAX_KNOWN_STAGES
+from fanin.edge.codecs import codec, stages
+from fanin.edge.codecs.fixed import CODECS
+from fanin.edge.codecs.stages import STAGES
+from fanin.protos.messages import MAX_CAPABILITIES, MAX_KNOWN_STAGES
 from fanin.protos.names import is_name
 from fanin.protos.plans.named import installed
 
@@ -22,35 +24,51 @@ LOG: Final = logging.getLogger("fanin.edge")
 @cache
 def known_stages() -> tuple[str, ...]:
     """Return the names of the stages that were installed when this process first called, as ``announced`` has them."""
-    return announced(installed(GROUP) if any(_may_have_stages(Path(folder)) for folder in sys.path) else ())
+    return announced("stages", sorted(STAGES), _installed(stages.GROUP), MAX_KNOWN_STAGES)
 
 
-def announced(installed_names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names that a device sends: all stages of fanin, then others in alphabetical order.
+@cache
+def known_codecs() -> tuple[str, ...]:
+    """Return the names of the codecs that were installed when this process first called, as ``announced`` has them."""
+    return announced("codecs", sorted(CODECS), _installed(codec.GROUP), MAX_CAPABILITIES)
 
-    A check-in names at most ``MAX_KNOWN_STAGES``. A warning is logged if more are installed.
+
+def announced(kind: str, ours: Sequence[str], theirs: Iterable[str], max_names: int) -> tuple[str, ...]:
+    """Return the names that a device sends: all of fanin, then others in alphabetical order.
+
+    A warning is logged if more are installed than a check-in may name.
 
     Args:
-        installed_names: The names of the stages in other distributions.
+        kind: The kind of parts, such as "stages".
+        ours: The names of fanin's own.
+        theirs: The names of those in other distributions.
+        max_names: The number of names that a check-in may have.
     """
-    names = (*sorted(STAGES), *sorted(name for name in installed_names if is_name(name) and name not in STAGES))
-    announced_names, left_out = names[:MAX_KNOWN_STAGES], names[MAX_KNOWN_STAGES:]
+    names = (*ours, *sorted(name for name in theirs if is_name(name) and name not in ours))
+    announced_names, left_out = names[:max_names], names[max_names:]
     if left_out:
         LOG.warning(
-            "stages: got %d installed stages, expected at most %d; %d are not announced to the coordinator, from %r "
-            "on; uninstall stages that no run needs",
+            "%s: got %d installed %s, expected at most %d; %d are not announced to the coordinator, from %r on; "
+            "uninstall %s that no run needs",
+            kind,
             len(names),
-            MAX_KNOWN_STAGES,
+            kind,
+            max_names,
             len(left_out),
             left_out[0],
+            kind,
         )
     return announced_names
 
 
-def _may_have_stages(folder: Path) -> bool:
-    """Return whether a distribution in a folder of ``sys.path`` may have stages."""
+def _installed(group: str) -> Iterable[str]:
+    return installed(group) if any(_may_have(group, Path(folder)) for folder in sys.path) else ()
+
+
+def _may_have(group: str, folder: Path) -> bool:
+    """Return whether a distribution in a folder of ``sys.path`` may have entry points of a group."""
     if folder.is_file():
         # An archive, which only importlib.metadata can read.
         return True
     files = (each / "entry_points.txt" for each in folder.glob("*-info"))
-    return any(f"[{GROUP}]" in file.read_text(errors="replace") for file in files if file.is_file())
+    return any(f"[{group}]" in file.read_text(errors="replace") for file in files if file.is_file())

@@ -18,13 +18,12 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.codecs.fixed import DIVERGED, Encoded, codec_named
+from fanin.edge.codecs.fixed import DIVERGED, Encoded, RunCodec
 from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
 from fanin.edge.codecs.trained import Numbers, TrainedPart
 from fanin.edge.codecs.vector import PARAMETERS, Vector, VectorLayout
 from fanin.edge.tensors import Float32s, Float64s
 from fanin.protos.errors import FaninError, InvalidInput, foreign_text
-from fanin.protos.messages import CodecSpec
 
 States = Mapping[str, State]
 """The state of each stage, by its name."""
@@ -66,7 +65,7 @@ class UpdatePipeline:
         rng_of: Returns the generator of a purpose and of the values that it rounds, the same for a repeated training.
     """
 
-    codec: CodecSpec
+    codec: RunCodec
     grid: Sequence[int]
     learning_rate: float
     stages: Mapping[str, Stage]
@@ -139,7 +138,7 @@ class UpdatePipeline:
         return results[0]
 
     def _encode(self, vector: Vector) -> Encoded:
-        flat, codec = self.layout.join(vector), codec_named(self.codec.name)
+        flat, codec = self.layout.join(vector), self.codec.codec
         rng = self.rng_of("", flat) if codec.is_stochastic else np.random.default_rng(0)
         return codec.encode(self.layout.total_table, flat, self.grid, self.codec.max_shift, rng)
 
@@ -147,8 +146,8 @@ class UpdatePipeline:
         """Return the coordinator's reading of the trained values by group. Without stages nothing needs it."""
         if not self.stages:
             return {}
-        codec, table = codec_named(self.codec.name), self.layout.total_table
-        values = codec.decode(memoryview(encoded.payload)).astype(np.float64)
+        table = self.layout.total_table
+        values = self.codec.codec.decode(memoryview(encoded.payload)).astype(np.float64)
         for spec, start, exponent, shift in zip(table.specs, table.offsets, self.grid, encoded.shifts, strict=True):
             block = values[start : start + spec.num_values]
             np.ldexp(block, exponent + shift, out=block)

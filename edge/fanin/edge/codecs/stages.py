@@ -1,20 +1,47 @@
-"""The stages that a Plan may name, and the layout of the vectors that they make."""
+"""The stages that a Plan may name, and the layout of the vectors that they make; the stage ``error_feedback``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from fanin.edge.codecs.error_feedback import ErrorFeedback
+import numpy as np
+
 from fanin.edge.codecs.scaffold import SCAFFOLD, Scaffold
-from fanin.edge.codecs.stage import GroupStage, Stage
-from fanin.edge.codecs.vector import MAIN, Group, VectorLayout
+from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
+from fanin.edge.codecs.vector import MAIN, PARAMETERS, Group, Vector, VectorLayout
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages.versions import MAX_AUXILIARY
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans import StageSpec
 from fanin.protos.plans.keys import shown
-from fanin.protos.plans.named import Choice, blamed, check_names, created, wrong_object
+from fanin.protos.plans.named import Choice, check_names, created, wrong_object
+
+RESIDUAL: Final = "residual"
+
+
+class ErrorFeedback:
+    """The stage ``error_feedback``: the codec's error in an Update is added to the next one.
+
+    Without it, a coarse codec loses every part of a change that stays below its step. With it, such parts add up on the
+    device until the codec sends them. The state is the residual: the accumulated error of the codec.
+
+    Reference:
+        Karimireddy et al. 2019, Error Feedback Fixes SignSGD and other Gradient Compression Schemes, arXiv 1901.09847,
+        algorithm 2. Seide et al. 2014, 1-Bit Stochastic Gradient Descent, section 2.
+    """
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """See ``Stage.tensors``."""
+        return (RESIDUAL,)
+
+    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
+        """See ``Stage.apply``."""
+        target = (vector[PARAMETERS].astype(np.float64) + state[RESIDUAL]).astype(np.float32)
+        decoded = context.send({**vector, PARAMETERS: target})
+        return {RESIDUAL: (target - decoded[PARAMETERS]).astype(np.float32)}
+
 
 GROUP: Final = "fanin.stages"
 """The entry point group of stages in other distributions. An entry is a function of options."""
@@ -47,10 +74,12 @@ def _stage_of(spec: StageSpec) -> Stage:
     """Return one stage. Its factory may be the code of another package. Raises InvalidPlan."""
     where = f"stages: {spec.name}"
     choice = Choice(key="stages", name=spec.name, options_key=f"{where}: options", options=spec.options)
-    stage = created(choice, STAGES, GROUP)
-    with blamed(f"plan: stages: {spec.name!r}", "correct that package"):
+
+    def checked(stage: Stage, _where: str) -> Stage:
         check_members(stage, f"plan: {where}")
-    return stage
+        return stage
+
+    return created(choice, STAGES, GROUP, checked=checked)
 
 
 def check_members(stage: object, where: str) -> None:

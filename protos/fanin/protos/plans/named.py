@@ -70,26 +70,41 @@ class Choice:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
-def created(choice: Choice, factories: Mapping[str, Callable[..., T]], group: str, *arguments: object) -> T:
+def created(
+    choice: Choice,
+    factories: Mapping[str, Callable[..., T]],
+    group: str,
+    *arguments: object,
+    checked: Callable[[T, str], T] | None = None,
+) -> T:
     """Call the factory that a Plan names, and return its result.
+
+    Only a factory of another package is distrusted: its errors name it, and its result is checked.
 
     Args:
         choice: The name and the options.
         factories: Our factories, by name.
         group: The entry point group of the others.
         arguments: The arguments of the factory before the options.
+        checked: Checks the result of another package, whose errors begin with the text. It returns the part to use.
 
     Raises:
-        InvalidPlan: No factory has this name, it is no function, an option is wrong, or it raised an error.
+        InvalidPlan: No factory has this name, it is no function, an option is wrong, it raised an error, or
+            ``checked`` refuses its result.
     """
     factory = named(choice.key, choice.name, factories, group)
+
+    def part() -> T:
+        options = checked_options(f"plan: {choice.options_key}", factory, choice.options, len(arguments))
+        return factory(*arguments, **options)
+
+    if choice.name in factories:
+        return part()
     where = f"plan: {choice.key}: {choice.name!r}"
     if not callable(factory):
         raise InvalidPlan(f"{where} is no function; correct that package", code="FN-0214")
     with blamed(where, "correct that package"):
-        return factory(
-            *arguments, **checked_options(f"plan: {choice.options_key}", factory, choice.options, len(arguments))
-        )
+        return part() if checked is None else checked(part(), where)
 
 
 @contextmanager

@@ -139,17 +139,17 @@ class Plan:
     @property
     def max_total_examples(self) -> int:
         """Largest number of examples of a Round whose integer sum fits, 0 if there is none."""
-        value_bits = CODEC_BITS[self.codec.name] - 1 + self.codec.max_shift
+        value_bits = self.codec.bits - 1 + self.codec.max_shift
         return (1 << HEADROOM_BITS - value_bits) // self.weight_unit if value_bits <= HEADROOM_BITS else 0
 
 
 def check_headroom(plan: Plan) -> None:
     """The integer sum of a Round fits in 62 bits. It needs the sum of three numbers: the bits of a value without its
-    sign (`codec.name`), `codec.max_shift`, and the bits of the total weight. These must be enough for `cohort.buffer`
-    x 256, and x 256 again with `aggregation.max_staleness`. With `aggregation.max_examples` below 256, this number
-    replaces the first 256.
+    sign (31, or 7 for `int8`), `codec.max_shift`, and the bits of the total weight. These must be enough for
+    `cohort.buffer` x 256, and x 256 again with `aggregation.max_staleness`. With `aggregation.max_examples` below 256,
+    this number replaces the first 256.
     """
-    bits, unit = CODEC_BITS[plan.codec.name], plan.weight_unit
+    bits, unit = plan.codec.bits, plan.weight_unit
     least_steps = min(LEAST_STEPS, plan.max_examples)
     if plan.cohort.buffer * least_steps > plan.max_total_examples:
         weight_bits = (plan.cohort.buffer * least_steps * unit - 1).bit_length()
@@ -173,7 +173,7 @@ def check_stages(plan: Plan) -> None:
             f"plan: stages: got {shown(names)}, expected at most {MAX_STAGES} of different names; remove stages",
             code="FN-0220",
         )
-    if payloads := sorted(set(names) & set(CODEC_BITS)):
+    if payloads := sorted(set(names) & {*CODEC_BITS, plan.codec.name}):
         raise InvalidPlan(
             f"plan: stages: got {payloads[0]!r}, a second codec in addition to codec.name = {plan.codec.name!r}, "
             "expected one part that writes the payload; remove the stage, or set codec.name",

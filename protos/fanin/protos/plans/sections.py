@@ -16,7 +16,9 @@ from fanin.protos.plans.entries import OPTIONS, Option
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int8": 8})
-"""Codecs that a Plan may name, with the bits of one value including its sign."""
+"""The codecs of fanin, with the bits of one value including its sign."""
+MAX_CODEC_BITS: Final = 32
+"""Bits of a value of any other codec, at most. A Plan has head-room for as many: it does not know the codec."""
 DEFAULT_MAX_SHIFTS: Final = MappingProxyType({"fixed32": 0, "int8": 12})
 """Default of W by codec. With 12, an ``int8`` update uses all bits of a block if its largest value is between 1/32 and
 127 times the block's reach (``fanin.edge.codecs.grid``). The headroom still admits a million full Updates."""
@@ -109,7 +111,7 @@ class Training:
 
 
 def _default_shift(values: Mapping[str, object]) -> int:
-    return DEFAULT_MAX_SHIFTS[str(values["name"])]
+    return DEFAULT_MAX_SHIFTS.get(str(values["name"]), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +121,11 @@ class CodecSpec:
     name: Annotated[
         str,
         Key(
-            text="Name of the codec. `int8` sends a quarter of the bytes of `fixed32`.",
-            choices=tuple(CODEC_BITS),
-            see="../decisions/0006-int8-rounds-by-chance.md",
+            text="`fixed32`, `int8`, which sends a quarter of its bytes, or a codec that is installed at the "
+            "coordinator and on the devices.",
+            form=NAME_FORM,
+            is_valid=is_name,
+            see="../howto/codecs.md",
         ),
     ] = "fixed32"
     max_shift: Annotated[
@@ -132,11 +136,23 @@ class CodecSpec:
             at_least=0,
             at_most=MAX_CODEC_SHIFT,
             derived=DerivedDefault(
-                text=", ".join(f"{shift} for `{name}`" for name, shift in DEFAULT_MAX_SHIFTS.items()),
+                text=", ".join(f"{shift} for `{name}`" for name, shift in DEFAULT_MAX_SHIFTS.items())
+                + ", 0 for others",
                 value=_default_shift,
             ),
         ),
     ]
+    options: Annotated[
+        dict[str, Option],
+        Key(
+            text="The options of the codec. `fixed32` and `int8` have none.", entries=OPTIONS, see="../howto/codecs.md"
+        ),
+    ] = field(default_factory=dict)
+
+    @property
+    def bits(self) -> int:
+        """Bits of one value including its sign, for which the sum of a Round has head-room."""
+        return CODEC_BITS.get(self.name, MAX_CODEC_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

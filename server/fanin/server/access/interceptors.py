@@ -277,9 +277,8 @@ class Rim(aio.ServerInterceptor):
             with self._place(method):
                 return await work()
         except FaninError as exc:
-            self._refused.log(
-                type(exc).__name__, f"{method}: {type(exc).__name__}: {str(exc)[:MAX_TEXT_CHARS]} [{exc.code}]"
-            )
+            kind, text = type(exc).__name__, str(exc)[:MAX_TEXT_CHARS]
+            self._refused.log(kind, f"{method}: {kind}: {text} [{exc.code}]")
             return self._refusal(exc, exc)
         except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
             failure = Unavailable(f"{method}: the coordinator's disk or network failed", code="FN-0512")

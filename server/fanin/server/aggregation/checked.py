@@ -1,8 +1,9 @@
-"""Rules, outer optimizers and stages whose exceptions, states and results are checked before they are used.
+"""The rule and the outer optimizer that a Plan names. Those of other packages are checked whenever they are called.
 
-The code may come from another package. Each of its exceptions becomes an InvalidPlan that names the part and its
-method, and so does each state or result of another type or form. Without the checks, a wrong shape could be
-broadcast over all parameters. An error in the use of a wrong type would be repeated like an error of the disk.
+Each exception of another package becomes an InvalidPlan that names the part and its method, and so does each state or
+result of another type or form. Without the checks, a wrong shape could be broadcast over all parameters. An error in
+the use of a wrong type would be repeated like an error of the disk. The parts of fanin are called as they are. Only
+values beyond float32 are refused of every part, because a Plan can cause them.
 """
 
 from collections import Counter
@@ -17,10 +18,12 @@ from fanin.edge.codecs.grid import NUM_REACHES
 from fanin.edge.codecs.pipeline import form_of
 from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans.named import blamed
+from fanin.protos.plans import Plan
+from fanin.protos.plans.named import Choice, blamed, created
+from fanin.server.aggregation import outer, rules
 from fanin.server.aggregation.fold import Contribution, PartialSum
-from fanin.server.aggregation.outer import OuterOptimizer, State
-from fanin.server.aggregation.rules import MAX_STATE_BYTES, ColumnRule, Rule, check_passes
+from fanin.server.aggregation.outer import OPTIMIZERS, OuterOptimizer, State
+from fanin.server.aggregation.rules import MAX_STATE_BYTES, RULES, ColumnRule, Rule, check_column_plan, check_passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +67,12 @@ class Part:
             InvalidPlan: It is no float64 array (num_values,), or has NaN or values beyond float32.
         """
         self.check_form(method, target, values, num_values)
-        if np.isnan(values).any():
-            raise self.error(f"{method} returned NaN{target}, expected finite values")
         # A value beyond float32 becomes infinite here, and is refused below.
         with np.errstate(over="ignore"):
             rounded = values.astype(np.float32)
         if not np.isfinite(rounded).all():
+            if np.isnan(values).any():
+                raise self.error(f"{method} returned NaN{target}, expected finite values")
             raise InvalidPlan(
                 f"{self.name}: {method} returned values beyond float32{target}; {self.beyond}", code="FN-0642"
             )
@@ -80,6 +83,58 @@ class Part:
         self.check_form(method, "", change, num_values)
         if not np.isfinite(change).all():
             raise self.error(f"{method} returned NaN or infinity, expected finite values")
+
+
+def rule_of(plan: Plan) -> Rule | ColumnRule:
+    """Return the rule that a Plan names.
+
+    Raises:
+        InvalidPlan: No rule has this name, or the rule rejects the Plan.
+    """
+    ours = plan.aggregation
+    choice = Choice(
+        key="aggregation.rule", name=ours.rule, options_key="aggregation.rule_options", options=ours.rule_options
+    )
+    rule = created(choice, RULES, rules.GROUP, plan, checked=checked_rule)
+    if isinstance(rule, ColumnRule):
+        check_column_plan(plan)
+    return rule
+
+
+def checked_rule(rule: Rule | ColumnRule, where: str) -> Rule | ColumnRule:
+    """Return a rule of another package with its checks. ``where`` begins the error of an object that is no rule."""
+    rules.check_members(rule, where)
+    return CheckedColumnRule(rule) if isinstance(rule, ColumnRule) else CheckedRule(rule)
+
+
+def optimizer_of(plan: Plan) -> OuterOptimizer:
+    """Return the outer optimizer that a Plan names.
+
+    Raises:
+        InvalidPlan: No optimizer has this name, or the optimizer rejects the Plan.
+    """
+    ours, key = plan.aggregation, "aggregation.outer_optimizer"
+    choice = Choice(
+        key=key, name=ours.outer_optimizer, options_key="aggregation.outer_options", options=ours.outer_options
+    )
+    return created(choice, OPTIMIZERS, outer.GROUP, plan, checked=checked_optimizer)
+
+
+def checked_optimizer(optimizer: OuterOptimizer, where: str) -> OuterOptimizer:
+    """Return an optimizer of another package with its checks. ``where`` begins the error of another object."""
+    outer.check_members(optimizer, where)
+    return CheckedOptimizer(optimizer)
+
+
+def optimizer_part(optimizer: OuterOptimizer) -> Part:
+    """Return an optimizer as errors name it: one with checks by the name of its class, too."""
+    if isinstance(optimizer, CheckedOptimizer):
+        return optimizer.part
+    return Part(
+        name=f"outer optimizer {type(optimizer).__name__}",
+        advice="correct it",
+        beyond="lower aggregation.outer_options.learning_rate",
+    )
 
 
 class CheckedRule:
@@ -97,7 +152,7 @@ class CheckedRule:
         """See ``Rule.begin``."""
         with self._part.blamed("begin"):
             state = self._rule.begin(table)
-        return self._checked("begin", state, table)
+        return self._checked("begin", state, (len(table.specs), NUM_REACHES))
 
     def accept(self, state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
         """See ``Rule.accept``.
@@ -115,13 +170,14 @@ class CheckedRule:
         if pieces.error is not None:
             raise pieces.error
         pieces.read_rest()
-        return self._checked("accept", after, table)
+        return self._checked("accept", after, (len(table.specs), NUM_REACHES))
 
-    def merge(self, left: PartialSum, right: PartialSum, table: TensorTable) -> PartialSum:
+    def merge(self, left: PartialSum, right: PartialSum) -> PartialSum:
         """See ``Rule.merge``."""
+        expected = left.reaches.shape
         with self._part.blamed("merge"):
             state = self._rule.merge(left, right)
-        return self._checked("merge", state, table)
+        return self._checked("merge", state, expected)
 
     def finish(self, state: PartialSum, table: TensorTable, grid: Sequence[int], part: tuple[int, int]) -> Float64s:
         """See ``Rule.finish``."""
@@ -130,10 +186,10 @@ class CheckedRule:
         self._part.check_change("finish", change, part[1] - part[0])
         return change
 
-    def _checked(self, method: str, state: object, table: TensorTable) -> PartialSum:
+    def _checked(self, method: str, state: object, expected: tuple[int, ...]) -> PartialSum:
         if not isinstance(state, PartialSum):
             raise self._part.error(f"{method} returned {form_of(state)}, expected a PartialSum")
-        reaches, counts, expected = form_of(state.reaches), form_of(state.counts), (len(table.specs), NUM_REACHES)
+        reaches, counts = form_of(state.reaches), form_of(state.counts)
         if reaches != f"int64 {expected}":
             raise self._part.error(
                 f"{method} returned a PartialSum with {reaches} as its reaches, expected int64 {expected}"
@@ -206,11 +262,7 @@ class CheckedOptimizer:
 
     def __init__(self, optimizer: OuterOptimizer) -> None:
         self._optimizer = optimizer
-        self._part = Part(
-            name=f"outer optimizer {type(optimizer).__name__}",
-            advice="correct it",
-            beyond="lower aggregation.outer_options.learning_rate",
-        )
+        self.part = optimizer_part(optimizer)
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -219,34 +271,30 @@ class CheckedOptimizer:
 
     def begin(self, parameters: Float64s) -> State:
         """See ``OuterOptimizer.begin``."""
-        with self._part.blamed("begin"):
+        with self.part.blamed("begin"):
             state = self._optimizer.begin(parameters)
         self._check_names("begin", state)
         for name in self._optimizer.tensors:
-            self._part.check_form("begin", f" for the tensor {name!r}", state[name], parameters.size)
+            self.part.check_form("begin", f" for the tensor {name!r}", state[name], parameters.size)
         return state
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[Mapping[str, Float32s], Float32s]:
-        """Return the next state and the next parameters, rounded to float32. See ``OuterOptimizer.step``."""
-        with self._part.blamed("step"):
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        """See ``OuterOptimizer.step``. The outer step checks the arrays, when it rounds them."""
+        with self.part.blamed("step"):
             result: object = self._optimizer.step(state, parameters, aggregate)
         if not isinstance(result, tuple) or len(result) != 2:
             form = f"{len(result)} values" if isinstance(result, tuple) else form_of(result)
-            raise self._part.error(f"step returned {form}, expected a state and parameters")
+            raise self.part.error(f"step returned {form}, expected a state and parameters")
         after, values = result
         self._check_names("step", after)
-        rounded = {
-            name: self._part.rounded("step", f" for the tensor {name!r}", after[name], parameters.size)
-            for name in self._optimizer.tensors
-        }
-        return rounded, self._part.rounded("step", " for the parameters", values, parameters.size)
+        return after, values
 
     def _check_names(self, method: str, state: object) -> None:
         expected = sorted(self._optimizer.tensors)
         if not isinstance(state, Mapping):
-            raise self._part.error(f"{method} returned {form_of(state)} as the state, expected a mapping of {expected}")
+            raise self.part.error(f"{method} returned {form_of(state)} as the state, expected a mapping of {expected}")
         if set(state) != set(expected):
-            raise self._part.error(f"{method} returned the state {sorted(map(str, state))}, expected {expected}")
+            raise self.part.error(f"{method} returned the state {sorted(map(str, state))}, expected {expected}")
 
 
 class _WatchedPieces(Iterator[Integers]):

@@ -18,8 +18,7 @@ from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, Int32s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import CodecSpec
-from fanin.server.aggregation import outer, rules
-from fanin.server.aggregation.checked import CheckedRule
+from fanin.server.aggregation.checked import checked_optimizer, checked_rule
 from fanin.server.aggregation.fold import Contribution, PartialSum
 from fanin.server.aggregation.folding import OuterStep
 from fanin.server.aggregation.outer import OuterOptimizer
@@ -44,8 +43,7 @@ def check_rule(rule: Rule | ColumnRule, *, num_updates: int = 7, seed: int = 1) 
         AssertionError: The rule breaks the contract. The text is that of the coordinator.
     """
     with _refusals_as_assertions():
-        rules.check_members(rule, "rule")
-        _check_folds(rule, num_updates, seed)
+        _check_folds(checked_rule(rule, "rule"), num_updates, seed)
 
 
 def _check_folds(rule: Rule | ColumnRule, num_updates: int, seed: int) -> None:
@@ -62,7 +60,7 @@ def _check_folds(rule: Rule | ColumnRule, num_updates: int, seed: int) -> None:
     parts = [aggregate.part(first, last) for first, last in pairwise([0, *cuts, _TABLE.num_values])]
     assert np.array_equal(np.concatenate(parts), expected), "aggregate: the lengths of the parts changed bits"
     if not isinstance(rule, ColumnRule):
-        _check_merge(CheckedRule(rule), updates, devices, expected)
+        _check_merge(rule, updates, devices, expected)
 
 
 @contextmanager
@@ -85,7 +83,7 @@ def check_optimizer(optimizer: OuterOptimizer, *, num_steps: int = 4, seed: int 
         AssertionError: The optimizer breaks the contract. The text is that of the coordinator.
     """
     with _refusals_as_assertions():
-        outer.check_members(optimizer, "outer optimizer")
+        optimizer = checked_optimizer(optimizer, "outer optimizer")
         expected = _steps(optimizer, num_steps, seed, cuts=())
         assert _steps(optimizer, num_steps, seed, cuts=()) == expected, "step: a repetition gave other bits"
         for cuts in ((1,), (5, 6, 40), tuple(range(1, _TABLE.num_values))):
@@ -110,7 +108,7 @@ def _aggregate(mean: Float64s) -> Aggregate:
     return Aggregate(part=lambda first, last: mean[first:last], reaches=no_reaches(_TABLE), counts={}, shifts=(0, 0, 0))
 
 
-def _check_merge(rule: CheckedRule, updates: Mapping[str, Int32s], devices: Sequence[str], expected: Float64s) -> None:
+def _check_merge(rule: Rule, updates: Mapping[str, Int32s], devices: Sequence[str], expected: Float64s) -> None:
     """Check sums of sums, as relays send them."""
 
     def partial(some: Sequence[str]) -> PartialSum:
@@ -121,7 +119,7 @@ def _check_merge(rule: CheckedRule, updates: Mapping[str, Int32s], devices: Sequ
 
     half = len(devices) // 2
     for left, right in ((devices[:half], devices[half:]), (devices[half:], devices[:half]), (devices, [])):
-        total = rule.merge(partial(left), partial(right), _TABLE)
+        total = rule.merge(partial(left), partial(right))
         merged = rule.finish(total, _TABLE, _GRID, (0, _TABLE.num_values))
         assert np.array_equal(merged, expected), "merge: a sum of two partial sums gave other bits"
 

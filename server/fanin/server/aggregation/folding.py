@@ -12,17 +12,17 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import Integers, codec_named
-from fanin.edge.codecs.grid import first_grid, next_grid
+from fanin.edge.codecs.fixed import Codec, Integers
+from fanin.edge.codecs.grid import Precision, first_grid, next_grid
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, TensorTable, outside
 from fanin.protos.errors import Corrupted, InvalidVersion
-from fanin.protos.messages import CodecSpec, UpdateHeader
+from fanin.protos.messages import UpdateHeader
 from fanin.protos.plans import Plan
 from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 from fanin.protos.texts import counted
-from fanin.server.aggregation.checked import CheckedOptimizer
+from fanin.server.aggregation.checked import optimizer_part
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.outer import OuterOptimizer, State
 from fanin.server.aggregation.sets import Aggregate
@@ -81,26 +81,25 @@ def lag_of(made_for: RoundRecord, folded_in: RoundRecord, scale: int = 0) -> Lag
 
 
 def contribution_of(
-    header: UpdateHeader, payload: Iterable[memoryview], plan: Plan, layout: VectorLayout, lag: Lag
+    header: UpdateHeader, pieces: Iterable[Integers], plan: Plan, layout: VectorLayout, lag: Lag
 ) -> Contribution:
     """Return a committed Update, ready to be added.
 
     Args:
         header: The Update's header.
-        payload: The encoded values, in consecutive slices.
+        pieces: The decoded values, in consecutive slices.
         plan: The Run's Plan.
         layout: The layout of the vector.
         lag: The lag of the Update.
     """
-    codec = codec_named(header.codec)
     return Contribution(
         weights=layout.per_block(weights_of(header, plan, scale=lag.scale, staleness=lag.staleness)),
         fresh_weights=layout.per_block(weights_of(header, plan, scale=lag.scale)),
         shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
-        bits=codec.bits,
+        bits=plan.codec.bits,
         max_shift=plan.codec.max_shift,
         counts=with_examples(header.statistics.counts),
-        pieces=(codec.decode(piece) for piece in payload),
+        pieces=pieces,
         staleness=lag.staleness,
     )
 
@@ -110,20 +109,21 @@ class SpooledUpdates:
     """The committed Updates of a Run: their payloads are in the spool."""
 
     plan: Plan
+    codec: Codec
     layout: VectorLayout
     spool: Payloads
 
     def contribution(self, header: UpdateHeader, device: str, lag: Lag) -> Contribution:
         """Return an Update, ready to be folded. Reading it raises Corrupted if it is damaged."""
-        codec, spool = codec_named(header.codec), self.spool
+        codec, spool = self.codec, self.spool
         value_bytes = codec.bits // 8
 
         def read(first: int, last: int) -> Integers:
             size_bytes = (last - first) * value_bytes
             return codec.decode(memoryview(spool.read_part(header, device, first * value_bytes, size_bytes)))
 
-        payload = spool.read(header, device)
-        return replace(contribution_of(header, payload, self.plan, self.layout, lag), read=read)
+        pieces = (codec.decode(piece) for piece in spool.read(header, device))
+        return replace(contribution_of(header, pieces, self.plan, self.layout, lag), read=read)
 
 
 class OuterStep:
@@ -152,14 +152,15 @@ class OuterStep:
         aggregate: Aggregate,
         layout: VectorLayout,
         grid: Sequence[int],
-        codec: CodecSpec,
+        codec: Precision,
         optimizer: OuterOptimizer,
     ) -> None:
         self._aggregate = aggregate
         self._layout = layout
         self._grid = grid
         self._codec = codec
-        self._optimizer = CheckedOptimizer(optimizer)
+        self._optimizer = optimizer
+        self._rounding = optimizer_part(optimizer)
         self._part = TrainedPart(layout.table)
         self._shares = {
             staleness: self._part.per_block(shares, 0.0) for staleness, shares in aggregate.stale_shares.items()
@@ -226,7 +227,13 @@ class OuterStep:
         moved: Float32s = np.empty(0, np.float32)
         if trained.size or not averaged.size:
             state = {name: part.split(tensor, first)[0] for name, tensor in earlier.items()}
-            after, moved = optimizer.step(state or optimizer.begin(trained), trained, changes)
+            tensors, parameters = optimizer.step(state or optimizer.begin(trained), trained, changes)
+            rounded = self._rounding.rounded
+            after = {
+                name: rounded("step", f" for the tensor {name!r}", tensors[name], trained.size)
+                for name in optimizer.tensors
+            }
+            moved = rounded("step", " for the parameters", parameters, trained.size)
         zeros = np.zeros(averaged.size, np.float32)
         return (
             {name: part.join(tensor, zeros, first) for name, tensor in after.items()},
@@ -332,7 +339,7 @@ class _Reader:
         return np.concatenate(parts).astype(np.float64)
 
 
-def first_grid_of(layout: VectorLayout, parameters: Iterable[Float32s], codec: CodecSpec) -> tuple[int, ...]:
+def first_grid_of(layout: VectorLayout, parameters: Iterable[Float32s], codec: Precision) -> tuple[int, ...]:
     """Return the first grid of parameters that arrive in consecutive slices: an exponent for each block of the vector.
 
     All groups begin on the grid of the parameters, whose range is at least 1 in each block. Values of another size,

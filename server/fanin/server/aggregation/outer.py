@@ -18,7 +18,7 @@ from typing import Annotated, Final, Protocol, runtime_checkable
 from fanin.edge.tensors import Float64s
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key
-from fanin.protos.plans.named import Choice, blamed, check_names, created, wrong_object
+from fanin.protos.plans.named import blamed, check_names, wrong_object
 
 GROUP: Final = "fanin.outer_optimizers"
 """The entry point group of optimizers in other distributions. An entry is a function of the Plan and of options."""
@@ -122,21 +122,6 @@ def _nesterov(_plan: Plan, *, learning_rate: LearningRate = 1.0, momentum: Momen
 
 OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = MappingProxyType({"fedavg": _fedavg, "nesterov": _nesterov})
 """The outer optimizers of fanin, by name."""
-
-
-def optimizer_of(plan: Plan) -> OuterOptimizer:
-    """Return the outer optimizer that a Plan names.
-
-    Raises:
-        InvalidPlan: No optimizer has this name, or the optimizer rejects the Plan.
-    """
-    ours, key = plan.aggregation, "aggregation.outer_optimizer"
-    choice = Choice(
-        key=key, name=ours.outer_optimizer, options_key="aggregation.outer_options", options=ours.outer_options
-    )
-    optimizer = created(choice, OPTIMIZERS, GROUP, plan)
-    check_members(optimizer, f"plan: {key}: {ours.outer_optimizer!r}")
-    return optimizer
 
 
 def check_members(optimizer: object, where: str) -> None:

@@ -9,11 +9,12 @@ from typing import Final
 
 import numpy as np
 
+from fanin.edge.codecs.grid import Precision
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, short
 from fanin.protos.errors import Corrupted, InvalidInput
-from fanin.protos.messages import CodecSpec, Version
+from fanin.protos.messages import Version
 from fanin.server.aggregation.folding import first_grid_of
 from fanin.server.storage.protocols.files import BlobReader
 
@@ -110,6 +111,6 @@ def load_parameters(blobs: BlobReader, version: Version, table: TensorTable) -> 
     return flat
 
 
-def first_grid_from(base: Version, layout: VectorLayout, codec: CodecSpec, blobs: BlobReader) -> tuple[int, ...]:
+def first_grid_from(base: Version, layout: VectorLayout, codec: Precision, blobs: BlobReader) -> tuple[int, ...]:
     """Return the first grid from a Version's parameters: an exponent for each block. Raises NotFound, Corrupted."""
     return first_grid_of(layout, parameter_pieces(blobs, base, layout.table), codec)

@@ -19,7 +19,7 @@ from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key, shown
-from fanin.protos.plans.named import Choice, blamed, created, wrong_object
+from fanin.protos.plans.named import blamed, wrong_object
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.fold import Contribution, PartialSum
 
@@ -193,23 +193,6 @@ RULES: Final[Mapping[str, RuleFactory]] = MappingProxyType(
 """The rules of fanin, by name."""
 
 
-def rule_of(plan: Plan) -> Rule | ColumnRule:
-    """Return the rule that a Plan names.
-
-    Raises:
-        InvalidPlan: No rule has this name, or the rule rejects the Plan.
-    """
-    ours = plan.aggregation
-    choice = Choice(
-        key="aggregation.rule", name=ours.rule, options_key="aggregation.rule_options", options=ours.rule_options
-    )
-    rule = created(choice, RULES, GROUP, plan)
-    check_members(rule, f"plan: aggregation.rule: {ours.rule!r}")
-    if isinstance(rule, ColumnRule):
-        _check_column_plan(plan)
-    return rule
-
-
 def check_members(rule: object, where: str) -> None:
     """Check that an object is a rule.
 
@@ -237,7 +220,8 @@ def check_passes(rule: ColumnRule, where: str) -> None:
         )
 
 
-def _check_column_plan(plan: Plan) -> None:
+def check_column_plan(plan: Plan) -> None:
+    """Raise InvalidPlan for a Plan that a column rule cannot carry out."""
     name, buffer, staleness = plan.aggregation.rule, plan.cohort.buffer, plan.aggregation.max_staleness
     if buffer > MAX_COLUMN_UPDATES:
         raise InvalidPlan(

@@ -27,7 +27,6 @@ from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.server.aggregation import fold
-from fanin.server.aggregation.checked import CheckedColumnRule, CheckedRule
 from fanin.server.aggregation.fold import Contribution, blocks_within
 from fanin.server.aggregation.rules import ColumnRule, Rule
 
@@ -140,7 +139,7 @@ class SetFold:
 
 class _SumFold:
     def __init__(self, rule: Rule, table: TensorTable, grid: Sequence[int]) -> None:
-        self._rule = CheckedRule(rule)
+        self._rule = rule
         self._table = table
         self._grid = grid
         self._sum = self._rule.begin(table)
@@ -162,7 +161,7 @@ class _SumFold:
 
 class _ColumnFold:
     def __init__(self, rule: ColumnRule, table: TensorTable, grid: Sequence[int], column_bytes: int) -> None:
-        self._rule = CheckedColumnRule(rule)
+        self._rule = rule
         self._column_bytes = column_bytes
         self._table = table
         self._grid = grid

@@ -13,6 +13,8 @@ from typing import Protocol
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.versions import check_version
+from fanin.edge.codecs.codec import codec_of
+from fanin.edge.codecs.fixed import RunCodec
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.codecs.vector import VectorLayout
@@ -22,9 +24,10 @@ from fanin.protos.messages import UNSEEN, UpdateHeader, Version
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
+from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import OuterStep, SpooledUpdates, StateSlices, lag_of
-from fanin.server.aggregation.outer import OuterOptimizer, optimizer_of
+from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.parameters import (
     auxiliary_pieces,
     encode_parameters,
@@ -34,7 +37,7 @@ from fanin.server.aggregation.parameters import (
     parameter_pieces,
     state_slices,
 )
-from fanin.server.aggregation.rules import ColumnRule, Rule, rule_of
+from fanin.server.aggregation.rules import ColumnRule, Rule
 from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.weights import examples_of, scale_of
 from fanin.server.storage.origins import recorded_grid, recorded_state
@@ -104,6 +107,7 @@ class _Rounds:
 class _History:
     archive: Archive
     plan: Plan
+    codec: RunCodec
     rule: Rule | ColumnRule
     optimizer: OuterOptimizer
     stages: Mapping[str, Stage]
@@ -122,7 +126,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     Raises:
         NotFound: There is no such Run.
         Corrupted: The Run's Bundle is missing or damaged.
-        InvalidPlan: The Run's rule, optimizer or a stage is not installed here.
+        InvalidPlan: The Run's rule, optimizer, codec or a stage is not installed here.
     """
     run = archive.runs.run(run_id)
     if run is None:
@@ -139,6 +143,7 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     history = _History(
         archive=archive,
         plan=run.start.plan,
+        codec=codec_of(run.start.plan.codec),
         rule=rule_of(run.start.plan),
         optimizer=optimizer_of(run.start.plan),
         stages=stages,
@@ -197,7 +202,7 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
         updates = counted(len(record.accepted), "update")
         return f"round {record.round}: {updates}, expected {cohort.quorum} to {cohort.buffer}"
     aggregate, base = _aggregate(history, record, lineage_start)
-    step = OuterStep(aggregate, history.layout, record.grid, history.plan.codec, history.optimizer)
+    step = OuterStep(aggregate, history.layout, record.grid, history.codec, history.optimizer)
     if record.grid != _grid(history, base):
         return f"round {record.round}: its grid is not the grid of version {base.number}"
     archive, table = history.archive, history.table
@@ -256,13 +261,13 @@ def _grid(history: _History, base: Version) -> tuple[int, ...]:
     """Return the grid of a Round on this Version."""
     archive = history.archive
     grid = recorded_grid(base, archive.runs, archive.rounds)
-    return first_grid_from(base, history.layout, history.plan.codec, archive.blobs) if grid is None else grid
+    return first_grid_from(base, history.layout, history.codec, archive.blobs) if grid is None else grid
 
 
 def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tuple[Aggregate, Version]:
     """Fold the recorded set of a Round again. Raises Corrupted if a part of the record is missing."""
     archive, layout = history.archive, history.layout
-    updates = SpooledUpdates(plan=history.plan, layout=layout, spool=archive.spool)
+    updates = SpooledUpdates(plan=history.plan, codec=history.codec.codec, layout=layout, spool=archive.spool)
     headers = {update.device_id: update.header for update in archive.rounds.updates(record.run_id, record.round)}
     missing = sorted(set(record.accepted) - set(headers))
     base = archive.runs.version(record.run_id, record.base_version)

@@ -22,7 +22,7 @@ An Update passes these files on its way from the wire to the sum:
                                then reports it to the round machine
     6. rounds/worker.py        runs the effect of the machine; runs/driving/driver.py maps it to a method
     7. rounds/effects.py       ``RoundWork.accumulate`` reads the payload
-    8. aggregation/folding.py  ``contribution_of`` decodes it and computes its weights
+    8. aggregation/folding.py  ``SpooledUpdates.contribution`` decodes it and computes its weights
     9. aggregation/fold.py     ``accept`` multiplies it by the weight and adds it to the sum
 
 ``tests/house/test_way_of_an_update.py`` counts the files of steps 1 to 5.

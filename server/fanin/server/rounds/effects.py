@@ -77,7 +77,7 @@ class RoundWork:
         self._resumed_bytes = 0
         self._scale = RunningScale(setup.plan)
         self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._contribution)
-        self._updates = SpooledUpdates(plan=setup.plan, layout=setup.layout, spool=files.spool)
+        self._updates = SpooledUpdates(plan=setup.plan, codec=setup.codec.codec, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
 
     def add_committed(self, update: CommittedUpdate, resumed_bytes: int = 0) -> None:
@@ -251,7 +251,7 @@ class RoundWork:
         aggregate = self._set_fold.complete(accepted)
         blobs, setup, table = self._files.blobs, self._setup, self._setup.table
         # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
-        step = OuterStep(aggregate, setup.layout, self.record.grid, setup.plan.codec, setup.optimizer)
+        step = OuterStep(aggregate, setup.layout, self.record.grid, setup.codec, setup.optimizer)
 
         def inputs() -> tuple[Iterator[Float32s], StateSlices]:
             return parameter_pieces(blobs, self.base, table), state_slices(blobs, state)

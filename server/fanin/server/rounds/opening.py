@@ -37,7 +37,7 @@ async def open_next_round(setup: RunSetup, stores: DriverStores, files: Files) -
     grid = await stores.rounds.recorded_grid(base)
     if grid is None:
         try:
-            grid = await files.run(first_grid_from, base, setup.layout, setup.plan.codec, files.blobs)
+            grid = await files.run(first_grid_from, base, setup.layout, setup.codec, files.blobs)
         except (Corrupted, NotFound) as exc:
             raise Damaged(f"version {base.number} is damaged on the coordinator's disk") from exc
     record = RoundRecord(

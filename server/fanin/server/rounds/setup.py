@@ -6,6 +6,7 @@ from functools import cached_property
 
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.codecs.fixed import RunCodec
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.statistics import declared, labels_of
 from fanin.edge.codecs.vector import VectorLayout
@@ -26,6 +27,7 @@ class RunSetup:
         delegation: The publisher's permission for ``run_key``.
         bundle: The verified Bundle.
         manifest: The manifest of the Bundle.
+        codec: The codec of the Plan.
         rule: The rule of the Plan.
         optimizer: The outer optimizer of the Plan.
         policy: The selection policy of the Plan.
@@ -38,6 +40,7 @@ class RunSetup:
     delegation: Delegation
     bundle: BundleRef
     manifest: Manifest
+    codec: RunCodec
     rule: Rule | ColumnRule
     optimizer: OuterOptimizer
     policy: SelectionPolicy

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.protos.chunks import short
 from fanin.protos.errors import Corrupted, InvalidInput, NotFound
 from fanin.protos.messages import BundleRef, Capabilities, Delegation, StartRun
 from fanin.protos.plans import Plan
-from fanin.server.aggregation.outer import optimizer_of
-from fanin.server.aggregation.rules import rule_of
+from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.admission import open_bundle
 from fanin.server.runs.suitability import unsuitable
@@ -23,6 +23,7 @@ from fanin.server.storage.stores import Files, Stores
 
 def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[str, Stage]:
     """Return the stages of a Plan by name. Raises InvalidPlan if it names something that is not here."""
+    codec_of(plan.codec)
     rule_of(plan)
     optimizer_of(plan)
     policy_of(plan, policies)
@@ -61,6 +62,7 @@ async def setup_of(
         delegation=delegation,
         bundle=bundle,
         manifest=replace(manifest, table=table),
+        codec=codec_of(start.plan.codec),
         rule=rule_of(start.plan),
         optimizer=optimizer_of(start.plan),
         policy=policy_of(start.plan, policies),

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.edge.codecs.fixed import codec_named
 from fanin.edge.codecs.statistics import CLASS_COUNTS, SQUARES
 from fanin.edge.runtimes.evaluations import REST, largest_loss_count
 from fanin.edge.tensors import TensorTable
@@ -47,6 +46,7 @@ class Expected:
         round: The Round of the Assignment.
         version_sha256: The digest of the Round's base Version.
         codec: The Plan's codec.
+        payload_bytes: The exact size of the payload.
         table: The layout of the whole vector.
         num_labels: Largest number of labels of one validation example, 0 for a model of values.
         statistics: The statistics of the Run, with their bounds.
@@ -56,6 +56,7 @@ class Expected:
     round: int
     version_sha256: str
     codec: CodecSpec
+    payload_bytes: int
     table: TensorTable
     num_labels: int
     statistics: Sequence[Statistic]
@@ -192,11 +193,10 @@ def _check_shape(header: UpdateHeader, expected: Expected) -> None:
             f"up to {expected.codec.max_shift}",
             code="FN-0639",
         )
-    size = codec_named(expected.codec.name).payload_bytes(expected.table)
-    if header.payload.size_bytes != size:
+    if header.payload.size_bytes != expected.payload_bytes:
         raise InvalidUpdate(
-            f"update: got {header.payload.size_bytes} bytes, expected {size} for {expected.table.num_values} values; "
-            "the model has another shape",
+            f"update: got {header.payload.size_bytes} bytes, expected {expected.payload_bytes} for "
+            f"{expected.table.num_values} values; the model has another shape",
             code="FN-0639",
         )
     sizes = [ref.size_bytes for ref in header.payload.chunks]

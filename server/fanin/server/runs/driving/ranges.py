@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import codec_named
+from fanin.edge.codecs.fixed import Codec
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorSpec
 from fanin.protos.errors import InvalidUpdate
@@ -34,14 +34,16 @@ class DeviceRanges:
 
     Args:
         layout: The layout of the Updates' vectors.
+        codec: The codec of the Updates.
         has_stages: Whether the Plan has stages.
 
     Attributes:
         are_checked: Whether the check reads anything.
     """
 
-    def __init__(self, layout: VectorLayout, *, has_stages: bool) -> None:
+    def __init__(self, layout: VectorLayout, codec: Codec, *, has_stages: bool) -> None:
         table = layout.table
+        self._codec = codec
         self._table = table
         self._is_checked = [_is_checked(spec.role, has_stages=has_stages) for spec in table.specs]
         self.are_checked = any(self._is_checked)
@@ -65,7 +67,7 @@ class DeviceRanges:
             Corrupted: The base Version or the payload is damaged.
         """
         (record, version), (payloads, blobs) = origin, files
-        codec, base, position = codec_named(header.codec), self._base(version, blobs), 0
+        codec, base, position = self._codec, self._base(version, blobs), 0
         value_bytes = codec.bits // 8
         for block, (spec, offset) in enumerate(zip(self._table.specs, self._table.offsets, strict=True)):
             if not self._is_checked[block] or not spec.num_values:

@@ -39,7 +39,7 @@ class Updates:
         self._course = course
         self._rounds, self._writer = stores.rounds, stores.writer
         self._files = files
-        self._ranges = DeviceRanges(course.setup.layout, has_stages=bool(course.setup.stages))
+        self._ranges = DeviceRanges(course.setup.layout, course.setup.codec.codec, has_stages=bool(course.setup.stages))
 
     async def admit(self, round_number: int, device: str, header: m.UpdateHeader) -> Decision:
         """Return the decision about an Update, before a Chunk of it is received.
@@ -154,6 +154,7 @@ class Updates:
             round=origin.record.round,
             version_sha256=origin.base.sha256,
             codec=setup.start.plan.codec,
+            payload_bytes=setup.codec.payload_bytes(setup.layout.total_table),
             table=setup.layout.total_table,
             num_labels=setup.num_labels,
             statistics=setup.statistics,
