@@ -1,5 +1,6 @@
 """Flower apps on a coordinator of fanin, over TLS: a list of arrays, and the PyTorch quickstart of the docs."""
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -12,15 +13,18 @@ from typing import Final
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
+from house.tree import ROOT
 from support.commands import Fanin, fanin_in_process, one_line, uncoded, usage_line
 from support.flower_apps import NUMPY_APP, write_app
+from support.flower_reference import Setting, by_flower
 from support.hosted import Hosted
 from support.linear import linear_graphs
 from support.values import PUBLISHER, plan
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.contract import example_assignment, example_model
-from fanin.clients.flower.app import FlowerApp
+from fanin.clients.flower.app import FlowerApp, arrays_of
 from fanin.clients.flower.states import FlowerStates
 from fanin.clients.flower.task import FlowerSettings
 from fanin.clients.flower.trainer import FlowerTrainer
@@ -29,10 +33,10 @@ from fanin.edge.bundles.arrays import write_arrays
 from fanin.edge.bundles.bundle import open_folder, read_signed_manifest
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import FlowerPlan, StopPlan
+from fanin.protos.plans import CohortPlan, FlowerPlan, StopPlan
 
 EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "flower"
-APP: Final = "pytorchexample.client_app:app"
+APP: Final = "."
 RUN_CONFIG: Final = "batch-size=256 local-epochs=3"
 """One batch of all examples: the order that a device draws from its secret changes no result."""
 
@@ -87,9 +91,7 @@ def test_the_quickstart_runs_unchanged(
     shutil.copytree(EXAMPLE, project)
     monkeypatch.chdir(project)
     key = tmp_path / "publisher.key"
-    bundle_outcome = fanin(
-        "bundle", "--initial", "pytorchexample.task:Net", "--out", project / "flower-bundle", "--key", key
-    )
+    bundle_outcome = fanin("bundle", "--flower", ".", "--out", project / "flower-bundle", "--key", key)
     assert (bundle_outcome.status, bundle_outcome.err) == (0, "")
     run_outcome = fanin(
         "run", "plan.toml", "--run-id", "run", "--set", "stop.max_rounds=1", "--key", key, *operator_options(host)
@@ -210,11 +212,17 @@ def test_a_bundle_of_an_app_or_of_a_file(fanin: Fanin, tmp_path: Path, monkeypat
     monkeypatch.chdir(write_app(tmp_path / "app", "bundled", NUMPY_APP))
     outcome = fanin("bundle", "--flower", "bundled:app", "--out", "one", "--key", "p.key", "--json")
     assert json.loads(outcome.out)["num_parameters"] == 14
-    np.savez("arrays.npz", w=np.ones(2, np.float32), n=np.array(3))
+    np.savez("arrays.npz", w=np.ones(2, np.float32), d=np.ones(2), n=np.array(3), b=np.array(True))
     outcome = fanin("bundle", "--initial", "arrays.npz", "--out", "two", "--key", "p.key", "--json")
-    assert json.loads(outcome.out)["local_arrays"] == ["n"]
+    assert json.loads(outcome.out)["local_arrays"] == ["b"]
     outcome = fanin("bundle", "--initial", "arrays.npz", "--out", "noted", "--key", "p.key")
-    assert uncoded(outcome.err) == "note: array n is int64, not float32: each device keeps its own\n"
+    assert outcome.err == (
+        "note: d (float64): travels as float32, and is that dtype in apps\n"
+        "note: n (int64): travels as float32, and each mean is rounded to whole numbers; see --keep\n"
+        "note: b (bool): does not travel, and each device has its own\n"
+    )
+    outcome = fanin("bundle", "--initial", "arrays.npz", "--keep", "[nd]", "--out", "kept", "--key", "p.key", "--json")
+    assert json.loads(outcome.out)["local_arrays"] == ["b", "d", "n"]
     Path("no.npz").write_bytes(b"x")
     text = one_line(fanin("bundle", "--initial", "no.npz", "--out", "three", "--key", "p.key"), "bundle")
     assert text.startswith("--initial: no.npz: not a readable .npz file of plain arrays")
@@ -234,7 +242,7 @@ def test_an_app_that_raises_gives_its_assignment_up_and_ends_the_device(
     with join(host, project, 0, *words) as device:
         log = device.communicate(timeout=120)[1]
     assert device.returncode == 1
-    reason = "flower app client:app: evaluate: RuntimeError: no data here"
+    reason = "flower app client:app: train: RuntimeError: no data here"
     assert log.count("in client_fn") == 1, "the traceback is in the device's log, once"
     assert uncoded(log).endswith(
         f"fanin join: 2 trainings failed in a row, the last with: {reason}; correct the cause, then start this device "
@@ -242,6 +250,61 @@ def test_an_app_that_raises_gives_its_assignment_up_and_ends_the_device(
     )
     row = json.loads(fanin("runs", "--json", *operator_options(host)).out)["runs"][0]
     assert row["reason"] == f"round 1 waits: 1 device gave up, the last with: '{reason}'"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["logistic", "mixed", "convolution"])
+def test_devices_publish_the_arrays_of_flower_in_their_dtypes(
+    host: Hosted, fanin: Fanin, tmp_path: Path, name: str
+) -> None:
+    module = importlib.import_module(f"support.flower_forms.{name}")
+    arrays, config = arrays_of(module.initial), {"lr": 0.05}
+    bundle = write_arrays(arrays, tmp_path / "bundle", PUBLISHER, name)
+    (tmp_path / "publisher.pub").write_text(PUBLISHER.public)
+    host.start_run(replace(plan(buffer=2, max_rounds=2), flower=FlowerPlan(config=config)), bundle, PUBLISHER)
+    with ExitStack() as stack:
+        words = ("--flower", f"support.flower_forms.{name}:app", "--max-updates", "2")
+        devices = [stack.enter_context(join(host, ROOT / "tests", partition, *words)) for partition in range(2)]
+        logs = [device.communicate(timeout=200)[1] for device in devices]
+    assert [device.returncode for device in devices] == [0, 0], logs
+    record = ArrayRecord({each: Array(value) for each, value in arrays.items()})
+    setting = Setting(num_clients=2, num_rounds=2, config=config, run_config={}, evaluates=False)
+    expected, version = by_flower(module.app, record, setting).arrays, fetch_parameters(host, fanin)
+    assert {each: value.dtype for each, value in version.items()} == {each: arrays[each].dtype for each in arrays}
+    for each, value in version.items():
+        atol = 1e-6 if value.dtype.kind == "f" else 2
+        np.testing.assert_allclose(value.astype(float), expected[each], rtol=1e-5, atol=atol, err_msg=each)
+
+
+BLOCKED_APP: Final = SCALED_APP.replace(
+    "parameters[0] = parameters[0] * 2",
+    "parameters[0] = parameters[0] * 2\n        if self.weight > 1:\n            import time\n\n            "
+    "print('blocked', flush=True)\n            time.sleep(3600)",
+)
+
+
+def test_an_app_that_blocks_ends_with_its_round_and_harms_no_other(host: Hosted, tmp_path: Path) -> None:
+    project = write_app(tmp_path / "app", "client", BLOCKED_APP)
+    arrays = FlowerApp(FlowerSettings(app="client:app", folder=project)).initial()
+    bundle = write_arrays(arrays, tmp_path / "bundle", PUBLISHER, "numbers")
+    (tmp_path / "publisher.pub").write_text(PUBLISHER.public)
+    cohort = CohortPlan(concurrency=2, buffer=2, quorum=1, deadline_s=30.0)
+    host.start_run(replace(plan(buffer=2, max_rounds=1), cohort=cohort), bundle, PUBLISHER)
+    with ExitStack() as stack:
+        words = ("--flower", "client:app", "--max-updates", "1")
+        blocked = stack.enter_context(join(host, project, 1, *words))
+        assert blocked.stderr is not None
+        lines = iter(blocked.stderr)
+        assert "blocked\n" in lines
+        trained = stack.enter_context(join(host, project, 0, *words))
+        log = trained.communicate(timeout=120)[1]
+        assert trained.returncode == 0, log
+        last = next(line for line in lines if "the assignment is over" in line)
+        blocked.terminate()
+        blocked.communicate(timeout=60)
+    assert last.endswith("the assignment is over: the round has closed, or does not need this update\n")
+    (event,) = host.published_versions()
+    assert event.total_examples == 1
 
 
 def weighted_mean(project: Path, states: Path) -> dict[str, np.ndarray]:

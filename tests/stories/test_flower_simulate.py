@@ -5,12 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pytest
 from house.tree import ROOT
 from support.commands import Fanin, fanin_in_process, uncoded
 
 EXAMPLE: Final = ROOT / "examples" / "flower"
-QUICKSTART: Final = ("--flower", "pytorchexample.client_app:app", "--initial", "pytorchexample.task:Net")
+QUICKSTART: Final = ("--flower", ".")
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def test_the_quickstart_is_simulated_with_ten_clients(
     shutil.copytree(EXAMPLE, project)
     monkeypatch.chdir(project)
     row = tmp_path / "row.json"
-    words = ("--clients", 10, "--cohort", 10, "--rounds", 2, "--json", row)
+    words = ("--clients", 10, "--cohort", 10, "--rounds", 2, "--json", row, "--out", "final.npz")
     outcome = fanin("simulate", "plan.toml", *QUICKSTART, *words)
     assert outcome.status == 0, outcome.err
     result = json.loads(row.read_text())
@@ -37,6 +38,8 @@ def test_the_quickstart_is_simulated_with_ten_clients(
     assert first["num_examples"] == 10 * (64 * 4 // 5)
     assert last["train_loss"] < first["train_loss"]
     assert first["statistics"]["evaluate.eval_acc"] >= 0
+    with np.load("final.npz") as final:
+        assert (120, 16 * 5 * 5) in {final[name].shape for name in final.files}
 
 
 @pytest.mark.parametrize(
@@ -49,7 +52,10 @@ def test_the_quickstart_is_simulated_with_ten_clients(
         ),
         (
             ("app.py:app", "--initial", "x.npz"),
-            "--initial, --node-config, --run-config: got them without --flower, expected them for a Flower app only",
+            (
+                "--initial, --keep, --node-config, --run-config: got them without --flower, expected them for a Flower "
+                "app only"
+            ),
         ),
     ],
 )

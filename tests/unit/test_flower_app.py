@@ -17,7 +17,7 @@ from support.values import PUBLISHER
 from fanin.clients.device.contract import Countdown, check_trainer, example_assignment, example_model
 from fanin.clients.flower.app import FlowerApp, load_arrays
 from fanin.clients.flower.states import FlowerState, FlowerStates
-from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerRunner, FlowerSettings, FlowerTask
+from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerReport, FlowerRunner, FlowerSettings, FlowerTask
 from fanin.clients.flower.trainer import FlowerTrainer
 from fanin.edge.assembly.assemble import assemble
 from fanin.edge.bundles.arrays import read_layout, write_arrays
@@ -37,7 +37,7 @@ INITIAL: Final[Mapping[str, Array]] = {
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    return write_arrays(INITIAL, tmp_path / "bundle", PUBLISHER, "tiny")
+    return write_arrays(INITIAL, tmp_path / "bundle", PUBLISHER, "tiny", kept=["*.num_batches_tracked"])
 
 
 @pytest.fixture
@@ -104,20 +104,24 @@ def test_a_bundle_without_graphs_keeps_the_order_and_the_local_arrays(bundle: Bu
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"w": np.ones(2)}, "arrays: got 1 of ['float64'], expected at least one float32 array; convert them"),
         (
-            {"w": np.array([np.nan], np.float32)},
+            {"w": np.array([True])},
             (
-                "array 'w': got float32 (1,), expected finite numbers of a numpy dtype, float32 for an array that is "
-                "trained; convert it"
+                "arrays: got 1 of ['bool'], of which none travels, expected at least one of floats, or of whole "
+                "numbers up to 16777216; convert them, or keep fewer"
             ),
         ),
         (
+            {"w": np.array([1e39])},
+            ("array 'w': got 1e+39, expected values of float32, because arrays travel as float32; scale it"),
+        ),
+        (
+            {"w": np.array([np.nan], np.float32)},
+            ("array 'w': got float32 (1,), expected finite numbers of a numpy dtype; convert it"),
+        ),
+        (
             {"w": np.array(["a"])},
-            (
-                "array 'w': got <U1 (1,), expected finite numbers of a numpy dtype, float32 for an array that is "
-                "trained; convert it"
-            ),
+            ("array 'w': got <U1 (1,), expected finite numbers of a numpy dtype; convert it"),
         ),
     ],
 )
@@ -156,7 +160,14 @@ def test_the_message_has_the_version_the_config_and_the_devices_own_arrays(
     (task,) = recorder.tasks
     assert list(task.arrays) == list(INITIAL)
     plan_config = {"local-epochs": 2, "mu": 0.5, "key": b"\x00", "deep": True}
-    assert dict(task.config) == {"lr": 0.5, **plan_config, "server-round": 1}
+    assert dict(task.config) == {
+        "lr": 0.5,
+        **plan_config,
+        "server_round": 1,
+        "current_round": 1,
+        "round": 1,
+        "server-round": 1,
+    }
     assert [type(task.config[name]) for name in plan_config] == [int, float, bytes, bool]
     assert task.arrays["norm.num_batches_tracked"].tolist() == 3
 
@@ -207,10 +218,10 @@ def test_arrays_and_metrics_that_stay_on_the_device_are_logged_once(
     for _ in range(2):
         trainer.train(example_model(bundle), assignment, Countdown())
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "arrays that are not float32 stay on this device: norm.num_batches_tracked (int64)",
+        "arrays that stay on this device: norm.num_batches_tracked (int64)",
         (
-            "the metrics ['evaluate.eval_acc', 'evaluate.eval_loss', 'train.rounds', 'train.train_loss'] stay on this "
-            "device: the plan declares no [[statistics]] of these names"
+            "metrics without [[statistics]] of these names in the plan stay on this device: evaluate.eval_acc, "
+            "evaluate.eval_loss, train.rounds, train.train_loss"
         ),
     ]
 
@@ -232,14 +243,14 @@ ARRAYS: Final = dict(INITIAL)
             {"arrays": ARRAYS | {"layer.bias": np.ones(3, np.float32)}},
             (
                 "flower app: array 'layer.bias': returned float32 (3,), expected float32 (2,) as in the message; "
-                "correct train"
+                "correct train. The arrays of a Run have fixed shapes (docs/howto/flower.md#the-arrays)"
             ),
         ),
         (
-            {"arrays": ARRAYS | {"layer.bias": np.ones(2)}},
+            {"arrays": ARRAYS | {"norm.num_batches_tracked": np.array(4.0)}},
             (
-                "flower app: array 'layer.bias': returned float64 (2,), expected float32 (2,) as in the message; "
-                "correct train"
+                "flower app: array 'norm.num_batches_tracked': returned float64 (), expected int64 () as in the "
+                "message; correct train. The arrays of a Run have fixed shapes (docs/howto/flower.md#the-arrays)"
             ),
         ),
         (
@@ -247,11 +258,11 @@ ARRAYS: Final = dict(INITIAL)
             "flower app: array 'layer.bias': returned NaN or infinity, expected finite values; lower the learning rate",
         ),
         (
-            {"num_examples": -1},
+            {"training": FlowerReport(num_examples=-1)},
             "flower app: train: got num-examples -1, expected a whole number from 0 to 1099511627776",
         ),
         (
-            {"num_examples": 2.5},
+            {"training": FlowerReport(num_examples=2.5)},
             "flower app: train: got num-examples 2.5, expected a whole number from 0 to 1099511627776",
         ),
     ],
@@ -267,8 +278,8 @@ def test_a_wrong_result_has_one_error_and_leaves_no_state(
 def test_a_metric_that_is_no_number_is_omitted(
     bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics = {"rounds": float("nan"), "train_loss": float("inf")}
-    counts = train_once(bundle, Recorder(runner, train_metrics=metrics), tmp_path / "states", work(bundle))
+    training = FlowerReport(num_examples=1, metrics={"rounds": float("nan"), "train_loss": float("inf")})
+    counts = train_once(bundle, Recorder(runner, training=training), tmp_path / "states", work(bundle))
     assert "train.rounds" not in counts and m.TRAIN_LOSS not in counts
     assert "metric train.rounds: got nan, expected a finite number; it is left out" in caplog.text
     assert "metric train.train_loss: got inf, expected a finite loss; it is left out" in caplog.text
@@ -277,8 +288,8 @@ def test_a_metric_that_is_no_number_is_omitted(
 def test_a_loss_of_the_evaluation_that_is_no_number_is_omitted_with_a_warning(
     bundle: Bundle, runner: FlowerApp, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics = {"eval_loss": float("nan")}
-    counts = train_once(bundle, Recorder(runner, evaluate_metrics=metrics), tmp_path / "states", work(bundle))
+    evaluation = FlowerReport(num_examples=1, metrics={"eval_loss": float("nan")})
+    counts = train_once(bundle, Recorder(runner, evaluation=evaluation), tmp_path / "states", work(bundle))
     assert m.EVAL_LOSS not in counts and counts[m.EVAL_EXAMPLES] > 0
     assert "metric evaluate.eval_loss: got nan, expected a finite loss; it is left out" in caplog.text
 

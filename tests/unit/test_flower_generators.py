@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message
-from flwr.client.mod import LocalDpMod, secaggplus_mod
+from flwr.client.mod import LocalDpMod, fixedclipping_mod, secagg_mod, secaggplus_mod
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from support.errors import raises
 
 from fanin.clients.flower.generators import seeded
-from fanin.clients.flower.mods import UNSUPPORTED, warnings_of
+from fanin.clients.flower.mods import REFUSED, UNSUPPORTED, warnings_of
+from fanin.clients.flower.task import AppFailed
+from fanin.simulation import SimulationSettings, simulate
 
 PLAN_SEED, DEVICE_SEED = 12345, int.from_bytes(bytes(range(1, 33)), "big")
 
@@ -90,10 +94,10 @@ class OwnNoise(LocalDpMod):
 def test_the_mods_of_an_app_and_of_its_functions_are_named() -> None:
     noise = LocalDpMod(1.0, 0.1, 1.0, 1e-5)
     app = ClientApp(mods=[own_mod, noise])
-    app.train(mods=[secaggplus_mod])(reply)
+    app.train(mods=[fixedclipping_mod])(reply)
     app.evaluate()(reply)
     texts = warnings_of(app._registered_funcs.values())
-    assert [text.split()[1] for text in texts] == ["LocalDpMod", "secaggplus_mod"]
+    assert [text.split()[1] for text in texts] == ["LocalDpMod", "fixedclipping_mod"]
     assert texts[0].startswith("mod LocalDpMod is not supported: a Mersenne Twister draws its noise")
     legacy = ClientApp(client_fn=lambda context: None, mods=[OwnNoise(1.0, 0.1, 1.0, 1e-5)])  # type: ignore[arg-type, return-value]  # it is not called
     assert [text.split()[1] for text in warnings_of((legacy._call,))] == ["LocalDpMod"]
@@ -102,5 +106,18 @@ def test_the_mods_of_an_app_and_of_its_functions_are_named() -> None:
     assert warnings_of((None, *plain._registered_funcs.values())) == ()
 
 
-def test_the_table_has_mods_of_flower() -> None:
-    assert set(UNSUPPORTED) <= set(flwr.client.mod.__all__)
+@pytest.mark.parametrize("mod", [secagg_mod, secaggplus_mod])
+def test_a_mod_that_masks_is_refused_before_the_first_round(mod: Mod) -> None:
+    app = ClientApp(mods=[own_mod, mod])
+    app.train()(reply)
+    settings = SimulationSettings(initial=[np.zeros(1)], quiet=True)
+    with raises(
+        AppFailed,
+        f"flower app ClientApp: got the mod {mod.__name__}, but it needs messages of Flower's server, which fanin does "
+        "not send, so nothing would be masked; remove it, and read docs/explanation/privacy.md#mods",
+    ):
+        simulate(app, 2, cohort=2, rounds=1, settings=settings)
+
+
+def test_the_tables_have_mods_of_flower() -> None:
+    assert {*UNSUPPORTED, *REFUSED} <= set(flwr.client.mod.__all__)

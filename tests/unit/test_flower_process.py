@@ -48,7 +48,7 @@ def train(msg, context):
 
 
 def task() -> FlowerTask:
-    return FlowerTask(run_id="run", round=1, seed=1, config={}, arrays=ARRAYS, state=b"")
+    return FlowerTask(run_id="run", round=1, seed=1, config={}, evaluate_config={}, arrays=ARRAYS, state=b"")
 
 
 @pytest.fixture
@@ -139,7 +139,8 @@ from fanin.clients.flower.task import FlowerSettings, FlowerTask
 
 arrays = {"layer.weight": np.ones((2, 3), np.float32)}
 with FlowerProcess(FlowerSettings(app="slow:app", folder=Path(sys.argv[1]), run_config="how='slow'")) as process:
-    process.run(FlowerTask(run_id="run", round=1, seed=1, config={}, arrays=arrays, state=b""), lambda: True)
+    task = FlowerTask(run_id="run", round=1, seed=1, config={}, evaluate_config={}, arrays=arrays, state=b"")
+    process.run(task, lambda: True)
 """
 
 

@@ -146,7 +146,7 @@ def test_weights_beyond_the_head_room_are_scaled_together() -> None:
 def test_clients_without_examples_fill_no_place_of_the_others() -> None:
     values = np.array([[1, 2], [1, 2], [3, 4]], np.float32)
     result = simulated_mean(values, (0, 5, 15), **{"cohort.quorum": 2})
-    assert (result.failures, result.arrays["0"].tolist()) == ((), [2.5, 3.5])
+    assert ({each.client for each in result.failures}, result.arrays["0"].tolist()) == ({0}, [2.5, 3.5])
     assert [row.num_examples for row in result.clients] == [5, 15]
     text = r"1 device was refused, the last with: 'update: got examples = 0, expected at least 1; check in again when"
     with pytest.raises(RunStopped, match=text) as excinfo:

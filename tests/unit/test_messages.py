@@ -141,7 +141,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
                 f"{PAGE} describes the key"
             ),
         )
-        for rate in (0.0, -1.0, float("inf"), float("nan"))
+        for rate in (1e-39, -1.0, float("inf"), float("nan"))
     ),
     *(
         (

@@ -106,7 +106,10 @@ def test_more_clients_than_examples_are_wrong_usage(capsys: pytest.CaptureFixtur
         ),
         (
             ["--run-config", "a=1"],
-            ("--initial, --node-config, --run-config: got them without --flower, expected them for a Flower app only"),
+            (
+                "--initial, --keep, --node-config, --run-config: got them without --flower, expected them for a Flower "
+                "app only"
+            ),
         ),
         (["--csv", "a.csv", "--clients-csv", "a.csv"], "--csv, --clients-csv: got a.csv for both, expected two files"),
         (["--alpha", "0"], "partition: dirichlet: got alpha 0.0, expected a positive number"),

@@ -360,7 +360,7 @@ def test_the_config_of_the_plan_has_all_types_of_a_config_record() -> None:
     result = simulate(app, 1, cohort=1, rounds=1, settings=settings_of(plan=plan))
     assert result.failures == ()
     (values,) = configs
-    assert values == {"lr": 1.0, **config, "server-round": 1}
+    assert values == {"lr": 1.0, **config, "server_round": 1, "current_round": 1, "round": 1, "server-round": 1}
     assert [type(values[name]) for name in config] == [type(value) for value in config.values()]
 
 

@@ -177,10 +177,11 @@ def test_the_config_of_an_app_changes_by_round() -> None:
     settings = SimulationSettings(initial=ARRAYS, plan=plan, quiet=True)
     result = simulate(lambda context: Recording().to_client(), 1, cohort=1, rounds=3, settings=settings)
     assert result.failures == ()
+    rounds = [dict.fromkeys(("server_round", "current_round", "round", "server-round"), number) for number in (1, 2, 3)]
     assert configs == [
-        {"lr": 0.5, "local-epochs": 1, "mu": 0.0, "name": "sgd", "server-round": 1},
-        {"lr": 0.5, "local-epochs": 4, "mu": 0.0, "name": "adam", "server-round": 2},
-        {"lr": 0.25, "local-epochs": 4, "mu": 0.5, "name": "adam", "server-round": 3},
+        {"lr": 0.5, "local-epochs": 1, "mu": 0.0, "name": "sgd"} | rounds[0],
+        {"lr": 0.5, "local-epochs": 4, "mu": 0.0, "name": "adam"} | rounds[1],
+        {"lr": 0.25, "local-epochs": 4, "mu": 0.5, "name": "adam"} | rounds[2],
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeVar
 
 from fanin.clients.textfiles import reason_of
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import OPTIMIZER_SETTINGS, Plan
+from fanin.protos.plans import OPTIMIZER_SETTINGS, Plan, Training
 from fanin.protos.plans.entries import as_float
 from fanin.protos.plans.keys import PAGE, Fields, Key, KeyField, SectionField, fields_of, joined, keys_of, shown
 
@@ -93,7 +93,16 @@ def parse_plan(text: str, where: str, overrides: Sequence[str | Override] = ()) 
         raise InvalidPlan(
             f"{reader.sources}: expected either app or bundle, got {'both' if app else 'neither'}", code="FN-0281"
         )
-    return PlanFile(plan=reader.build(Plan, row), app=app, bundle=bundle)
+    plan = reader.build(Plan, row)
+    if app and not plan.training.learning_rate:
+        # Only a Flower app, which has a Bundle, may need none.
+        rate = fields_of(Training)["learning_rate"]
+        assert isinstance(rate, KeyField), "a key is declared"
+        path = f"training.{rate.name}"
+        raise InvalidPlan(
+            f"{reader.source(path)}: {path}: missing, expected {rate.expected}; add the key", code="FN-0286"
+        )
+    return PlanFile(plan=plan, app=app, bundle=bundle)
 
 
 def read_plan(path: Path, overrides: Sequence[str | Override] = ()) -> PlanFile:

@@ -183,8 +183,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--flower",
-        metavar="MODULE:APP",
-        help="train with this Flower app, a ClientApp or NumPyClient below the working directory, instead of graphs",
+        metavar="MODULE:APP|FOLDER",
+        help="train with this Flower app, a ClientApp or NumPyClient below the working directory, or with that of the "
+        "project in a folder, instead of graphs",
     )
     parser.add_argument(
         "--node-config", default="", metavar="KEY=VALUE ...", help="its node_config, as in 'num-partitions=10'"

@@ -146,12 +146,21 @@ def _simulate(
     ] = None,
     events: Annotated[Path | None, typer.Option("--events", help="Write the event log as JSON lines.")] = None,
     flower: Annotated[
-        str, typer.Option("--flower", metavar="MODULE:APP", help="Train by this Flower app, which loads its own data.")
+        str,
+        typer.Option(
+            "--flower",
+            metavar="MODULE:APP|FOLDER",
+            help="Train by this Flower app, or that of a project, which loads its own data.",
+        ),
     ] = "",
     initial: Annotated[
         str,
-        typer.Option("--initial", metavar="FILE.npz|MODULE:NAME", help="With --flower: the arrays of version 0."),
+        typer.Option("--initial", metavar="FILE|MODULE:NAME", help="With --flower: the arrays of version 0."),
     ] = "",
+    keep: Annotated[
+        list[str] | None,
+        typer.Option("--keep", metavar="PATTERN", help="With --flower: arrays that stay on each client."),
+    ] = None,
     node_config: Annotated[
         str, typer.Option("--node-config", help="With --flower: KEY=VALUE ... of all clients.")
     ] = "",
@@ -163,6 +172,9 @@ def _simulate(
     ] = None,
     tensorboard: Annotated[Path | None, typer.Option("--tensorboard", help="Folder for event files.")] = None,
     plot: PlotOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.npz", help="Write the final arrays by name.")
+    ] = None,
     csv: Annotated[Path | None, typer.Option("--csv", help="Write the rounds to a CSV file.")] = None,
     clients_csv: Annotated[
         Path | None, typer.Option("--clients-csv", help="Write a row for each client and round to a CSV file.")
@@ -175,8 +187,10 @@ def _simulate(
     from fanin.simulation.arguments import check_validation_fraction
     from fanin.simulation.engines.choice import check_engine_name
 
-    files = ResultFiles(csv=csv, clients_csv=clients_csv, events=events, tensorboard=tensorboard, plot=plot, json=json)
-    names = _FlowerNames(app=flower, initial=initial, node_config=node_config, run_config=run_config)
+    files = ResultFiles(
+        out=out, csv=csv, clients_csv=clients_csv, events=events, tensorboard=tensorboard, plot=plot, json=json
+    )
+    names = _FlowerNames(app=flower, initial=initial, keep=keep or (), node_config=node_config, run_config=run_config)
     split = SimulationData(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
     with wrong_usage():
         files.check()
@@ -237,7 +251,8 @@ def _simulate_app(app: str, parts: Partition, settings: "SimulationSettings") ->
 def _simulate_flower(names: "_FlowerNames", num_clients: int, settings: "SimulationSettings") -> "Result":
     from fanin.simulation import simulate as run_simulation
 
-    return run_simulation(names.settings, num_clients, settings=replace(settings, initial=names.arrays()))
+    settings = replace(settings, initial=names.arrays(), keep=names.keep)
+    return run_simulation(names.settings, num_clients, settings=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +261,7 @@ class _FlowerNames:
 
     app: str
     initial: str
+    keep: Sequence[str]
     node_config: str
     run_config: str
 
@@ -256,10 +272,10 @@ class _FlowerNames:
             InvalidInput: There is no app or two, or an option of Flower apps without one.
         """
         if not self.app:
-            if self.initial or self.node_config or self.run_config:
+            if self.initial or self.keep or self.node_config or self.run_config:
                 raise InvalidInput(
-                    "--initial, --node-config, --run-config: got them without --flower, expected them for a Flower app "
-                    "only",
+                    "--initial, --keep, --node-config, --run-config: got them without --flower, expected them for a "
+                    "Flower app only",
                     code="FN-0914",
                 )
             if not first:

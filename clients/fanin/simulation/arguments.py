@@ -63,6 +63,11 @@ def check_arguments(app: object, clients: object, settings: SimulationSettings) 
             f"simulate: initial: got {type(settings.initial).__name__}, expected a state_dict of the App's module",
             code="FN-1171",
         )
+    if settings.keep:
+        raise InvalidInput(
+            "simulate: keep: got it with an App, expected none; name its personal parameters by Recipe(local=[...])",
+            code="FN-1171",
+        )
     _check_data(app, clients, settings.test)
     return CheckedArguments(app=app, clients=clients)
 

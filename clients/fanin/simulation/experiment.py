@@ -38,7 +38,7 @@ from fanin.simulation.preparation import ModuleSubject, Preparation, prepare, su
 from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
 from fanin.simulation.rows import ClientFailure, RoundRow
 from fanin.simulation.settings import SimulationSettings
-from fanin.simulation.simulated_run import RowLists, SimulatedRun, local_by_name, run_to_end
+from fanin.simulation.simulated_run import EvaluateNewest, RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
 from fanin.simulation.studies.records import RecordedTrainings, hold_record
 from fanin.simulation.studies.versions import TestedVersions, model_examples
@@ -162,6 +162,7 @@ class _Parts:
         work: Examples of one epoch of each client, if known.
         evaluate: Returns the metrics of a Version.
         score: Returns the number that ranks Versions.
+        evaluate_newest: Lets clients evaluate the newest Version; None if they evaluate before they train alone.
         baseline: Adds the centralized baseline to a result.
     """
 
@@ -171,6 +172,7 @@ class _Parts:
     work: tuple[int, ...]
     evaluate: Callable[[int, Float32s], VersionMetrics]
     score: Callable[[VersionMetrics], float]
+    evaluate_newest: EvaluateNewest | None = None
     baseline: Callable[[Result], Result] = lambda result: result
 
 
@@ -203,6 +205,7 @@ def _simulated(
         runtime=parts.runtime,
         evaluate=parts.evaluate,
         score=parts.score,
+        evaluate_newest=parts.evaluate_newest,
         policies=settings.own_policies,
         seed=settings.seed,
         stops=settings.stop_on_failure,
@@ -234,13 +237,15 @@ def _simulated(
 
 
 def _flower_parts(prepared: Preparation, subject: FlowerSubject, backend: Backend) -> _Parts:
+    trainings = FlowerTrainings(backend, subject, prepared.placed)
     return _Parts(
         engine="flower",
-        trainings=FlowerTrainings(backend, subject, prepared.placed),
+        trainings=trainings,
         runtime=ClientRuntime(name=subject.runtime, graph_format=NO_GRAPHS),
         work=(1,) * subject.num_clients,
         evaluate=lambda number, parameters: unknown_values(()),
         score=lambda metrics: math.nan,
+        evaluate_newest=trainings.evaluate,
     )
 
 

@@ -7,8 +7,9 @@ and of the outcome. It is stored here when the outcome is collected, so a task t
 
 import contextlib
 import inspect
+import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.metadata import version
@@ -16,8 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
+from fanin.clients.flower.project import names_folder
 from fanin.clients.flower.states import FlowerState
 from fanin.clients.flower.task import FlowerSettings
 from fanin.clients.flower.trainer import FlowerTrainer
@@ -26,12 +30,13 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidInput, RuntimeMissing
+from fanin.protos.errors import FaninError, InvalidInput, RuntimeMissing
 from fanin.protos.wire import to_proto
 from fanin.simulation.backends.backend import Backend, Placed
 from fanin.simulation.workers import PendingTraining, PlacedBundle, PlacedVersions, read_assignment
 from fanin.v1 import fleet_pb2
 
+LOG = logging.getLogger("fanin.simulation")
 LIBRARY: Final = "flwr"
 INSTALL: Final = "flwr is not installed here; pip install 'fanin[flower]'"
 
@@ -90,28 +95,37 @@ class FlowerSubject:
         node_config = f"num-partitions={self.num_clients} {self.settings.node_config}".strip()
         return replace(self.settings, partition=partition, node_config=node_config)
 
-    def bundle(self, initial: object, folder: Path, key: SigningKey) -> Bundle:
-        """Write the Bundle of the initial arrays. ``initial`` is None for those of ``NumPyClient.get_parameters``.
+    def bundle(self, initial: object, keep: Sequence[str], folder: Path, key: SigningKey) -> Bundle:
+        """Write the Bundle of the initial arrays.
+
+        Args:
+            initial: The arrays; None for those of ``NumPyClient.get_parameters``.
+            keep: Patterns of the names of those that stay on each client.
+            folder: The folder of the Bundle.
+            key: The publisher's key.
 
         Raises:
             AppFailed: The app cannot be imported, or has no initial arrays.
             InvalidInput: The arrays are none, or their dtypes cannot be used.
         """
-        return write_arrays(self._arrays(initial), folder, key, self.name)
+        return write_arrays(self._arrays(initial), folder, key, self.name, keep)
 
     def _arrays(self, initial: object) -> Mapping[str, Array]:
         _require_flwr()
-        from fanin.clients.flower.app import FlowerApp, arrays_of
+        from fanin.clients.flower.app import FlowerApp, arrays_of, initial_arrays
 
+        # First: an app that no client can run is one error.
+        app = FlowerApp(self.client(0), self.app)
         if initial is not None:
             return arrays_of(initial)
-        app = FlowerApp(self.client(0), self.app)
+        if self.app is None and names_folder(self.settings):
+            return initial_arrays(self.settings, app)
         if app.has_initial:
             return app.initial()
         raise InvalidInput(
             f"simulate: initial: got none, but {self.settings.app} has no NumPyClient.get_parameters; set initial in "
-            "the settings to a torch module, a state dict or a list of arrays (--initial of the command): the "
-            "ServerApp, which has them, is not run",
+            "the settings to a torch module, a state dict or a list of arrays (--initial of the command), or name the "
+            "folder of the project, whose ServerApp has them",
             code="FN-1171",
         )
 
@@ -126,21 +140,22 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlowerJob:
-    """One training."""
+    """One training, or an evaluation alone."""
 
     shared: Placed[_Shared]
     client: int
     parameters: Placed[Float32s]
     assignment: bytes
     state: FlowerState | None
+    trains: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlowerOutcome:
-    """The result of a training, and the app's state if the Round counts."""
+    """The result of a job, and the app's state if the Round counts."""
 
     change: Change
-    state: FlowerState
+    state: FlowerState | None
 
 
 class FlowerTrainings:
@@ -151,27 +166,55 @@ class FlowerTrainings:
         self._shared = backend.place(_Shared(subject=subject, bundle=bundle))
         self._versions = PlacedVersions(backend)
         self._states: dict[int, dict[tuple[int, int], FlowerState]] = {}
+        self._newest: dict[int, m.Assignment] = {}
 
     def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Begin a training with the state that the Assignment names. See Trainings."""
         lineage, number = assignment.state.lineage, assignment.state.round
-        job = FlowerJob(
-            shared=self._shared,
-            client=client,
-            parameters=self._versions.place(model, assignment),
-            assignment=to_proto(assignment, fleet_pb2.Assignment).SerializeToString(),
-            state=self._states[client][lineage, number] if number else None,
-        )
+        job = self._job(client, model, assignment)
         pending = self._backend.submit(train_flower_job, job, due_s)
 
         def collect() -> Change:
             outcome = pending()
             # The next Assignment names the state before this Round or the one after it.
             before = {(lineage, number): job.state} if job.state is not None else {}
+            assert outcome.state is not None, "a training that succeeds has stored its state"
             self._states[client] = {**before, (lineage, assignment.round): outcome.state}
+            self._newest[client] = assignment
             return outcome.change
 
         return collect
+
+    def evaluate(self, clients: Sequence[int], model: OpenedModel, version: m.Version) -> list[Mapping[str, int]]:
+        """Let clients that have trained evaluate a Version, each with the state after its newest training.
+
+        Returns:
+            The statistics of each client that can evaluate it. An error of the others is logged.
+        """
+        pending = []
+        for client in clients:
+            before = self._newest[client]
+            state = replace(before.state, round=before.round)
+            assignment = replace(before, version=version, round=before.round + 1, state=state)
+            job = replace(self._job(client, model, assignment), trains=False)
+            pending.append((client, self._backend.submit(train_flower_job, job, 0.0)))
+        counts = []
+        for client, collect in pending:
+            try:
+                counts.append(collect().change.counts)
+            except FaninError as exc:
+                LOG.warning("client %d cannot evaluate version %d: %s", client, version.number, exc)
+        return counts
+
+    def _job(self, client: int, model: OpenedModel, assignment: m.Assignment) -> FlowerJob:
+        lineage, number = assignment.state.lineage, assignment.state.round
+        return FlowerJob(
+            shared=self._shared,
+            client=client,
+            parameters=self._versions.place(model, assignment),
+            assignment=to_proto(assignment, fleet_pb2.Assignment).SerializeToString(),
+            state=self._states[client][lineage, number] if number else None,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -199,7 +242,7 @@ class _Opened:
 
 
 def train_flower_job(job: FlowerJob) -> FlowerOutcome:
-    """Carry out a job. Raises the errors of ``FlowerTrainer.train``."""
+    """Carry out a job. An evaluation alone has no change. Raises the errors of ``FlowerTrainer``."""
     from fanin.clients.flower.app import FlowerApp
 
     opened, state = _opened(job.shared), _JobState(state=job.state)
@@ -209,8 +252,12 @@ def train_flower_job(job: FlowerJob) -> FlowerOutcome:
         runner = FlowerApp(opened.subject.client(job.client), opened.subject.app)
         trainer = FlowerTrainer(runner, state, job.client, opened.warned)
         model = OpenedModel(bundle=opened.bundle, parameters=job.parameters.get())
-        change = trainer.train(model, read_assignment(job.assignment), lambda: True)
-    assert state.state is not None, "a training that succeeds has stored its state"
+        assignment = read_assignment(job.assignment)
+        if job.trains:
+            change = trainer.train(model, assignment, lambda: True)
+        else:
+            counts = trainer.evaluate(model, assignment, lambda: True)
+            change = Change(values=np.empty(0, np.float32), counts=counts)
     return FlowerOutcome(change=change, state=state.state)
 
 

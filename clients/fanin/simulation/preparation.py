@@ -71,7 +71,7 @@ def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings
     """Write the Bundle, or open that of the record. Raises the errors of ``simulate``."""
     progress, key = SimulationProgress(quiet=settings.quiet), SigningKey(hashlib.sha256(b"fanin simulation").digest())
     if isinstance(subject, FlowerSubject):
-        bundle = subject.bundle(settings.initial, folder / BUNDLE, key)
+        bundle = subject.bundle(settings.initial, settings.keep, folder / BUNDLE, key)
         return Preparation(subject=subject, bundle=bundle, key=key, folder=folder, progress=progress)
     from fanin.edge.export.module.prepare import with_state
 

@@ -64,7 +64,7 @@ class Result:
         rounds: The initial model, then a row for each Round that published a Version. Failed Rounds have no row, but
             use a number.
         clients: The clients of each Round.
-        failures: Errors in the training of clients.
+        failures: Errors in the training of clients, and Updates that the coordinator refused.
         events: The event log: the actions of each client, with their virtual times.
         parameters: The final parameters (num_values,).
         best: The best Version on the test data; None without test data.
@@ -130,8 +130,8 @@ class Result:
     def arrays(self) -> dict[str, Array]:
         """The final parameters by name, each in its shape.
 
-        A Flower app has all of its arrays in its order. Those that are not float32 do not travel, and have their
-        initial values.
+        A Flower app has all of its arrays in its order and with its dtypes. Those that do not travel have their initial
+        values.
         """
         views = self.table.views(self.parameters)
         return dict(views) if self.layout is None else self.layout.complete(views)

@@ -38,7 +38,7 @@ class RoundRow:
         bytes_down: Bytes that clients downloaded.
         bytes_up: Bytes that clients uploaded.
         validation_loss: Loss of the previous Version on the validation parts of its clients: the mean over the examples
-            of the clients that report one. NaN if none does.
+            of the clients that report one. NaN if none does. With a Flower app, it is that of the row's own Version.
         validation_accuracy: Its accuracy there, in float; NaN without labels.
         validation_accuracy_int8: The same in int8.
         statistics: Sums of the Plan's ``[[statistics]]`` by name; NaN if no client reported one.
@@ -147,14 +147,15 @@ class ClientRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientFailure:
-    """An error in the training of a client, which took no part in that Round.
+    """An error in the training of a client, or the refusal of its Update. It took no part in that Round.
 
     Attributes:
         seed: The seed of the simulation.
         round: The Round.
         client: The index of the client in the partition.
         error: The text of the error.
-        traceback: Where it was raised, as Python prints it. With worker processes, it includes that of the worker.
+        traceback: Where it was raised, as Python prints it; empty for a refusal. With worker processes, it
+            includes that of the worker.
     """
 
     seed: int = 0
@@ -238,6 +239,18 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
         num_clamped=0,
         **_tested(evaluation),
         **_validated(None),
+    )
+
+
+def with_evaluation(row: RoundRow, following: RoundRow) -> RoundRow:
+    """Return a row with the clients' evaluation of its own Version, which the row after it has."""
+    names = [name for name in row.statistics if name.startswith(OF_VALIDATION)]
+    return replace(
+        row,
+        validation_loss=following.validation_loss,
+        validation_accuracy=following.validation_accuracy,
+        statistics={**row.statistics, **{name: following.statistics[name] for name in names}},
+        means={**row.means, **{name: following.means[name] for name in names}},
     )
 
 

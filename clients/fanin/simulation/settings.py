@@ -41,6 +41,7 @@ class SimulationSettings:
         initial: A ``state_dict`` of the module from which the training starts. None: the current values of the module.
             For a Flower app, a torch module, a ``state_dict`` or a list of arrays; None: the arrays of
             ``NumPyClient.get_parameters``.
+        keep: Patterns of the names of a Flower app's arrays that stay on each client, in which ``*`` is any text.
         baseline: Whether to train a centralized baseline, too: on the pooled data, with as many gradient steps in each
             Round as the clients of that Round together.
         resume: Folder for the record of the trainings. A stopped simulation resumes if it is called again with this
@@ -55,7 +56,8 @@ class SimulationSettings:
         cluster: The Ray cluster that trains the clients, instead of ``processes``. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.
         devices: The speed, the connection and the availability of the devices.
-        on_round: Called with each row as soon as its Round has ended.
+        on_round: Called with each row as soon as its Round has ended. The row of a Flower app has no evaluation by the
+            clients yet.
         on_event: Called with each event of the event log, in the order of the virtual clock.
         on_failure: Called with each error in the training of a client, as it happens.
         quiet: Whether the simulation prints no progress on standard error.
@@ -68,6 +70,7 @@ class SimulationSettings:
     seed: int = 0
     seeds: Sequence[int] = ()
     initial: "Mapping[str, Array] | StateDict | Sequence[Array] | Module | None" = None
+    keep: Sequence[str] = ()
     baseline: bool = False
     resume: Path | str | None = None
     validation_fraction: float = 0.1

@@ -3,24 +3,26 @@
 import asyncio
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
+from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.personal import local_values
 from fanin.clients.transport import PIECE_BYTES
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Float32s
-from fanin.protos.messages import RoundClosed, RoundFailed, RunRested, RunState, RunWarned, VersionPublished
+from fanin.protos.messages import RoundClosed, RoundFailed, RunRested, RunState, RunWarned, Version, VersionPublished
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.texts import counted
 from fanin.server.access.limits import Limits
 from fanin.server.aggregation.parameters import load_parameters
+from fanin.server.aggregation.statistics import evaluation_of, reported_examples, with_examples
 from fanin.server.evaluation.metrics import VersionMetrics
 from fanin.server.selection.policies import SelectionPolicy
 from fanin.simulation.devices.models import DeviceModel
@@ -29,7 +31,7 @@ from fanin.simulation.federation.coordinator import CoordinatorOptions
 from fanin.simulation.federation.federation import Federation
 from fanin.simulation.federation.member import Member
 from fanin.simulation.federation.memory import MemoryStates
-from fanin.simulation.federation.observed import DeviceEvent
+from fanin.simulation.federation.observed import REFUSED, DeviceEvent
 from fanin.simulation.federation.rotation import Rotation
 from fanin.simulation.host import rare_collections
 from fanin.simulation.rows import (
@@ -45,12 +47,14 @@ from fanin.simulation.rows import (
     initial_row,
     round_row,
     with_clients,
+    with_evaluation,
     without_int8,
 )
 from fanin.simulation.trainers import NUM_FAILING, ClientRuntime, ClientTrainer, Crew, SimulationEnded
 from fanin.simulation.workers import Trainings
 
 RUN: Final = "run"
+EvaluateNewest = Callable[[Sequence[int], OpenedModel, Version], Sequence[Mapping[str, int]]]
 AWAY: Final = "add later times at which devices are on to the traces, or run fewer rounds"
 PRESENT: Final = 2
 """Clients of a ``Rotation`` that are present, as a multiple of the Plan's concurrency: a policy has a choice."""
@@ -118,6 +122,8 @@ class SimulatedRun:
         runtime: What trains them: the library and its version, and the format of the Bundle's graphs.
         evaluate: Returns the metrics of a Version from its number and its parameters (num_values,).
         score: Returns the number that ranks Versions from these metrics; NaN for a Version that was not evaluated.
+        evaluate_newest: Lets clients evaluate a Version, and returns the statistics of each. Each row then has the
+            clients' evaluation of its own Version. None if it has that of the Version before.
         policies: Selection policies of the settings by name.
         seed: Seed of the choices that the Plan's own seed does not make.
         stops: Whether an error in the training of a client ends the simulation.
@@ -135,6 +141,7 @@ class SimulatedRun:
     runtime: ClientRuntime
     evaluate: Callable[[int, Float32s], VersionMetrics]
     score: Callable[[VersionMetrics], float]
+    evaluate_newest: EvaluateNewest | None
     policies: Mapping[str, SelectionPolicy]
     seed: int
     stops: bool
@@ -155,8 +162,15 @@ class SimulatedRun:
             InvalidPlan: ``score`` finds no metric by the Plan's name.
         """
 
+        def fail(failure: ClientFailure) -> None:
+            rows.failures.append(replace(failure, seed=rows.seed))
+            self.on_failure(rows.failures[-1])
+
         def observe(event: DeviceEvent) -> None:
-            self._note(rows, event.event, event.round, client=client_of(event.device), detail=event.detail)
+            client = client_of(event.device)
+            self._note(rows, event.event, event.round, client=client, detail=event.detail)
+            if event.event == REFUSED:
+                fail(ClientFailure(round=event.round, client=client, error=event.detail))
 
         limits = Limits(max_parked=max(Limits().max_parked, self._num_present))
         options = CoordinatorOptions(limits=limits, policies=self.policies)
@@ -173,10 +187,6 @@ class SimulatedRun:
             rows.add(self._shown(initial_row(quality, self._statistics)), parameters, self.score(quality))
             self.on_round(rows.rounds[0])
 
-            def fail(failure: ClientFailure) -> None:
-                rows.failures.append(replace(failure, seed=rows.seed))
-                self.on_failure(rows.failures[-1])
-
             crew = Crew(
                 trainings=self.trainings,
                 runtime=self.runtime,
@@ -190,6 +200,9 @@ class SimulatedRun:
             try:
                 rows.reason = await self._follow(federation, rows)
                 rows.is_complete = not rows.reason
+                if self.evaluate_newest is not None and rows.clients:
+                    following = await self._following_row(federation, rows, self.evaluate_newest)
+                    rows.rounds[-1] = with_evaluation(rows.rounds[-1], following)
             except asyncio.CancelledError:
                 # After Ctrl-C, the Rounds that have ended are the result. If a client has failed instead, the
                 # federation raises its error at the end of this block.
@@ -245,6 +258,9 @@ class SimulatedRun:
                     rows.clients += [replace(each, seed=rows.seed) for each in clients]
                     rows.digests.append(event.version_sha256)
                     row = with_clients(round_row(event, now, num_accepted, quality, self._statistics), clients)
+                    if self.evaluate_newest is not None:
+                        rows.rounds[-1] = with_evaluation(rows.rounds[-1], row)
+                        row = with_evaluation(row, initial_row(None, self._statistics))
                     rows.add(self._shown(row), parameters, self.score(quality))
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
@@ -255,6 +271,25 @@ class SimulatedRun:
                     first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
                     return f"the run is {event.state.name.lower()}: {event.reason}{first}"
         return ""
+
+    async def _following_row(self, federation: Federation, rows: RowLists, evaluate: EvaluateNewest) -> RoundRow:
+        """Return a row with the evaluation of the newest Version by the clients of its Round."""
+        last, sums = rows.rounds[-1], Counter[str]()
+        version = await federation.state.stores.runs.version(RUN, last.version)
+        assert version is not None, "a row has a version"
+        clients = [each.client for each in rows.clients if each.round == last.round]
+        model = OpenedModel(bundle=self.bundle, parameters=rows.parameters)
+        for counts in evaluate(clients, model, version):
+            sums.update(with_examples(counts))
+        event = VersionPublished(
+            number=last.version + 1,
+            version_sha256="",
+            parent=last.version,
+            evaluation=evaluation_of(sums, 0),
+            statistics={name: sums[name] for name in self._statistics if name in sums},
+            statistics_examples=reported_examples(sums, self._statistics),
+        )
+        return round_row(event, 0.0, 0, None, self._statistics)
 
     def _shown(self, row: RoundRow) -> RoundRow:
         """Return a row without the numbers of int8 if the Bundle has no int8 model."""

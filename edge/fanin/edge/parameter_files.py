@@ -2,13 +2,14 @@
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
+from fanin.edge.tensors import Array, Float32s, TensorTable, decode_parameters
 from fanin.protos.errors import InvalidInput
 
 ARCHIVE: Final = b"PK\x03\x04"
@@ -28,6 +29,15 @@ def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
         raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})", code="FN-0352") from exc
     except InvalidInput as exc:
         raise InvalidInput(f"{path}: {exc}", code=exc.code) from exc
+
+
+def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays as an .npz file, in their order."""
+    # numpy.savez takes arrays as keyword arguments, so a tensor named like one of its parameters would fail.
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
 
 
 def _of_archive(data: bytes) -> tuple[TensorTable, Float32s]:

@@ -1299,6 +1299,7 @@ class Training(_message.Message):
     STEP_DECAY_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     learning_rate: _builtins.float
+    """0: none, for the code of a device that needs none. Graphs need one."""
     seed: _builtins.int
     """Derive the draws of graphs from (seed, partition, round), so that a device that restarts repeats its work. The
     coordinator can compute them. Derive what a device draws for privacy from a secret of the device instead.

@@ -8,7 +8,9 @@ Modules, in reading order:
     states.py     the state of an app between Rounds, on the device's disk
     process.py    the child process, which an interruption ends at once
     child.py      the main function of the child
-    app.py        the app itself; the only module that imports flwr
+    app.py        the app itself; this module and servers.py import flwr
+    servers.py    the initial arrays of a ServerApp
+    project.py    the pyproject.toml of an app: its name and its configuration
     mods.py        the mods of an app that fanin does not support
     generators.py  the global random generators that the app draws from
     initial.py    the initial arrays that a command line names

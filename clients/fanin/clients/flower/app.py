@@ -1,4 +1,4 @@
-"""The Flower app itself. This is the only module that imports flwr.
+"""The Flower app itself. Only this module and ``servers`` import flwr.
 
 An app receives the two messages of a ServerApp in a Round: ``evaluate`` with the arrays of the Version, if the app
 evaluates, then ``train``. A Message app receives the records ``arrays`` and ``config``, an app of ``client_fn`` those
@@ -16,9 +16,9 @@ import importlib
 import inspect
 import sys
 import time
-import tomllib
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, TypeVar
@@ -27,15 +27,27 @@ import flwr.client
 import numpy as np
 from flwr.app import DEFAULT_TTL, Array, ArrayRecord, ConfigRecord, Context, Message, Metadata, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common import Code
+from flwr.common import Code, Parameters, parameters_to_ndarrays
 from flwr.common.config import flatten_dict, parse_config_args
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
+from flwr.serverapp import ServerApp
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.flower.generators import seeded
-from fanin.clients.flower.mods import warnings_of
-from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerSettings, FlowerTask, Number
+from fanin.clients.flower.mods import refusal_of, warnings_of
+from fanin.clients.flower.project import SERVER_APP, configuration, names_folder, resolved
+from fanin.clients.flower.servers import first_arrays
+from fanin.clients.flower.task import (
+    NO_REPORT,
+    AppFailed,
+    ConfigValue,
+    FlowerReply,
+    FlowerReport,
+    FlowerSettings,
+    FlowerTask,
+    Number,
+)
 from fanin.edge import tensors
 from fanin.protos.errors import InvalidInput
 
@@ -61,12 +73,14 @@ class FlowerApp:
     """
 
     def __init__(self, settings: FlowerSettings, app: object = None) -> None:
-        self._settings = settings
+        settings = self._settings = resolved(settings)
         self._app = _guarded(settings.app, "import", lambda: _load(settings) if app is None else _client_app(app))
         self._node_config = _guarded(settings.app, "node_config", lambda: _config(settings.node_config))
         self._run_config = _guarded(settings.app, "run_config", lambda: _run_config(settings))
         # Flower has no public list of the functions that an app registers. Apps of client_fn have only ``_call``.
         self._is_legacy = self._app._call is not None
+        if refusal := refusal_of(self._functions):
+            raise AppFailed(f"flower app {settings.app}: {refusal}", code="FN-0918")
         self._evaluates = self._is_legacy or f"{EVALUATE}.default" in self._app._registered_funcs
 
     @property
@@ -77,7 +91,12 @@ class FlowerApp:
     @property
     def warnings(self) -> tuple[str, ...]:
         """See FlowerRunner."""
-        return warnings_of((self._app._call, *self._app._registered_funcs.values()))
+        return warnings_of(self._functions)
+
+    @property
+    def _functions(self) -> tuple[object, ...]:
+        """The functions of the app, each wrapped by its mods."""
+        return self._app._call, *self._app._registered_funcs.values()
 
     @property
     def has_initial(self) -> bool:
@@ -109,25 +128,29 @@ class FlowerApp:
         should_continue()
         context = self._context(task.run_id, task.state)
         with seeded(task.seed):
-            evaluation, evaluate_metrics = self._evaluate(task, context) if self._evaluates else (0, {})
-            reply = self._send(TRAIN, self._content(task, "fitins"), context, task.round)
+            evaluation = self._evaluate(task, context) if self._evaluates else NO_REPORT
+            arrays, training = ({}, NO_REPORT) if task.config is None else self._train(task, task.config, context)
+        state = recorddict_to_proto(context.state).SerializeToString()
+        return FlowerReply(arrays=arrays, training=training, evaluation=evaluation, state=state)
+
+    def _train(
+        self, task: FlowerTask, config: Mapping[str, ConfigValue], context: Context
+    ) -> tuple[dict[str, tensors.Array], FlowerReport]:
+        reply = self._send(TRAIN, self._content(task.arrays, config, "fitins"), context, task.round)
         if self._is_legacy:
             self._check_status(reply)
-        num_examples, metrics = self._metrics(reply, "fitres")
-        return FlowerReply(
-            arrays=self._arrays(reply, task),
-            num_examples=num_examples,
-            train_metrics=metrics,
-            evaluation=evaluation,
-            evaluate_metrics=evaluate_metrics,
-            state=recorddict_to_proto(context.state).SerializeToString(),
-        )
+        return self._arrays(reply, task), self._report(reply, "fitres")
 
-    def _evaluate(self, task: FlowerTask, context: Context) -> tuple[Number, dict[str, Number]]:
-        reply = self._send(EVALUATE, self._content(task, "evaluateins"), context, task.round)
-        if self._is_legacy and reply.config_records["evaluateres.status"]["code"] != Code.OK.value:
-            return 0, {}
-        return self._metrics(reply, "evaluateres")
+    def _evaluate(self, task: FlowerTask, context: Context) -> FlowerReport:
+        """Return the report of the evaluation. As in Flower, an evaluation that fails does not prevent the training."""
+        content = self._content(task.arrays, task.evaluate_config, "evaluateins")
+        try:
+            reply = self._send(EVALUATE, content, context, task.round)
+            if self._is_legacy and reply.config_records["evaluateres.status"]["code"] != Code.OK.value:
+                return NO_REPORT
+            return self._report(reply, "evaluateres")
+        except AppFailed as exc:
+            return replace(NO_REPORT, problem=f"{exc}\n{exc.trace}".rstrip())
 
     def _check_status(self, reply: RecordDict) -> None:
         """Raise AppFailed if ``fit`` reports a failure. A ServerApp does not count such a reply either."""
@@ -149,12 +172,12 @@ class FlowerApp:
             run_config=dict(self._run_config),
         )
 
-    def _content(self, task: FlowerTask, legacy: str) -> RecordDict:
-        arrays = ArrayRecord({name: Array(np.asarray(value)) for name, value in task.arrays.items()})
-        config = ConfigRecord(dict(task.config))
-        if self._is_legacy:
-            return RecordDict({f"{legacy}.parameters": arrays, f"{legacy}.config": config})
-        return RecordDict({"arrays": arrays, "config": config})
+    def _content(
+        self, arrays: Mapping[str, tensors.Array], config: Mapping[str, ConfigValue], legacy: str
+    ) -> RecordDict:
+        names = (f"{legacy}.parameters", f"{legacy}.config") if self._is_legacy else ("arrays", "config")
+        record = ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
+        return RecordDict({names[0]: record, names[1]: ConfigRecord(dict(config))})
 
     def _send(self, kind: str, content: RecordDict, context: Context, number: int) -> RecordDict:
         """Return the content of the app's reply to a message. Raises AppFailed."""
@@ -185,16 +208,24 @@ class FlowerApp:
             return {name: array.numpy() for name, array in record.items()}
         # A NumPyClient returns a list: its arrays have the names of the message by position.
         arrays = [array.numpy() for name, array in record.items() if name != EMPTY]
-        names = [*task.arrays, *(f"#{index}" for index in range(len(task.arrays), len(arrays)))]
-        return dict(zip(names, arrays, strict=False))
+        if len(arrays) != len(task.arrays):
+            raise AppFailed(
+                f"flower app {self._settings.app}: train: returned a list of {len(arrays)} arrays, expected the "
+                f"{len(task.arrays)} of the message in their order; correct fit",
+                code="FN-0910",
+            )
+        return dict(zip(task.arrays, arrays, strict=True))
 
-    def _metrics(self, reply: RecordDict, legacy: str) -> tuple[Number, dict[str, Number]]:
+    def _report(self, reply: RecordDict, legacy: str) -> FlowerReport:
         """Return ``num-examples`` and the other numbers of a reply."""
         if self._is_legacy:
-            numbers = _numbers(reply.config_records[f"{legacy}.metrics"])
+            record = reply.config_records[f"{legacy}.metrics"]
+            numbers = _numbers(record)
             if legacy == "evaluateres":
                 numbers["loss"] = reply.metric_records[f"{legacy}.loss"]["loss"]
-            return reply.metric_records[f"{legacy}.num_examples"]["num_examples"], numbers
+            num_examples = reply.metric_records[f"{legacy}.num_examples"]["num_examples"]
+            others = tuple(name for name, value in record.items() if isinstance(value, str | bytes))
+            return FlowerReport(num_examples=num_examples, metrics=numbers, others=others)
         numbers = _numbers(self._one(reply.metric_records, "MetricRecord"))
         if NUM_EXAMPLES not in numbers:
             raise AppFailed(
@@ -202,7 +233,8 @@ class FlowerApp:
                 "the weight of this device",
                 code="FN-0909",
             )
-        return numbers.pop(NUM_EXAMPLES), numbers
+        num_examples = numbers.pop(NUM_EXAMPLES)
+        return FlowerReport(num_examples=num_examples, metrics=numbers, others=tuple(reply.config_records))
 
     def _one(self, records: Mapping[str, T], kind: str) -> T:
         if len(records) != 1:
@@ -216,13 +248,42 @@ class FlowerApp:
 def load_arrays(where: str, folder: Path) -> dict[str, tensors.Array]:
     """Return the arrays that ``package.module:name`` or ``path/to/file.py:name`` names, in their order.
 
-    The object is a torch module, a state dict, an ArrayRecord or a list of numpy arrays. It may also be a class or a
-    function without arguments that returns one, as in ``pytorchexample.task:Net``.
+    A ServerApp has those of its first message, or of its strategy. A folder names the ``serverapp`` of its project.
+    Otherwise the object is a torch module, a Keras model, a state dict, an ArrayRecord, Parameters, or a list or tuple
+    of arrays. It may also be a class or a function without arguments that returns one, as in
+    ``pytorchexample.task:Net``.
 
     Raises:
         AppFailed: It cannot be imported, its code raises an error, or it is none of these.
     """
-    return _guarded(where, "import", lambda: _arrays_of(_object(where, folder)))
+    settings = resolved(FlowerSettings(app=where, folder=folder), SERVER_APP)
+
+    def arrays() -> dict[str, tensors.Array]:
+        candidate = _object(settings.app, settings.folder)
+        if isinstance(candidate, ServerApp):
+            return _arrays_of(first_arrays(candidate, flatten_dict(configuration(settings))))
+        return _arrays_of(candidate)
+
+    return _guarded(settings.app, "import", arrays)
+
+
+def initial_arrays(settings: FlowerSettings, app: FlowerApp) -> dict[str, tensors.Array]:
+    """Return the initial arrays of an app, as in Flower: those of the ServerApp, or of ``NumPyClient.get_parameters``.
+
+    Args:
+        settings: The settings of the app. Only the project of a folder has a ServerApp.
+        app: The app.
+
+    Raises:
+        AppFailed: There are none.
+    """
+    if names_folder(settings):
+        try:
+            return load_arrays(settings.app, settings.folder)
+        except AppFailed:
+            if not app.has_initial:
+                raise
+    return app.initial()
 
 
 def arrays_of(candidate: object) -> dict[str, tensors.Array]:
@@ -236,11 +297,14 @@ def arrays_of(candidate: object) -> dict[str, tensors.Array]:
 def _arrays_of(candidate: object) -> dict[str, tensors.Array]:
     if inspect.isclass(candidate) or inspect.isfunction(candidate):
         candidate = candidate()
-    if callable(dump := getattr(candidate, "state_dict", None)):
-        candidate = dump()
+    for dump in ("state_dict", "get_weights"):
+        if callable(method := getattr(candidate, dump, None)):
+            candidate = method()
+    if isinstance(candidate, Parameters):
+        candidate = parameters_to_ndarrays(candidate)
     if isinstance(candidate, ArrayRecord):
         return {name: array.numpy() for name, array in candidate.items()}
-    if isinstance(candidate, list):
+    if isinstance(candidate, list | tuple):
         candidate = {str(index): value for index, value in enumerate(candidate)}
     if not isinstance(candidate, Mapping):
         raise TypeError(f"got {type(candidate).__name__}, expected a torch module, a state dict, or a list of arrays")
@@ -248,8 +312,8 @@ def _arrays_of(candidate: object) -> dict[str, tensors.Array]:
 
 
 def _numpy(name: str, value: object) -> tensors.Array:
-    if isinstance(value, np.ndarray):
-        return value
+    if isinstance(value, np.ndarray | np.generic | int | float):
+        return np.asarray(value)
     try:
         return np.asarray(value.detach().cpu().numpy())  # type: ignore[attr-defined]  # a tensor of torch
     except (AttributeError, TypeError) as exc:
@@ -295,13 +359,8 @@ def _object(where: str, folder: Path) -> object:
 
 
 def _run_config(settings: FlowerSettings) -> dict[str, object]:
-    """Return the configuration of the nearest pyproject.toml with an app, with the device's own entries."""
-    for folder in (settings.folder, *settings.folder.parents):
-        if (path := folder / "pyproject.toml").is_file():
-            app = tomllib.loads(path.read_text()).get("tool", {}).get("flwr", {}).get("app")
-            if app is not None:
-                return dict(flatten_dict(app.get("config", {}))) | _config(settings.run_config)
-    return _config(settings.run_config)
+    """Return the configuration of the app's project, with the device's own entries."""
+    return dict(flatten_dict(configuration(settings))) | _config(settings.run_config)
 
 
 def _config(text: str) -> dict[str, object]:
@@ -312,7 +371,12 @@ def _config(text: str) -> dict[str, object]:
 
 
 def _numbers(record: MetricRecord | ConfigRecord) -> dict[str, Number]:
-    return {name: value for name, value in record.items() if isinstance(value, int | float)}
+    """Return the numbers of a record by name. The items of a list ``NAME`` are ``NAME.0``, ``NAME.1`` and so on."""
+    numbers: dict[str, Number] = {}
+    for name, value in record.items():
+        items = {f"{name}.{index}": item for index, item in enumerate(value)} if isinstance(value, list) else {}
+        numbers |= {each: item for each, item in (items or {name: value}).items() if isinstance(item, int | float)}
+    return numbers
 
 
 def _guarded(app: str, what: str, call: Callable[[], T]) -> T:

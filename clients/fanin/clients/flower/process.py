@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from fanin.clients.device.conditions import ShouldContinue
+from fanin.clients.flower.project import resolved
 from fanin.clients.flower.task import (
     Answer,
     AppFailed,
@@ -37,7 +38,7 @@ class FlowerProcess:
     """
 
     def __init__(self, settings: FlowerSettings) -> None:
-        self._settings = settings
+        self._settings = resolved(settings)
         self._child: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Words, Answer] | None = None
         self._ready = AppReady(name="", warnings=())

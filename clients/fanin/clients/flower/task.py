@@ -1,9 +1,9 @@
 """The tasks and replies of a Flower app. These records cross the pipe to the child process."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.edge.tensors import Array
@@ -21,7 +21,7 @@ class FlowerSettings:
 
     Attributes:
         app: ``package.module:name`` or ``path/to/file.py:name`` of a ClientApp, a NumPyClient, or a function
-            ``client_fn(context)``.
+            ``client_fn(context)``. Or a folder, whose pyproject.toml names the app in ``[tool.flwr.app.components]``.
         folder: The folder that the module is imported from, as Flower's ``flwr run FOLDER``.
         partition: The default of ``partition-id`` in ``context.node_config``.
         node_config: Further entries of ``context.node_config``, as in Flower: ``partition-id=0 num-partitions=2``.
@@ -44,7 +44,8 @@ class FlowerTask:
         round: The Round's number.
         seed: Seeds the global random generators before the app is called: 32 bits of the Plan, or 256 bits of the
             device (``app_seed``).
-        config: The ConfigRecord ``config`` of both messages.
+        config: The ConfigRecord ``config`` of the message to train; None to evaluate alone.
+        evaluate_config: That of the message to evaluate, which comes first.
         arrays: The arrays of the model by name, in the order of the app.
         state: The app's ``context.state``, serialized; empty in the beginning.
     """
@@ -52,9 +53,31 @@ class FlowerTask:
     run_id: str
     round: int
     seed: int
-    config: Mapping[str, ConfigValue]
+    config: Mapping[str, ConfigValue] | None
+    evaluate_config: Mapping[str, ConfigValue]
     arrays: Mapping[str, Array]
     state: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowerReport:
+    """The metrics of a training or an evaluation.
+
+    Attributes:
+        num_examples: Its weight, ``num-examples``.
+        metrics: The other numbers, by name.
+        others: The names of texts, bytes and ConfigRecords beside them, which no device sends.
+        problem: The error of an evaluation that failed, with its traceback; empty otherwise.
+    """
+
+    num_examples: Number
+    metrics: Mapping[str, Number] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
+    problem: str = ""
+
+
+NO_REPORT: Final = FlowerReport(num_examples=0)
+"""The report of an app that does not evaluate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +85,15 @@ class FlowerReply:
     """The result of an app in one Round.
 
     Attributes:
-        arrays: The arrays after the training, by name.
-        num_examples: The weight, ``num-examples`` of the training.
-        train_metrics: The other numbers that the training reports, by name.
-        evaluation: ``num-examples`` of the evaluation; 0 if the app does not evaluate.
-        evaluate_metrics: The other numbers that the evaluation reports, by name.
+        arrays: The arrays after the training, by name; none without a training.
+        training: The report of the training.
+        evaluation: The report of the evaluation.
         state: ``context.state`` after both messages, serialized.
     """
 
     arrays: Mapping[str, Array]
-    num_examples: Number
-    train_metrics: Mapping[str, Number]
-    evaluation: Number
-    evaluate_metrics: Mapping[str, Number]
+    training: FlowerReport
+    evaluation: FlowerReport
     state: bytes
 
 

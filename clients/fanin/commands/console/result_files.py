@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fanin.commands.console.terminal import write_json
+from fanin.edge.parameter_files import write_npz
 from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 class ResultFiles:
     """The options that name files for the results of a simulation."""
 
+    out: Path | None
     csv: Path | None
     clients_csv: Path | None
     events: Path | None
@@ -27,11 +29,19 @@ class ResultFiles:
     @property
     def names(self) -> tuple[Path | None, ...]:
         """The files that are named; None for the others."""
-        return self.csv, self.clients_csv, self.tensorboard, self.plot, self.events
+        return self.out, self.csv, self.clients_csv, self.tensorboard, self.plot, self.events
 
     def check(self) -> None:
         """Raise InvalidInput unless the files can be written: a training may take long."""
-        for option, path in (("--csv", self.csv), ("--clients-csv", self.clients_csv), ("--events", self.events)):
+        if self.out is not None and self.out.suffix != ".npz":
+            raise InvalidInput(f"--out: got {self.out}, expected FILE.npz", code="FN-1006")
+        files = (
+            ("--out", self.out),
+            ("--csv", self.csv),
+            ("--clients-csv", self.clients_csv),
+            ("--events", self.events),
+        )
+        for option, path in files:
             if path is not None and not path.parent.is_dir():
                 raise InvalidInput(
                     f"{option}: {path} cannot be written, {path.parent} is not a folder; create it", code="FN-1001"
@@ -62,6 +72,8 @@ class ResultFiles:
 
     def write(self, result: "Result") -> None:
         """Write the files of a result. With several seeds the CSV file has their mean and spread."""
+        if self.out is not None:
+            write_npz(self.out, result.arrays)
         if self.csv is not None:
             result.write_spread_csv(self.csv) if result.repeats else result.write_csv(self.csv)
         if self.clients_csv is not None:

@@ -20,12 +20,10 @@ OUT is renamed into place when it is complete, so a partial Version never has it
 
 import json as jsonlib
 import sys
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import numpy as np
 import typer
 
 from fanin.clients.textfiles import read_public_key
@@ -49,7 +47,8 @@ from fanin.commands.control.places import FACTS, PARAMETERS, check_replaced, put
 from fanin.commands.control.standalone import check_targets, precision_of, standalone_models
 from fanin.edge.bundles.bundle import FETCHED_FOLDER, MANIFEST_FILE, Bundle, save_bundle
 from fanin.edge.bundles.formats import format_of
-from fanin.edge.tensors import Array, decode_parameters
+from fanin.edge.parameter_files import write_npz
+from fanin.edge.tensors import decode_parameters
 from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.roles import RoleKind
 
@@ -166,7 +165,7 @@ def _note_on_counters(fetched: FetchedVersion) -> str:
     """Return a note for an .npz file about the arrays of the module that no Version has; "" if none is known."""
     if fetched.layout is not None:
         local = ", ".join(f"{name} ({value.dtype})" for name, value in fetched.layout.local.items())
-        return f"{local}: the values of the initial arrays, because only float32 arrays travel" if local else ""
+        return f"{local}: the values of the initial arrays, because these arrays do not travel" if local else ""
     if any(role.role is RoleKind.STATISTIC for role in fetched.bundle.manifest.table.roles.values()):
         return "the file has no num_batches_tracked, which does not travel; use load_state_dict(state, strict=False)"
     return ""
@@ -226,14 +225,8 @@ def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | No
 
     def write_file(draft: Path) -> None:
         table, flat = decode_parameters(fetched.data)
-        arrays: dict[str, Array] = dict(table.views(flat))
-        if fetched.layout is not None:
-            arrays = fetched.layout.complete(arrays)
-        # numpy.savez takes arrays as keyword arguments, so a tensor named like one of its parameters would fail.
-        with zipfile.ZipFile(draft, "w") as archive:
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array, allow_pickle=False)
+        views = table.views(flat)
+        write_npz(draft, views if fetched.layout is None else fetched.layout.complete(views))
 
     def write_folder(draft: Path) -> None:
         (draft / PARAMETERS).write_bytes(fetched.data)

@@ -14,6 +14,8 @@ from fanin.simulation.federation.device import EarlyTrainer
 from fanin.simulation.federation.loopback import Fleet
 
 COORDINATOR_EVENTS: Final = ("engine", "traces", "round closed", "version published", "round failed", "warning")
+REFUSED: Final = "refused"
+"""The event of an Update that the coordinator refuses: an error of this device."""
 DEVICE_EVENTS: Final = (
     "assigned",
     "training",
@@ -22,7 +24,7 @@ DEVICE_EVENTS: Final = (
     "uploading",
     "accepted",
     "discarded",
-    "refused",
+    REFUSED,
     "connection lost",
     "battery empty",
     "offline",
@@ -82,7 +84,7 @@ class ObservedFleet:
                     self.observe(DeviceEvent(device=device, event=reply.update_state.value, round=header.round))
                 yield reply
         except FaninError as exc:
-            event = "connection lost" if isinstance(exc, Unavailable) else "refused"
+            event = "connection lost" if isinstance(exc, Unavailable) else REFUSED
             self.observe(DeviceEvent(device=device, event=event, round=header.round, detail=str(exc)))
             raise
 

@@ -2,18 +2,23 @@
 
 Such a Bundle has no Signatures and no slots, and two artifacts::
 
-    parameters   Version 0 of the float32 arrays, which travel, in canonical form (``fanin.edge.tensors``)
-    arrays       JSON: the names of all arrays in the order of the code, and the values of those that stay local
+    parameters   Version 0 of the arrays that travel, as float32 in canonical form (``fanin.edge.tensors``)
+    arrays       JSON: the names of all arrays in the order of the code, the dtypes of those that travel unless float32,
+                 and the values of those that stay local
 
-The names of torch's norm buffers have their roles (``fanin.protos.roles``). A Plan gives others in ``[flower.roles]``.
+An array travels as float32, and the code receives and returns it in its own dtype::
 
-Only float32 arrays are exchanged. The others, such as the counter ``num_batches_tracked`` of a normalization, stay on
-the device. The device starts from the Bundle's values and keeps the values that its code returns.
+    float16, float32, float64   a parameter, or the role of its name (``fanin.protos.roles``)
+    integers up to 2^24         a counter, in the range of its dtype: the mean is rounded to whole numbers
+    other arrays                stay local, and so do those that the publisher keeps
+
+A Plan gives other roles in ``[flower.roles]``. The device starts from the Bundle's values of its local arrays and keeps
+the values that its code returns.
 """
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -27,12 +32,12 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.files import new_folder
-from fanin.edge.tensors import Array, TensorTable, encode_parameters
+from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan
 from fanin.protos.names import check_name
 from fanin.protos.plans import FlowerPlan
-from fanin.protos.roles import TensorRole, role_by_name
+from fanin.protos.roles import LARGEST, RoleKind, TensorRole, role_by_name
 
 ARRAYS: Final = "arrays"
 """Name of the artifact."""
@@ -40,6 +45,11 @@ PARAMETERS: Final = "parameters"
 MAX_SHOWN: Final = 8
 LOCAL_KINDS: Final = "biuf"
 """Kinds of numpy dtypes that a local array may have: bool, integers and floats."""
+MAX_WHOLE: Final = 1 << 24
+"""float32 has all whole numbers up to this one."""
+_MAX_FLOAT_BYTES: Final = 8
+_MAX_INTEGER: Final = 1 << 62
+_FLOAT32: Final = np.dtype(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +58,48 @@ class ArrayLayout:
 
     Attributes:
         names: The names of all arrays, in the order of the code.
+        dtypes: The dtypes of the arrays that travel and are not float32 in the code, by name.
         local: The initial values of the arrays that stay on the device, by name.
     """
 
     names: tuple[str, ...]
+    dtypes: Mapping[str, "np.dtype[np.generic]"]
     local: Mapping[str, Array]
 
-    def complete(self, travelling: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all arrays in the order of the code: those that travel, and the others with their initial values."""
-        return {name: travelling[name] if name in travelling else self.local[name].copy() for name in self.names}
+    def complete(
+        self, travelling: Mapping[str, Float32s], local: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
+        """Return all arrays in the order and with the dtypes of the code.
+
+        Args:
+            travelling: The float32 values of the arrays that travel, by name.
+            local: The values of the others; None for the initial ones.
+        """
+        others = self.local if local is None else local
+        return {
+            name: _cast(travelling[name], self.dtypes.get(name, _FLOAT32))
+            if name in travelling
+            else others[name].copy()
+            for name in self.names
+        }
 
 
-def write_arrays(arrays: Mapping[str, Array], folder: Path | str, key: SigningKey, name: str) -> Bundle:
+def _cast(values: Float32s, dtype: "np.dtype[np.generic]") -> Array:
+    """Return values in another dtype: integers are rounded, and values that the dtype lacks are its nearest ones."""
+    if dtype == _FLOAT32:
+        return values
+    exact = values.astype(np.float64)
+    if dtype.kind == "f":
+        widest = np.finfo(dtype.str)
+        return np.clip(exact, widest.min, widest.max).astype(dtype)
+    # The largest int64 is no float64.
+    limits = np.iinfo(dtype.str)
+    return np.clip(np.rint(exact), max(limits.min, -_MAX_INTEGER), min(limits.max, _MAX_INTEGER)).astype(dtype)
+
+
+def write_arrays(
+    arrays: Mapping[str, Array], folder: Path | str, key: SigningKey, name: str, kept: Sequence[str] = ()
+) -> Bundle:
     """Sign a Bundle without graphs and write it.
 
     Args:
@@ -67,34 +107,30 @@ def write_arrays(arrays: Mapping[str, Array], folder: Path | str, key: SigningKe
         folder: A new or empty folder for the Bundle.
         key: The publisher's key.
         name: Name of the model, for people.
+        kept: Patterns of the names of arrays that stay on the device, in which ``*`` is any text.
 
     Raises:
-        InvalidInput: ``folder`` holds files or is no path, the name is none, or an array has no usable name, dtype or
-            value.
+        InvalidInput: ``folder`` holds files or is no path, the name is none, an array has no usable name, dtype or
+            value, or a pattern matches no array.
     """
     path = new_folder("bundle: folder", folder)
     check_name("name", name)
     for each, value in arrays.items():
         if value.dtype.kind not in LOCAL_KINDS or (value.dtype.kind == "f" and not np.isfinite(value).all()):
             raise InvalidInput(
-                f"array {each!r}: got {value.dtype} {value.shape}, expected finite numbers of a numpy dtype, float32 "
-                "for an array that is trained; convert it",
+                f"array {each!r}: got {value.dtype} {value.shape}, expected finite numbers of a numpy dtype; convert "
+                "it",
                 code="FN-0351",
             )
-    travelling = {each: value for each, value in arrays.items() if value.dtype == np.float32}
-    if not travelling:
-        kinds = sorted({str(value.dtype) for value in arrays.values()})
-        raise InvalidInput(
-            f"arrays: got {len(arrays)} of {kinds}, expected at least one float32 array; convert them", code="FN-0351"
-        )
+    travelling = _travelling(arrays, kept)
     try:
         table = TensorTable.of({each: value.shape for each, value in travelling.items()})
     except ValueError as exc:
         raise InvalidInput(f"arrays: {exc}", code="FN-0351") from exc
-    table = table.with_roles({each: role_by_name(each) for each in travelling})
+    table = table.with_roles({each: _role(each, value) for each, value in travelling.items()})
     initial = table.flatten(travelling)
     table.check_values(initial)
-    artifacts = {PARAMETERS: encode_parameters(table, initial), ARRAYS: _dump(arrays)}
+    artifacts = {PARAMETERS: encode_parameters(table, initial), ARRAYS: _dump(arrays, travelling)}
     manifest = Manifest(
         name=name,
         batch_size=1,
@@ -109,6 +145,53 @@ def write_arrays(arrays: Mapping[str, Array], folder: Path | str, key: SigningKe
     return open_folder(path, trusted=[key.public])
 
 
+def _travelling(arrays: Mapping[str, Array], kept: Sequence[str]) -> dict[str, Array]:
+    """Return the arrays that travel. Raises InvalidInput."""
+    if unused := [pattern for pattern in kept if not any(fnmatchcase(name, pattern) for name in arrays)]:
+        raise InvalidInput(
+            f"keep: the pattern {unused[0]!r} matches no array, expected at least one of {list(arrays)[:MAX_SHOWN]}; "
+            "correct or remove it",
+            code="FN-0351",
+        )
+    travelling = {
+        name: value
+        for name, value in arrays.items()
+        if _can_travel(value) and not any(fnmatchcase(name, pattern) for pattern in kept)
+    }
+    if not travelling:
+        kinds = sorted({str(value.dtype) for value in arrays.values()})
+        raise InvalidInput(
+            f"arrays: got {len(arrays)} of {kinds}, of which none travels, expected at least one of floats, or of "
+            f"whole numbers up to {MAX_WHOLE}; convert them, or keep fewer",
+            code="FN-0351",
+        )
+    for name, value in travelling.items():
+        if (largest := np.abs(value.astype(np.float64)).max(initial=0.0)) > LARGEST:
+            raise InvalidInput(
+                f"array {name!r}: got {largest:g}, expected values of float32, because arrays travel as float32; scale "
+                "it",
+                code="FN-0351",
+            )
+    return travelling
+
+
+def _can_travel(value: Array) -> bool:
+    if value.dtype.kind == "f":
+        return value.dtype.itemsize <= _MAX_FLOAT_BYTES
+    is_whole = value.dtype.kind in "iu"
+    return is_whole and bool(((value >= -MAX_WHOLE) & (value <= MAX_WHOLE)).all())  # type: ignore[operator]
+
+
+def _role(name: str, value: Array) -> TensorRole:
+    """Return the role of an array that travels: a counter for integers, in the range of its dtype and of its name."""
+    role = role_by_name(name)
+    if value.dtype.kind == "f":
+        return role
+    limits = np.iinfo(value.dtype.str)
+    lowest = max(limits.min, -MAX_WHOLE) if role.lowest is None else role.lowest
+    return TensorRole(role=RoleKind.COUNTER, lowest=float(lowest), highest=float(min(limits.max, MAX_WHOLE)))
+
+
 def read_layout(bundle: Bundle) -> ArrayLayout:
     """Return the arrays of a Bundle without graphs. Raises InvalidBundle if it has graphs, or no valid arrays."""
     if bundle.manifest.signatures:
@@ -121,6 +204,7 @@ def read_layout(bundle: Bundle) -> ArrayLayout:
         row = json.loads(bundle.artifact(ARRAYS))
         layout = ArrayLayout(
             names=tuple(map(str, row["names"])),
+            dtypes=MappingProxyType({str(name): _dtype(str(text)) for name, text in row["dtypes"].items()}),
             local=MappingProxyType({str(name): _array(entry) for name, entry in row["local"].items()}),
         )
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as exc:
@@ -128,7 +212,7 @@ def read_layout(bundle: Bundle) -> ArrayLayout:
             f"bundle {bundle.manifest.name}: its arrays cannot be read ({exc}); write it again", code="FN-0360"
         ) from exc
     expected = sorted([*layout.local, *(spec.name for spec in bundle.manifest.table.specs)])
-    if sorted(layout.names) != expected:
+    if sorted(layout.names) != expected or layout.dtypes.keys() - {spec.name for spec in bundle.manifest.table.specs}:
         raise InvalidBundle(
             f"bundle {bundle.manifest.name}: lists other arrays than it has; write it again", code="FN-0360"
         )
@@ -150,7 +234,7 @@ def table_in(manifest: Manifest, flower: FlowerPlan) -> TensorTable:
         if not matches:
             raise InvalidPlan(
                 f"{what} matches no array that travels, expected at least one of {names[:MAX_SHOWN]}; correct or "
-                "remove it. Arrays of other dtypes than float32 stay on the device and have no role",
+                "remove it. Arrays that stay on the device have no role",
                 code="FN-0240",
             )
         if both := [name for name in matches if name in roles]:
@@ -162,21 +246,35 @@ def table_in(manifest: Manifest, flower: FlowerPlan) -> TensorTable:
     return manifest.table.with_roles(roles)
 
 
-def _dump(arrays: Mapping[str, Array]) -> bytes:
+def _dump(arrays: Mapping[str, Array], travelling: Mapping[str, Array]) -> bytes:
+    dtypes = {name: _little(value) for name, value in travelling.items() if value.dtype != np.float32}
     local = {
         name: {
-            "dtype": value.dtype.newbyteorder("<").str,
+            "dtype": _little(value),
             "shape": list(value.shape),
-            "data": base64.b64encode(value.astype(value.dtype.newbyteorder("<")).tobytes()).decode(),
+            "data": base64.b64encode(value.astype(_little(value)).tobytes()).decode(),
         }
         for name, value in arrays.items()
-        if value.dtype != np.float32
+        if name not in travelling
     }
-    return json.dumps({"names": list(arrays), "local": local}, separators=(",", ":")).encode()
+    row = {"names": list(arrays), "dtypes": dtypes, "local": local}
+    return json.dumps(row, separators=(",", ":")).encode()
+
+
+def _little(value: Array) -> str:
+    """Return the name of an array's dtype, little-endian."""
+    return value.dtype.newbyteorder("<").str
+
+
+def _dtype(text: str) -> "np.dtype[np.generic]":
+    dtype = np.dtype(text)
+    if dtype.kind not in LOCAL_KINDS:
+        raise ValueError(f"got dtype {dtype}, expected numbers")
+    return dtype
 
 
 def _array(entry: Mapping[str, object]) -> Array:
-    dtype, data, shape = np.dtype(str(entry["dtype"])), base64.b64decode(str(entry["data"])), entry["shape"]
-    if dtype.kind not in LOCAL_KINDS or not isinstance(shape, list):
-        raise ValueError(f"got dtype {dtype} and shape {shape}, expected numbers and a list")
+    dtype, data, shape = _dtype(str(entry["dtype"])), base64.b64decode(str(entry["data"])), entry["shape"]
+    if not isinstance(shape, list):
+        raise ValueError(f"got shape {shape}, expected a list")
     return np.frombuffer(data, dtype).reshape(shape)

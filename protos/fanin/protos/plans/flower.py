@@ -16,8 +16,9 @@ class FlowerPlan:
         dict[str, Setting],
         Key(
             text='Entries of the ConfigRecord `config` in each message. Bytes are written as `{ base64 = "AAEC" }`, '
-            "and all items of a list have one type. `lr` is `training.learning_rate` unless it is here; `server-round` "
-            "is the number of the Round.",
+            "and all items of a list have one type. `lr` is `training.learning_rate` unless it is here. "
+            "`server-round` is the number of the Round, and so are `server_round`, `current_round` and `round` unless "
+            "they are here.",
             entries=SETTINGS,
             see="../howto/flower.md",
         ),

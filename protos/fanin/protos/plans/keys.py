@@ -222,7 +222,8 @@ def range_problem(section: object, path: str) -> str:
     """
     for field in keys_of(type(section)):
         value = getattr(section, field.name)
-        if not field.accepts(value):
+        # A default out of the range, as that of training.learning_rate, is no value. A file cannot write it.
+        if value != field.default and not field.accepts(value):
             return field.problem(joined(path, field.name), value)
     return ""
 

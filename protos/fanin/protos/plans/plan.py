@@ -213,9 +213,17 @@ def check_statistics(plan: Plan) -> None:
 
 def check_schedule(plan: Plan) -> None:
     """A schedule has at most 64 changes, in the order of their Rounds. An entry of `flower.config` in it is also in
-    `[flower.config]`, with the same type, so each Round has it. `flower.roles` never changes.
+    `[flower.config]`, with the same type, so each Round has it. `flower.roles` never changes. A change of the learning
+    rate needs `training.learning_rate`.
     """
     check_changes(plan.flower, plan.schedule)
+    for index, change in enumerate(plan.schedule):
+        if not plan.training.learning_rate and (change.learning_rate or change.decay):
+            raise InvalidPlan(
+                f"plan: schedule.{index}: got a learning rate or a decay, but the Rounds before have none, expected "
+                "one; add training.learning_rate",
+                code="FN-0201",
+            )
 
 
 CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics, check_schedule, check_metrics)

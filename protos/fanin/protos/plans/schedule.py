@@ -50,8 +50,8 @@ class ScheduledChange:
 def training_in(training: Training, schedule: Sequence[ScheduledChange], round_number: int) -> Training:
     """Return the settings of training in a Round.
 
-    The learning rate stays within the range of float32. Powers of ``decay`` are computed as products, so that the
-    results of all machines are bit-identical.
+    The learning rate stays within the range of float32; without one, there is none in any Round. Powers of ``decay``
+    are computed as products, so that the results of all machines are bit-identical.
 
     Args:
         training: The settings without a schedule.
@@ -168,4 +168,4 @@ def _decayed(rate: float, decay: float, num_rounds: int) -> float:
         if num_rounds & 1:
             factor *= power
         power, num_rounds = power * power, num_rounds >> 1
-    return max(rate * factor, MIN_RATE)
+    return max(rate * factor, MIN_RATE) if rate else 0.0

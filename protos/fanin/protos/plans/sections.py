@@ -55,11 +55,12 @@ class Training:
     learning_rate: Annotated[
         float,
         Key(
-            text="Learning rate of the optimizer in the train graph, within the range of float32.",
+            text="Learning rate of the optimizer in the train graph, within the range of float32. Graphs need one; the "
+            "default is none. A Flower app receives it as `lr`.",
             at_least=MIN_RATE,
             at_most=MAX_RATE,
         ),
-    ]
+    ] = 0.0
     seed: Annotated[int, Key(text="Seed of the Run.", at_least=0, at_most=MAX_SEED)] = 0
     proximal_weight: Annotated[
         float,

@@ -249,6 +249,10 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
             "the plan, or publish a bundle of fanin bundle",
             code="FN-0260",
         )
+    if not plan.training.learning_rate:
+        raise InvalidPlan(
+            f"{what}: training.learning_rate: got none, expected a rate of the train graph; add the key", code="FN-0286"
+        )
     _check_control(what, stages, has_control=facts.has_control)
     _check_num_devices(what, plan)
     for path, settings in _training_settings(plan):
