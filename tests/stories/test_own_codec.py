@@ -17,7 +17,8 @@ RUN = """
 import json, sys
 from pathlib import Path
 from fanin.clients.planfile import parse_plan
-from fanin.simulation.federation import Member, SyntheticTrainer, synthetic_bundle
+from fanin.simulation.federation.member import Member
+from fanin.simulation.federation.synthetic import SyntheticTrainer, synthetic_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import RoundFailed, VersionPublished
 from fanin.server.aggregation.verify import verify_run

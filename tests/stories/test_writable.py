@@ -14,7 +14,7 @@ from support.processes import Site, limit_files
 
 from fanin.edge.files import DISK_PROBLEMS
 from fanin.protos.errors import StorageFull
-from fanin.server.observe.health import CHECK_S
+from fanin.server.health import CHECK_S
 from fanin.server.service import CONTROL_SERVICE, FLEET_SERVICE
 
 Status = health_pb2.HealthCheckResponse

@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 
 from fanin.commands.serve import data_sets, run_coordinator
-from fanin.server.observe.logs import LogObserver
 from fanin.server.rounds.events import Effect
+from fanin.server.rounds.worker import LogObserver
 from fanin.server.settings import Settings
 
 

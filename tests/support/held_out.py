@@ -21,7 +21,7 @@ from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import SETTLE_S, HeldOutEvaluator
 from fanin.server.evaluation.process import TIMEOUT_S, EvaluatorProcess
 from fanin.server.folder import open_state
-from fanin.server.observe.logs import LogObserver
+from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline

@@ -26,7 +26,7 @@ from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
-from fanin.server.observe.logs import LogObserver
+from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
 from fanin.server.service import Services, bind_server
 from fanin.server.storage.disk import Durability

@@ -12,7 +12,7 @@ from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
-from fanin.server.observe.logs import LogObserver
+from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability

@@ -8,7 +8,7 @@ from support.virtual import bundle_in, open_place, plan, start
 
 from fanin.protos import messages as m
 from fanin.protos.messages import RunWarned
-from fanin.server.fleet.doubles import WINDOW_S, Doubles
+from fanin.server.fleet.checkins import WINDOW_S, Doubles
 from fanin.simulation import run_virtual
 
 

@@ -20,8 +20,8 @@ from fanin.server.evaluation.evaluator import HeldOutEvaluator
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.folder import open_state
-from fanin.server.observe.logs import LogObserver
 from fanin.server.rounds.troubles import STORAGE_WAIT_S, UNFORESEEN_S
+from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline

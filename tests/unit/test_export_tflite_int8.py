@@ -173,7 +173,7 @@ class CaseFiles:
     def build(self, parameters: Mapping[str, Float32s]) -> Int8File:
         """Build a new file from these parameters and the ranges of Version 0."""
         model = schema.ModelT.InitFromPackedBuf(self.data)
-        ranges = infer_ranges(model, self.infer, {"x": self.calibration})
+        ranges = infer_ranges(model, self.infer, {"x": self.calibration})[0]
         values = with_derived(parameters, self.infer.derived)
         return build_infer(model, self.infer, values, ranges, self.prepared.kept_float)
 
@@ -357,7 +357,7 @@ def test_every_runtime_has_the_operators(name: str) -> None:
 def test_ranges_beyond_float_keep_a_product_float() -> None:
     files = files_of("plain")
     model = schema.ModelT.InitFromPackedBuf(files.data)
-    ranges = infer_ranges(model, files.infer, {"x": files.calibration})
+    ranges = infer_ranges(model, files.infer, {"x": files.calibration})[0]
     infinite_ranges = {tensor: replace(row, high=float("inf")) for tensor, row in ranges.items()}
     int8_file = build_infer(model, files.infer, files.first, infinite_ranges, ())
     graph = FlatGraph(schema.ModelT.InitFromPackedBuf(int8_file.data), INFER)

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from fanin.protos.errors import StorageFull, StorageUnavailable
-from fanin.server.observe.health import watch_storage
+from fanin.server.health import watch_storage
 
 LOCKED = StorageUnavailable("fanin.db: another process holds the database")
 

@@ -19,7 +19,7 @@ from fanin.protos.chunks import Artifact, artifact_of, cut
 from fanin.protos.errors import Corrupted, InvalidBundle, InvalidVersion, NotFound
 from fanin.protos.messages import StartRun, Version
 from fanin.server.folder import open_state
-from fanin.server.observe.logs import LogObserver
+from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline

@@ -37,7 +37,7 @@ def test_the_cache_holds_the_newest_assignment_alone(tmp_path: Path) -> None:
     assert device.session.num_accepted == ROUNDS
     graph = fleet.bundle.manifest.artifacts["graph"]
     chunks = (*last.bundle.manifest.chunks, *graph.chunks, *last.version.parameters.chunks)
-    assert device.cached == {ref.sha256 for ref in chunks}
+    assert set(device.folder.chunks) == {ref.sha256 for ref in chunks}
 
 
 def test_a_fetch_that_fails_leaves_nothing_more_in_the_cache(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_fetch_that_fails_leaves_nothing_more_in_the_cache(tmp_path: Path) -> 
     device = device_of(fleet, publisher=STRANGER.public)
     take_part(fleet, device)
     assert len(fleet.failures) == ROUNDS
-    assert device.cached == {ref.sha256 for ref in manifest.chunks}
+    assert set(device.folder.chunks) == {ref.sha256 for ref in manifest.chunks}
 
 
 def add_stages(fleet: Rounds) -> None:

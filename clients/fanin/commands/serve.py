@@ -43,9 +43,8 @@ from fanin.server.evaluation.evaluator import HeldOutEvaluator
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import check_authority, exposed_secrets, hold_folder, open_state
-from fanin.server.observe.health import watch_storage
-from fanin.server.observe.logs import LogObserver
-from fanin.server.rounds.worker import Observer
+from fanin.server.health import watch_storage
+from fanin.server.rounds.worker import LogObserver, Observer
 from fanin.server.runs.catalog import Runs
 from fanin.server.service import Services, bind_server, check_free
 from fanin.server.settings import Settings

@@ -23,7 +23,7 @@ from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.server.runs.admission import check_no_graphs
-from fanin.server.runs.setups import check_names
+from fanin.server.runs.recorded_setup import check_names
 from fanin.server.selection.policies import POLICIES
 from fanin.simulation.arguments import check_devices, check_plan, plan_of
 from fanin.simulation.backends.backend import Backend, ThisProcess

@@ -12,10 +12,10 @@
     selection/     which waiting devices get the free places
     aggregation/   sums, the outer step, verification
     storage/       the database, blobs and spool
-    observe/       logs
+    health.py      whether it serves
 
 Imports go in one direction: ``service`` -> ``fleet`` -> ``access`` and ``runs``; ``runs`` -> ``rounds`` ->
-``aggregation`` -> ``storage``. ``access`` uses only ``storage``; ``observe`` uses ``rounds``. ``rounds`` uses
+``aggregation`` -> ``storage``. ``access`` uses only ``storage``; ``rounds`` uses
 ``selection``, which uses no other room.
 """
 

@@ -21,8 +21,7 @@ from fanin.clients.device.models import OpenedModel, file_chunks, served_files, 
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
-from fanin.clients.device.session.outcomes import event_of
-from fanin.clients.device.session.unfit import UnfitBundle
+from fanin.clients.device.session.outcomes import UnfitBundle, event_of
 from fanin.clients.device.storage.personal import keep_local, local_values, trim_local
 from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.clients.device.storage.seeds import device_seed

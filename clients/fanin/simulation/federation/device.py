@@ -71,11 +71,6 @@ class VirtualDevice:
         """Take part until cancelled. Raises Conflict if the coordinator rejects this device permanently."""
         await self._driver.run()
 
-    @property
-    def cached(self) -> frozenset[str]:
-        """The digests of the Chunks in the cache."""
-        return frozenset(self.folder.chunks)
-
     def restart(self) -> None:
         """Simulate a kill: only the folder survives."""
         self._driver = SessionDriver(self._parts, Session(num_accepted=self.session.num_accepted))

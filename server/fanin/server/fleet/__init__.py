@@ -3,10 +3,9 @@
 Modules, in reading order:
 
     coordinator.py   ``Coordinator``: one method for each call of a device
-    checkins.py      long polls until there is work
+    checkins.py      long polls until there is work; devices whose key is online twice
     bulletin.py      newer Versions for devices without work
     retries.py       retry windows of devices without a place
-    doubles.py       devices whose key is online twice
     downloads.py     Chunks of Bundles and Versions
     uploads.py       one Update from its header to its last Chunk
 

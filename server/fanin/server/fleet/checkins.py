@@ -8,18 +8,25 @@ only if its Run has stages.
 import asyncio
 import math
 import random
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from fanin.protos import messages as m
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.bulletin import Bulletin
-from fanin.server.fleet.doubles import Doubles
 from fanin.server.fleet.retries import retry_window
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.intake import Parked
 from fanin.server.storage.protocols.devices import DeviceDirectory
+
+MIN_REPLACED: Final = 3
+"""Check-ins of a device within ``WINDOW_S`` that another one of it ended. A bad network hardly breaks so often."""
+WINDOW_S: Final = 60.0
+MAX_DEVICES: Final = 10_000
+"""Devices in the table. A device that leaves it had its first such check-in before all others."""
 
 
 class CheckIns:
@@ -161,3 +168,26 @@ def _online_twice(device: str) -> m.RunWarned:
         "a state folder; stop one of them, and start it with a --state of its own"
     )
     return m.RunWarned(code="shared_key", subject=device, text=text)
+
+
+class Doubles:
+    """The check-ins that another one of the same device ended: two processes may have one key, as after a copy.
+
+    A device has one check-in at a time, and a second one ends the first. A device that lost its connection does this
+    once. Two processes do it again and again, because each comes back after a few seconds.
+    """
+
+    def __init__(self) -> None:
+        # By device: the time of the first such check-in of a window, and their number in it.
+        self._replaced: OrderedDict[str, tuple[float, int]] = OrderedDict()
+
+    def note(self, device: str, now: float) -> bool:
+        """Note that a check-in ended an earlier one of its device. Return whether the device is online twice."""
+        since, num = self._replaced.get(device, (now, 0))
+        if now - since > WINDOW_S:
+            self._replaced.pop(device)
+            since, num = now, 0
+        self._replaced[device] = since, num + 1
+        if len(self._replaced) > MAX_DEVICES:
+            self._replaced.popitem(last=False)
+        return num + 1 >= MIN_REPLACED

@@ -19,6 +19,7 @@ from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.troubles import pause_s, trouble_of
 
 LOG = logging.getLogger("fanin.server.rounds.worker")
+EFFECTS = logging.getLogger("fanin.server")
 QueuedEffect = tuple[RoundWork | None, e.Effect]
 """An effect, and the work of the Round that it belongs to."""
 EffectHandler = Callable[[QueuedEffect], Awaitable[None]]
@@ -36,6 +37,18 @@ class Observer(Protocol):
     def finished(self, run_id: str, effect: e.Effect) -> None:
         """Called after an effect, when its changes are as durable as the settings demand."""
         ...
+
+
+class LogObserver:
+    """An Observer that writes each effect to the log ``fanin.server``, at debug level."""
+
+    def starting(self, run_id: str, effect: e.Effect) -> None:
+        """Log an effect that is about to be carried out."""
+        EFFECTS.debug("run %s: %s", run_id, effect)
+
+    def finished(self, run_id: str, effect: e.Effect) -> None:
+        """Log an effect that was carried out."""
+        EFFECTS.debug("run %s: done %s", run_id, type(effect).__name__)
 
 
 class Worker:

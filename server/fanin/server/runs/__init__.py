@@ -4,7 +4,7 @@ Modules, in reading order:
 
     view.py          the Run as any replica reads it
     catalog.py       ``Runs``: one method for each call of an operator
-    setups.py        the setup of a Run from its record
+    recorded_setup.py  the setup of a Run from its record
     admission.py     the checks of what operators publish
     driving/         the drivers of Runs, which carry out effects and open Rounds
     validation.py    the checks of an Update's header against its Assignment

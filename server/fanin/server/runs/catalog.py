@@ -51,7 +51,7 @@ from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
 from fanin.server.runs.driving.intake import Parked
 from fanin.server.runs.publications import FOLLOW_S, Publications
-from fanin.server.runs.setups import recorded_bundle, run_key_of, setup_of
+from fanin.server.runs.recorded_setup import recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import RunView, read_view
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.server.storage.decisions import check_next

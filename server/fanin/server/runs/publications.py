@@ -9,7 +9,7 @@ from fanin.protos.errors import FaninError, NotFound
 from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import RepeatedTroubles, pause_s
-from fanin.server.runs.setups import refusal_of
+from fanin.server.runs.recorded_setup import refusal_of
 from fanin.server.runs.view import RunView, read_view
 from fanin.server.storage.protocols.runs import RunRecords
 

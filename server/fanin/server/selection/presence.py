@@ -52,10 +52,6 @@ class Presence:
         """Watch only those of these devices that were watched."""
         self._last = OrderedDict((device, last) for device, last in self._last.items() if device in devices)
 
-    def is_watched(self, device: str) -> bool:
-        """Return whether a device reports progress, and was not silent for too long."""
-        return device in self._last
-
     def of(self, device: str) -> TrainingProgress | None:
         """Return the last report of a device, None without one."""
         last = self._last.get(device)

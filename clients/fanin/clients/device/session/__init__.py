@@ -4,7 +4,6 @@ Reading order:
 
 - ``events``: the phases, the events that a driver reports, the actions that it carries out
 - ``machine``: the transition table
-- ``outcomes``: the event for an error
-- ``unfit``: the Bundle that the data do not fit
+- ``outcomes``: the event for an error; the Bundle that the data do not fit
 - ``progress``: the log line for an event
 """

@@ -1,8 +1,11 @@
-"""The translation of errors to session events: one event for each pair of action and error.
+"""The outcomes of a session's actions: the event of each pair of action and error, and a Bundle that does not fit.
 
 Every event returned here has a row in ``machine.TRANSITIONS``, so no error of a coordinator or an app stops a session
 unexpectedly.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from fanin.clients.device.session import events as e
 from fanin.protos.errors import (
@@ -16,6 +19,7 @@ from fanin.protos.errors import (
     Unavailable,
     Untrusted,
 )
+from fanin.protos.messages import Assigned, Assignment
 
 
 def event_of(action: e.SessionAction, error: FaninError | OSError) -> e.SessionEvent:
@@ -45,3 +49,32 @@ def event_of(action: e.SessionAction, error: FaninError | OSError) -> e.SessionE
         case _:
             # An enrollment or a check-in whose request or reply is invalid: this device cannot repair it.
             return e.Denied(reason=reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfitBundle:
+    """A Bundle, the reason why the examples do not fit, and whether the device has other examples now.
+
+    The device reports this once. Until it has other examples, it gives up the Assignments of this Bundle without a
+    download.
+    """
+
+    bundle_sha256: str
+    reason: str
+    has_changed: Callable[[], bool]
+
+    def is_of(self, assignment: Assignment) -> bool:
+        """Return whether an Assignment is of this Bundle."""
+        return assignment.bundle.manifest.sha256 == self.bundle_sha256
+
+    def is_repeated_by(self, action: e.SessionAction, event: e.SessionEvent) -> bool:
+        """Return whether the outcome of an action repeats the observations of the failed training."""
+        match event:
+            case e.Answered(answer=Assigned(assignment=work)):
+                return self.is_of(work)
+            case e.Unable():
+                return isinstance(action, e.Fetch)
+            case e.Replied():
+                return isinstance(action, e.Abandon)
+            case _:
+                return False

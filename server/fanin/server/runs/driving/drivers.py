@@ -22,7 +22,7 @@ from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.intake import Parked
 from fanin.server.runs.publications import Followers, Publications
-from fanin.server.runs.setups import check_key, check_up_to_date, setup_of
+from fanin.server.runs.recorded_setup import check_key, check_up_to_date, setup_of
 from fanin.server.runs.view import LiveRun
 from fanin.server.selection.policies import SelectionPolicy
 from fanin.server.storage.stores import Files, Stores

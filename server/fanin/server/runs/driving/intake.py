@@ -18,7 +18,7 @@ from fanin.server.rounds import events as e
 from fanin.server.rounds.troubles import SEE_LOG
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.shortage import starvation_of
-from fanin.server.runs.setups import refusal_of
+from fanin.server.runs.recorded_setup import refusal_of
 from fanin.server.selection.policies import BrokenPolicy, WaitingDevice, select
 from fanin.server.storage.stores import DriverStores
 

@@ -4,43 +4,24 @@ The lane carries out one transaction at a time, so the event loop never waits fo
 ``storage.protocols``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Engine
 
-from fanin.protos.chunks import Artifact
 from fanin.protos.messages import (
-    AcceptedDevices,
-    BundleRef,
-    Command,
-    DevicesGone,
-    LoggedEvent,
-    Principal,
-    Reclaim,
-    RunRested,
-    RunState,
-    RunWarned,
-    StartRun,
-    UpdateHeader,
     Version,
-    VersionEvaluation,
-    VersionPublished,
 )
-from fanin.protos.plans import CohortPlan
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.records import (
     CommittedUpdate,
-    Contributors,
     EnrolledDevice,
     Lease,
-    Newest,
     OuterState,
     Role,
     RoundRecord,
-    RoundSummary,
-    RunRecord,
 )
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
@@ -48,13 +29,32 @@ from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
 from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, SqliteLeases, SqliteWriter, commit_all
 
+StoreT = TypeVar("StoreT")
+ResultT = TypeVar("ResultT")
+P = ParamSpec("P")
 
-class LanedDevices:
-    """``DeviceStore`` over SQLite. Reads are answered from memory, so only enrolling needs the lane."""
 
-    def __init__(self, store: SqliteDevices, lane: Lane) -> None:
+class _Laned(Generic[StoreT]):
+    """A synchronous store, and the lane on which its methods run."""
+
+    def __init__(self, store: StoreT, lane: Lane) -> None:
         self._store = store
         self._lane = lane
+
+
+def laned(
+    method: Callable[Concatenate[StoreT, P], ResultT],
+) -> Callable[Concatenate[_Laned[StoreT], P], Coroutine[object, object, ResultT]]:
+    """Return the async method that runs a method of the synchronous store on the lane."""
+
+    async def call(self: _Laned[StoreT], /, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        return await self._lane(partial(method, self._store, *args, **kwargs))
+
+    return call
+
+
+class LanedDevices(_Laned[SqliteDevices]):
+    """``DeviceStore`` over SQLite. Reads are answered from memory, so only enrolling needs the lane."""
 
     @property
     def num_devices(self) -> int:
@@ -73,61 +73,23 @@ class LanedDevices:
         """See ``DeviceDirectory.add_token``."""
         self._store.add_token(sha256, role, now_s)
 
-    async def enroll(self, devices: Iterable[EnrolledDevice], now_s: float) -> None:
-        """See ``DeviceStore.enroll``."""
-        await self._lane(partial(self._store.enroll, devices, now_s))
+    enroll = laned(SqliteDevices.enroll)
 
 
-class LanedRuns:
+class LanedRuns(_Laned[SqliteRuns]):
     """``RunRecords`` over SQLite."""
 
-    def __init__(self, store: SqliteRuns, lane: Lane) -> None:
-        self._store = store
-        self._lane = lane
-
-    async def add_bundle(self, bundle: BundleRef) -> None:
-        """See ``BundleStore.add_bundle``."""
-        await self._lane(partial(self._store.add_bundle, bundle))
-
-    async def bundle(self, sha256: str) -> BundleRef | None:
-        """See ``BundleStore.bundle``."""
-        return await self._lane(partial(self._store.bundle, sha256))
-
-    async def bundles(self) -> tuple[BundleRef, ...]:
-        """See ``BundleStore.bundles``."""
-        return await self._lane(self._store.bundles)
-
-    async def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
-        """See ``BundleStore.artifact_page``."""
-        return await self._lane(partial(self._store.artifact_page, after))
-
-    async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
-        """See ``RunStore.run_key``."""
-        return await self._lane(partial(self._store.run_key, run_id, epoch, new_key, now_s))
-
-    async def remove_unused_keys(self, before_s: float) -> int:
-        """See ``RunStore.remove_unused_keys``."""
-        return await self._lane(partial(self._store.remove_unused_keys, before_s))
-
-    async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
-        """See ``RunStore.add_run``."""
-        await self._lane(partial(self._store.add_run, start, now_s, by))
-
-    async def run_ids(self) -> tuple[str, ...]:
-        """See ``RunStore.run_ids``."""
-        return await self._lane(self._store.run_ids)
-
-    async def run(self, run_id: str) -> RunRecord | None:
-        """See ``RunStore.run``."""
-        return await self._lane(partial(self._store.run, run_id))
-
-    async def run_state(self, run_id: str) -> RunState:
-        """See ``RunStore.run_state``."""
-        return await self._lane(partial(self._store.run_state, run_id))
-
-    async def version(self, run_id: str, number: int | None = None) -> Version | None:
-        """See ``VersionStore.version``."""
-        return await self._lane(partial(self._store.version, run_id, number))
+    add_bundle = laned(SqliteRuns.add_bundle)
+    bundle = laned(SqliteRuns.bundle)
+    bundles = laned(SqliteRuns.bundles)
+    artifact_page = laned(SqliteRuns.artifact_page)
+    run_key = laned(SqliteRuns.run_key)
+    remove_unused_keys = laned(SqliteRuns.remove_unused_keys)
+    add_run = laned(SqliteRuns.add_run)
+    run_ids = laned(SqliteRuns.run_ids)
+    run = laned(SqliteRuns.run)
+    run_state = laned(SqliteRuns.run_state)
+    version = laned(SqliteRuns.version)
 
     async def newest_version(self, run_id: str) -> Version:
         """See ``VersionStore.newest_version``."""
@@ -135,79 +97,36 @@ class LanedRuns:
         assert newest is not None, "a run has at least version 0"
         return newest
 
-    async def lineage_start(self, run_id: str) -> int:
-        """See ``VersionStore.lineage_start``."""
-        return await self._lane(partial(self._store.lineage_start, run_id))
-
-    async def publication(self, run_id: str, number: int) -> VersionPublished | None:
-        """See ``VersionStore.publication``."""
-        return await self._lane(partial(self._store.publication, run_id, number))
-
-    async def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
-        """See ``EventStore.event_page``."""
-        return await self._lane(partial(self._store.event_page, run_id, from_sequence))
-
-    async def warnings(self, run_id: str) -> tuple[RunWarned, ...]:
-        """See ``EventStore.warnings``."""
-        return await self._lane(partial(self._store.warnings, run_id))
+    lineage_start = laned(SqliteRuns.lineage_start)
+    publication = laned(SqliteRuns.publication)
+    event_page = laned(SqliteRuns.event_page)
+    warnings = laned(SqliteRuns.warnings)
 
 
-class LanedRounds:
+class LanedRounds(_Laned[SqliteRounds]):
     """``RoundRecords`` over SQLite."""
 
     def __init__(self, store: SqliteRounds, runs: SqliteRuns, lane: Lane) -> None:
-        self._store = store
+        super().__init__(store, lane)
         self._runs = runs
-        self._lane = lane
 
-    async def last(self, run_id: str) -> RoundRecord | None:
-        """See ``RoundStore.last``."""
-        return await self._lane(partial(self._store.last, run_id))
+    last = laned(SqliteRounds.last)
 
     async def unfinished(self, run_id: str) -> RoundRecord | None:
         """See ``RoundStore.unfinished``."""
         last = await self.last(run_id)
         return None if last is None or last.mark.is_final else last
 
-    async def latest(self, run_id: str, limit: int) -> tuple[RoundSummary, ...]:
-        """See ``RoundStore.latest``."""
-        return await self._lane(partial(self._store.latest, run_id, limit))
-
-    async def since(self, run_id: str, base_version: int) -> tuple[RoundRecord, ...]:
-        """See ``RoundStore.since``."""
-        return await self._lane(partial(self._store.since, run_id, base_version))
-
-    async def num_published(self, run_id: str) -> int:
-        """See ``RoundStore.num_published``."""
-        return await self._lane(partial(self._store.num_published, run_id))
-
-    async def contributors(self, run_id: str) -> Contributors:
-        """See ``RoundStore.contributors``."""
-        return await self._lane(partial(self._store.contributors, run_id))
-
-    async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
-        """See ``CommittedUpdates.update``."""
-        return await self._lane(partial(self._store.update, run_id, made_for, device_id))
-
-    async def updates(self, run_id: str, round_number: int) -> tuple[CommittedUpdate, ...]:
-        """See ``CommittedUpdates.updates``."""
-        return await self._lane(partial(self._store.updates, run_id, round_number))
-
-    async def updates_of(self, run_id: str, round_number: int, devices: Sequence[str]) -> tuple[CommittedUpdate, ...]:
-        """See ``CommittedUpdates.updates_of``."""
-        return await self._lane(partial(self._store.updates_of, run_id, round_number, devices))
-
-    async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
-        """See ``CommittedUpdates.headers_made_for``."""
-        return await self._lane(partial(self._store.headers_made_for, run_id, round_number))
-
-    async def last_folded(self, run_id: str, device_id: str, *, lineage: int) -> int:
-        """See ``CommittedUpdates.last_folded``."""
-        return await self._lane(partial(self._store.last_folded, run_id, device_id, lineage=lineage))
-
-    async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
-        """See ``RoundStore.accepted_devices``."""
-        return await self._lane(partial(self._store.accepted_devices, run_id, round_number, from_index))
+    latest = laned(SqliteRounds.latest)
+    since = laned(SqliteRounds.since)
+    num_published = laned(SqliteRounds.num_published)
+    contributors = laned(SqliteRounds.contributors)
+    update = laned(SqliteRounds.update)
+    updates = laned(SqliteRounds.updates)
+    updates_of = laned(SqliteRounds.updates_of)
+    headers_made_for = laned(SqliteRounds.headers_made_for)
+    last_folded = laned(SqliteRounds.last_folded)
+    accepted_devices = laned(SqliteRounds.accepted_devices)
 
     async def recorded_grid(self, base: Version) -> tuple[int, ...] | None:
         """See ``OriginStore.recorded_grid``."""
@@ -218,32 +137,14 @@ class LanedRounds:
         return await self._lane(partial(recorded_state, base, self._runs, self._store))
 
 
-class LanedEvaluations:
+class LanedEvaluations(_Laned[SqliteEvaluations]):
     """``EvaluationStore`` over SQLite."""
 
-    def __init__(self, store: SqliteEvaluations, lane: Lane) -> None:
-        self._store = store
-        self._lane = lane
-
-    async def add_evaluation(self, run_id: str, evaluation: VersionEvaluation, score: float | None) -> None:
-        """See ``EvaluationStore.add_evaluation``."""
-        await self._lane(partial(self._store.add_evaluation, run_id, evaluation, score))
-
-    async def unevaluated(self, run_id: str, above: int) -> frozenset[int]:
-        """See ``EvaluationStore.unevaluated``."""
-        return await self._lane(partial(self._store.unevaluated, run_id, above))
-
-    async def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
-        """See ``EvaluationStore.evaluation_page``."""
-        return await self._lane(partial(self._store.evaluation_page, run_id, from_version))
-
-    async def newest_evaluation(self, run_id: str) -> VersionEvaluation | None:
-        """See ``EvaluationStore.newest_evaluation``."""
-        return await self._lane(partial(self._store.newest_evaluation, run_id))
-
-    async def best_evaluation(self, run_id: str) -> VersionEvaluation | None:
-        """See ``EvaluationStore.best_evaluation``."""
-        return await self._lane(partial(self._store.best_evaluation, run_id))
+    add_evaluation = laned(SqliteEvaluations.add_evaluation)
+    unevaluated = laned(SqliteEvaluations.unevaluated)
+    evaluation_page = laned(SqliteEvaluations.evaluation_page)
+    newest_evaluation = laned(SqliteEvaluations.newest_evaluation)
+    best_evaluation = laned(SqliteEvaluations.best_evaluation)
 
 
 class LanedLeases:
@@ -265,95 +166,39 @@ class LanedLeases:
         return await self._lane(partial(self._store.lease, run_id))
 
 
-class LanedWriter:
+class LanedWriter(_Laned[SqliteWriter]):
     """``RunWriter`` over SQLite."""
 
     def __init__(self, writer: SqliteWriter, commits: GroupCommit, lane: Lane) -> None:
-        self._writer = writer
+        super().__init__(writer, lane)
         self._commits = commits
-        self._lane = lane
 
     @property
     def lease(self) -> Lease:
         """See ``RunWriter.lease``."""
-        return self._writer.lease
+        return self._store.lease
 
-    async def open(self, record: RoundRecord) -> bool:
-        """See ``RoundWriter.open``."""
-        return await self._lane(partial(self._writer.open, record))
-
-    async def set_deadline(self, round_number: int, deadline_at_s: float, now_s: float) -> None:
-        """See ``RoundWriter.set_deadline``."""
-        await self._lane(partial(self._writer.set_deadline, round_number, deadline_at_s, now_s))
+    open = laned(SqliteWriter.open)
+    set_deadline = laned(SqliteWriter.set_deadline)
 
     async def commit(self, update: CommittedUpdate, *, buffer: int) -> CommittedUpdate | None:
         """See ``RoundWriter.commit``."""
         return await self._commits.commit(Candidate(update=update, buffer=buffer, lease=self.lease))
 
-    async def close(
-        self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
-    ) -> RoundRecord:
-        """See ``RoundWriter.close``."""
-        close = partial(self._writer.close, cohort=cohort, now_s=now_s, cause=cause, others_wait=others_wait)
-        return await self._lane(partial(close, round_number))
-
-    async def publish(
-        self,
-        version: Version,
-        event: VersionPublished,
-        *,
-        next_grid: Sequence[int],
-        outer_state: OuterState,
-        now_s: float,
-    ) -> RoundRecord:
-        """See ``RoundWriter.publish``."""
-        publish = partial(self._writer.publish, next_grid=next_grid, outer_state=outer_state, now_s=now_s)
-        return await self._lane(partial(publish, version, event))
-
-    async def fail(self, round_number: int, *, reason: str, now_s: float) -> RoundRecord:
-        """See ``RoundWriter.fail``."""
-        return await self._lane(partial(self._writer.fail, round_number, reason=reason, now_s=now_s))
-
-    async def rest(self, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
-        """See ``RunWriter.rest``."""
-        return await self._lane(partial(self._writer.rest, rested, now_s, next_sequence=next_sequence))
-
-    async def warn(self, warnings: Sequence[RunWarned], now_s: float) -> None:
-        """See ``RunWriter.warn``."""
-        await self._lane(partial(self._writer.warn, warnings, now_s))
-
-    async def note(self, event: DevicesGone, now_s: float) -> None:
-        """See ``RunWriter.note``."""
-        await self._lane(partial(self._writer.note, event, now_s))
+    close = laned(SqliteWriter.close)
+    publish = laned(SqliteWriter.publish)
+    fail = laned(SqliteWriter.fail)
+    rest = laned(SqliteWriter.rest)
+    warn = laned(SqliteWriter.warn)
+    note = laned(SqliteWriter.note)
 
 
-class LanedCommands:
+class LanedCommands(_Laned[SqliteCommands]):
     """``CommandStore`` over SQLite."""
 
-    def __init__(self, store: SqliteCommands, lane: Lane) -> None:
-        self._store = store
-        self._lane = lane
-
-    async def is_done(self, command: Command) -> bool:
-        """See ``CommandStore.is_done``."""
-        return await self._lane(partial(self._store.is_done, command))
-
-    async def pause(self, command: Command, now_s: float) -> None:
-        """See ``CommandStore.pause``."""
-        await self._lane(partial(self._store.pause, command, now_s))
-
-    async def resume(self, command: Command, num_rounds: int, now_s: float) -> None:
-        """See ``CommandStore.resume``."""
-        await self._lane(partial(self._store.resume, command, num_rounds, now_s))
-
-    async def stop(self, command: Command, now_s: float, *, is_stuck: bool = False) -> None:
-        """See ``CommandStore.stop``."""
-        await self._lane(partial(self._store.stop, command, now_s, is_stuck=is_stuck))
-
-    async def publish(self, run_id: str, newest: Newest, now_s: float, command: Command | None = None) -> None:
-        """See ``CommandStore.publish``."""
-        await self._lane(partial(self._store.publish, run_id, newest, now_s, command))
-
-    async def reclaim(self, reclaim: Reclaim, event: VersionPublished, now_s: float) -> None:
-        """See ``CommandStore.reclaim``."""
-        await self._lane(partial(self._store.reclaim, reclaim, event, now_s))
+    is_done = laned(SqliteCommands.is_done)
+    pause = laned(SqliteCommands.pause)
+    resume = laned(SqliteCommands.resume)
+    stop = laned(SqliteCommands.stop)
+    publish = laned(SqliteCommands.publish)
+    reclaim = laned(SqliteCommands.reclaim)

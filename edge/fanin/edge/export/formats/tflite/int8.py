@@ -71,7 +71,7 @@ def quantize_infer(
         UnsupportedModel: The file depends on the value of a parameter outside a slot.
     """
     model = schema.ModelT.InitFromPackedBuf(data)
-    ranges, names = _measured(model, infer, calibration)
+    ranges, names = infer_ranges(model, infer, calibration)
     if grids is not None:
         check_grids(dict.fromkeys(names.values(), (0.0, 0.0)), dict.fromkeys(grids, (0.0, 0.0)))
         ranges |= {tensor: Range(*grids[name]) for tensor, name in names.items()}
@@ -87,12 +87,7 @@ def quantize_infer(
     return replace(file, grids={name: (ranges[tensor].low, ranges[tensor].high) for tensor, name in names.items()})
 
 
-def infer_ranges(model: "schema.ModelT", infer: Infer, calibration: NamedInputs) -> Mapping[int, Range]:
-    """Return the ranges of the tensors of ``infer`` in Version 0."""
-    return _measured(model, infer, calibration)[0]
-
-
-def _measured(
+def infer_ranges(
     model: "schema.ModelT", infer: Infer, calibration: NamedInputs
 ) -> tuple[dict[int, Range], dict[int, str]]:
     """Return the ranges of the tensors of ``infer``, and the names of the computed ones in the graphs of all lengths.

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from fanin.protos.errors import FaninError
 
-LOG = logging.getLogger("fanin.server.observe.health")
+LOG = logging.getLogger("fanin.server.health")
 CHECK_S: Final = 5.0
 """Seconds between two tries: less than load balancers usually wait, and one synced write costs some milliseconds."""
 RECHECK_S: Final = 1.0
