@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -43,15 +44,25 @@ def test_an_adaptive_max_pool_and_its_gradient(
     dim=st.integers(0, 2),
     positions=st.lists(st.integers(-100, 99), min_size=1, max_size=6),
 )
-def test_values_are_added_at_the_positions_of_an_index(shape: list[int], dim: int, positions: list[int]) -> None:
+def test_values_are_written_at_the_positions_of_an_index(shape: list[int], dim: int, positions: list[int]) -> None:
     dim %= len(shape)
     x = torch.randn(shape, dtype=torch.float64)
     index = torch.tensor([position % (2 * shape[dim]) - shape[dim] for position in positions])
     values = torch.randn([*shape[:dim], len(index), *shape[dim + 1 :]], dtype=torch.float64)
     indices = [*(None for _ in range(dim)), index]
-    expected = aten.index_put(x, indices, values, True)
-    torch.testing.assert_close(index_put(x, indices, values, True), expected, **CLOSE)
-    assert index_put(x, indices, values, False) is NotImplemented
+    for accumulate in (False, True):
+        expected = aten.index_put(x, indices, values, accumulate)
+        torch.testing.assert_close(index_put(x, indices, values, accumulate), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_values_are_written_at_pairs_of_positions(accumulate: bool) -> None:
+    x, rows, columns = torch.randn(2, 3, 4, 5), torch.tensor([[0], [-1]]), torch.tensor([1, 3, -4])
+    for shape in ((), (2, 2, 3, 5), (3, 1)):
+        values = torch.randn(shape)
+        expected = aten.index_put(x, [None, rows, columns], values, accumulate)
+        torch.testing.assert_close(index_put(x, [None, rows, columns], values, accumulate), expected)
+    assert index_put(x, [rows[:1], None, columns], torch.zeros(()), accumulate) is NotImplemented
 
 
 @given(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fanin.edge.export.module.norms import STATISTICS, TrackedNorm, track_norms, tracked_norms
+from fanin.edge.export.module.norms import STATISTICS, TrackedNorms, running_statistics, track_norms
 from fanin.protos.errors import UnsupportedModel
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-10}
@@ -36,12 +36,12 @@ def cases(draw: st.DrawFn) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def run_norm(norm: nn.Module, x: Tensor, mask: Tensor, *, uses: int = 1) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return (the output of a tracked norm for x, its next statistics)."""
-    tracked = TrackedNorm(norm)
-    tracked.begin(mask)
-    for _ in range(uses):
-        x = tracked(x)
-    return x, tracked.finish()
+    """Return (the output of a norm that is tracked for x, its next statistics)."""
+    track_norms(norm, "App a")
+    with TrackedNorms(running_statistics(norm), mask) as norms:
+        for _ in range(uses):
+            x = norm(x)
+    return x, norms.following
 
 
 def statistics(norm: nn.Module) -> dict[str, Tensor]:
@@ -69,8 +69,11 @@ def test_it_is_torchs_on_the_samples_that_count(case: tuple[nn.Module, Tensor, i
 @given(case=cases())
 def test_in_evaluation_it_is_torchs_too(case: tuple[nn.Module, Tensor, int]) -> None:
     norm, x, _ = case
+    tracked = running_statistics(norm)
     norm.eval()
-    torch.testing.assert_close(TrackedNorm(norm)(x), norm(x), **CLOSE)
+    with TrackedNorms(tracked, torch.ones(1)):
+        actual = norm(x)
+    torch.testing.assert_close(actual, norm(x), **CLOSE)
 
 
 @pytest.mark.parametrize("num", [0, 1])
@@ -111,47 +114,56 @@ def test_a_layer_that_is_used_twice_moves_twice() -> None:
     torch.testing.assert_close(next_statistics, statistics(norm), **CLOSE)
 
 
-def test_a_pass_leaves_nothing_behind_and_an_unused_layer_reports_nothing() -> None:
-    tracked = TrackedNorm(random_norm((), 0.1, affine=True))
-    tracked.begin(torch.ones(2))
-    assert tracked.finish() == {}
-    tracked.begin(torch.ones(2, dtype=torch.float64))
-    tracked(torch.randn(2, 3, dtype=torch.float64))
-    assert tracked.finish().keys() == set(STATISTICS)
-    assert tracked.finish() == {}
+def test_a_pass_changes_no_buffer_and_an_unused_layer_reports_nothing() -> None:
+    norm = random_norm((), 0.1, affine=True)
+    before = {name: value.clone() for name, value in statistics(norm).items()}
+    assert run_norm(norm, torch.zeros(2, 3, dtype=torch.float64), torch.ones(2), uses=0)[1] == {}
+    assert run_norm(norm, torch.randn(2, 3, dtype=torch.float64), torch.ones(2))[1].keys() == set(STATISTICS)
+    assert all(torch.equal(value, before[name]) for name, value in statistics(norm).items())
 
 
-def test_only_norms_that_train_are_replaced_and_a_shared_one_stays_one() -> None:
+def test_only_norms_that_train_are_tracked_and_a_shared_one_stays_one() -> None:
     shared, frozen = nn.BatchNorm1d(3), nn.BatchNorm1d(3).eval()
     module = nn.Sequential(shared, nn.Sequential(frozen, shared), nn.LayerNorm(3))
-    track_norms(module, "App a")
-    assert isinstance(module[0], TrackedNorm)
-    assert module[1][1] is module[0]
-    assert module[1][0] is frozen
-    assert [name for name, _ in tracked_norms(module)] == ["0"]
-    assert dict(module.named_parameters()).keys() == {
-        "0.weight",
-        "0.bias",
-        "1.0.weight",
-        "1.0.bias",
-        "2.weight",
-        "2.bias",
-    }
-    assert module[0].weight is shared.weight
-    assert module[0].running_mean is shared.running_mean
+    assert running_statistics(module).keys() == {"0.running_mean", "0.running_var"}
     module.eval()
-    assert list(tracked_norms(module)) == []
+    assert running_statistics(module) == {}
+
+
+class Activated(nn.BatchNorm1d):
+    """A norm of a package, with a forward of its own that ends in an activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x (B, C, ...) normalized and activated."""
+        return torch.tanh(super().forward(x))
+
+
+def test_a_norm_keeps_a_forward_of_its_own() -> None:
+    norm, x = Activated(3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    actual, _ = run_norm(norm, x, torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(actual, norm(x), **CLOSE)
+
+
+@pytest.mark.parametrize("is_positions_first", [False, True])
+def test_rows_of_the_positions_of_a_sample_count_as_the_sample(is_positions_first: bool) -> None:
+    norm, tokens = random_norm((), 0.1, affine=True), torch.randn(4, 5, 3, dtype=torch.float64)
+    mask = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
+    rows = (tokens.transpose(0, 1) if is_positions_first else tokens).flatten(0, 1)
+    with TrackedNorms(running_statistics(norm), mask, [""] if is_positions_first else []) as norms:
+        actual = norm(rows).unflatten(0, (5, 4) if is_positions_first else (4, 5))
+    expected = norm(tokens[mask > 0].flatten(0, 1)).unflatten(0, (3, 5))
+    torch.testing.assert_close((actual.transpose(0, 1) if is_positions_first else actual)[mask > 0], expected, **CLOSE)
+    torch.testing.assert_close(norms.following, statistics(norm), **CLOSE)
 
 
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (nn.BatchNorm1d(3), "App a: the module itself is a BatchNorm1d, expected layers around it"),
-        (nn.Sequential(nn.BatchNorm1d(3, momentum=None)), r"App a: module 0 \(BatchNorm1d\) has .* momentum=None"),
-        (nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)), "has track_running_stats=False"),
-        (nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False).eval()), "has track_running_stats=False"),
+        (nn.Sequential(nn.BatchNorm1d(3, momentum=None)), r"App a: module 0 \(BatchNorm1d\) has momentum=None, .*=0.1"),
+        (nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False)), "has no running statistics, .*stats=True, or"),
+        (nn.BatchNorm1d(3, track_running_stats=False).eval(), r"module itself \(BatchNorm1d\) has no running stat"),
     ],
-    ids=["root", "no momentum", "no statistics", "no statistics in evaluation"],
+    ids=["no momentum", "no statistics", "no statistics in evaluation"],
 )
 def test_a_norm_that_cannot_be_tracked_is_refused(module: nn.Module, message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
@@ -165,11 +177,18 @@ def test_one_value_a_channel_is_refused_as_torch_does() -> None:
         run_norm(random_norm((), 0.1, affine=True), torch.randn(1, 3, dtype=torch.float64), torch.ones(1))
 
 
+def test_rows_of_no_sample_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"norm: got 5 rows \(5, 3\) for a batch of 4 samples, expected as many for each"
+    ):
+        run_norm(random_norm((), 0.1, affine=True), torch.randn(5, 3, dtype=torch.float64), torch.ones(4))
+
+
 def test_a_variance_that_a_grid_rounds_below_zero_counts_as_zero() -> None:
-    (tracked,) = (TrackedNorm(random_norm((4,), 0.1, False)),)
-    tracked.running_var[0] = -1e-3
+    norm = random_norm((4,), 0.1, affine=False)
+    tracked = running_statistics(norm)
+    tracked["running_var"][0] = -1e-3
     x = torch.randn(3, 3, 4, dtype=torch.float64)
-    assert tracked.eval()(x).isfinite().all()
-    tracked.train().begin(torch.ones(3, dtype=torch.float64))
-    tracked(x)
-    assert (tracked.finish()["running_var"] >= 0.0).all()
+    with TrackedNorms(tracked, torch.ones(3)):
+        assert norm.eval()(x).isfinite().all()
+    assert (run_norm(norm.train(), x, torch.ones(3, dtype=torch.float64))[1]["running_var"] >= 0.0).all()

@@ -19,6 +19,15 @@ Function = Callable[[Tensor], Tensor]
 GRID = torch.rand(2, 4, 5, 2, dtype=torch.float64) * 2.6 - 1.3
 OTHER = torch.randn(2, 4, 3, dtype=torch.float64)
 
+LABELS = torch.tensor([[1, 1, 2], [3, 1, 0]])
+"""Targets of ``ctc_loss``: equal labels after each other, and padding."""
+
+
+def ctc(x: Tensor, **named: object) -> Tensor:
+    """Return the losses of alignments of values (T, 2, C). The second sample and its target are shorter."""
+    return F.ctc_loss(x.log_softmax(2), LABELS, torch.tensor([len(x), min(len(x), 4)]), torch.tensor([3, 2]), **named)
+
+
 PLAIN: dict[str, tuple[tuple[int, ...], Function]] = {
     "prod": ((3, 7, 2), lambda x: x.prod(1)),
     "prod of 1": ((3, 1), lambda x: torch.prod(input=x, dim=-1, keepdim=True)),
@@ -28,6 +37,11 @@ PLAIN: dict[str, tuple[tuple[int, ...], Function]] = {
     "cdist": ((2, 5, 3), lambda x: torch.cdist(x, OTHER)),
     "cdist to itself": ((2, 5, 3), lambda x: torch.cdist(x, x)),
     "cdist of absolute values": ((2, 5, 3), lambda x: torch.cdist(x, OTHER, p=1.0)),
+    "matrix_exp": ((2, 4, 4), lambda x: torch.matrix_exp(3.0 * (x - x.mT)) + torch.linalg.matrix_exp(x)),
+    "ctc_loss": ((6, 2, 4), partial(ctc, reduction="none")),
+    "ctc_loss: mean, another blank": ((6, 2, 5), partial(ctc, blank=4)),
+    "ctc_loss: sum": ((5, 2, 4), partial(ctc, reduction="sum")),
+    "ctc_loss without an alignment": ((3, 2, 4), lambda x: ctc(x[:, :1].expand(-1, 2, -1), zero_infinity=True)),
     "bilinear": ((6, 2, 4), lambda x: F.bilinear(x, x[..., :3], OTHER[:, :, :3].reshape(2, 4, 3))),
     "bilinear with a bias": ((6, 4), lambda x: F.bilinear(x, x[..., :3], OTHER, OTHER[:, 0, 0])),
     "bilinear by keywords": ((6, 4), lambda x: torch.bilinear(input1=x, input2=x[..., :3], weight=OTHER)),
@@ -64,6 +78,10 @@ TO_TORCH: dict[str, tuple[tuple[int, ...], Function]] = {
     "prod of integers": ((3, 4), lambda x: (10 * x).to(torch.int64).prod(1)),
     "prod into a tensor": ((3, 4), lambda x: torch.prod(x, dim=1, out=x.detach()[:, 0].clone())),
     "cdist of other powers": ((2, 5, 3), lambda x: torch.cdist(x, OTHER, p=3.0)),
+    "ctc_loss of joined targets": (
+        (6, 2, 4),
+        lambda x: F.ctc_loss(x.log_softmax(2), LABELS.flatten()[:5], (6, 6), (3, 2), reduction="none"),
+    ),
     "constant pad": ((2, 3, 4, 5), lambda x: F.pad(x, (1, 2, 0, 4), value=0.5)),
     "fold of one sample": ((12, 8), lambda x: F.fold(x, (4, 8), 2, stride=2)),
     "avg_pool3d of a cut size": ((2, 3, 5, 5, 5), lambda x: F.avg_pool3d(x, 2, ceil_mode=True)),

@@ -166,7 +166,7 @@ def _load_trained(app: "App", path: Path) -> None:
     from fanin.datacenter.checkpoints.weights import load_weights
     from fanin.datacenter.config.settings import SAFETENSORS
     from fanin.datacenter.training.parameters import load_parameters, parameter_table
-    from fanin.edge.export.module.prepare import running_statistics
+    from fanin.edge.export.module.norms import running_statistics
 
     if app.recipe.trains != "full":
         raise InvalidInput(

@@ -73,7 +73,7 @@ def load_parameters(module: torch.nn.Module, table: TensorTable, flat: Float32s)
 
 
 def _vector_tensors(module: torch.nn.Module) -> dict[str, Tensor]:
-    from fanin.edge.export.module.prepare import running_statistics
+    from fanin.edge.export.module.norms import running_statistics
 
     trained: dict[str, Tensor] = {name: value for name, value in module.named_parameters() if value.requires_grad}
     return trained | running_statistics(module)

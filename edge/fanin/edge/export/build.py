@@ -295,8 +295,8 @@ def _failure(prepared: Prepared, name: str, exc: UnsupportedModel) -> FormatFail
     own, (inputs, _, mask) = app.decompositions, example_batch(prepared)
 
     def run() -> None:
-        with torch.no_grad():
-            call_module(prepared.with_mask(mask), inputs)
+        with torch.no_grad(), prepared.norms(mask):
+            call_module(prepared.module, inputs)
 
     return failure_of_graphs(
         Suspect(

@@ -43,16 +43,16 @@ class ValueRead(RuntimeError):
     """The module's code reads the value of a tensor that depends on the graph's inputs."""
 
 
+class ChanceRead(RuntimeError):
+    """The module's code branches on a random value."""
+
+
 class ShapeRead(RuntimeError):
     """The module's code calls an operator whose result has a shape that depends on values of the graph's inputs."""
 
 
 class MixedPrecision(RuntimeError):
     """The module's code computes in another dtype by ``torch.autocast``."""
-
-
-class ViewWrite(RuntimeError):
-    """The module's code writes to a view of a tensor that has a gradient."""
 
 
 class RandomDraw(RuntimeError):

@@ -51,6 +51,8 @@ OWN_FORM: Final = (
 INSTEAD: Final = MappingProxyType(
     {
         "fft": "frames times a matrix of cosines and sines are the same spectrum, docs/howto/recipe.md",
+        "linalg": "compute a matrix that does not learn in __init__; orthogonal has a form with its "
+        "orthogonal_map='matrix_exp', and torch.nn.utils.parametrize.remove_parametrizations leaves it out",
         "Boolean index": "index by numbers, which you compute once in __init__: mask.nonzero()[:, 0]",
     }
 )

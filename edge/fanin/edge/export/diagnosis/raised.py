@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from fanin.edge.export.diagnosis.lines import own_line, place_of
 from fanin.edge.export.refusals import (
+    ChanceRead,
     FixedBatch,
     MixedPrecision,
     NoGradient,
@@ -21,7 +22,6 @@ from fanin.edge.export.refusals import (
     ShapeRead,
     Untraceable,
     ValueRead,
-    ViewWrite,
     first_line,
 )
 from fanin.protos.errors import UnsupportedModel
@@ -38,13 +38,14 @@ KEEP_TENSORS: Final = (
     "tensor (torch.where instead of if), compute constants from values that do not change, and remove prints, logs and "
     "asserts of values from the forward"
 )
+KEEP_LAYERS: Final = (
+    "let no layer be skipped by chance: layerdrop=0.0 (in transformers also encoder_layerdrop and decoder_layerdrop of "
+    "the config), or .eval() on the module that skips; or skip for each sample by a product: "
+    "x + keep * (layer(x) - x), where keep is (torch.rand(x.shape[0], 1, 1) >= p).to(x.dtype) in training"
+)
 KEEP_SHAPES: Final = (
     "keep all positions and give the others no weight: torch.where(mask, x, 0.0) or x * mask instead of x[mask]; "
     "operators that count or select by value (nonzero, unique, masked_select, bincount) have no such form"
-)
-KEEP_WHOLE: Final = (
-    "write into a copy of the whole tensor: y = y.clone(), then y[:, 0] = y[:, 0] + 1.0 with integers and slices "
-    "without a step; or build a new tensor by torch.where, torch.cat or torch.stack"
 )
 TRACEABLE: Final = (
     "avoid Python branches and loops that read tensor values, and operators whose result has no fixed shape"
@@ -53,12 +54,16 @@ KEPT: Final = "the graph would keep that of the example batch for every batch"
 CLAUSES: Final[Mapping[type[Exception], tuple[str, str, str]]] = MappingProxyType(
     {
         ValueRead: (f"reads the value of a tensor, by {{}}; {KEPT}", KEEP_TENSORS, "FN-0769"),
+        ChanceRead: (
+            "branches on a random value, {}, and the graph would keep one branch for every step",
+            KEEP_LAYERS,
+            "FN-0771",
+        ),
         ShapeRead: (
             "selects by {}, whose result has a shape that depends on values, expected one shape for every batch",
             KEEP_SHAPES,
             "FN-0770",
         ),
-        ViewWrite: ("calls {}; its gradient has no form in any format", KEEP_WHOLE, "FN-0771"),
         MixedPrecision: (
             "computes in {} by torch.autocast, expected float32, in which devices compute",
             "remove torch.autocast from the forward",

@@ -26,8 +26,8 @@ MIN_TRACE_BATCH: Final = 2
 """The tracer would treat a batch of one as the constant 1."""
 OTHER_SEED: Final = 1
 SAMPLES: Final = (
-    "write x.shape[0] instead of that number or len(x) in the forward (x.view(x.shape[0], -1) or x.flatten(1)), and "
-    "replace operators that need a fixed number (torch.cdist)"
+    "write x.shape[0] instead of that number in the forward (x.view(x.shape[0], -1) or x.flatten(1)), and replace "
+    "loops over the samples (for row in x, range(x.shape[0])), int(x.shape[0]) and conditions on it"
 )
 ExampleBatch = tuple[Tensors, Tensor, Tensor]
 """(inputs by name, y, mask) of one batch."""
@@ -215,6 +215,24 @@ def fixed_batch(what: str, num: int, exc: Untraceable) -> NoForm:
     where = str(exc.place) or "the module"
     return NoForm(
         f"{what}: {where} accepts only {counted(num, 'sample')} at a time, expected any number",
+        SAMPLES,
+        exc.place,
+        code="FN-0777",
+    )
+
+
+def constant_batch(what: str, num: int, exc: Untraceable) -> NoForm:
+    """Return the error for a forward whose graph would be one for the example number of samples only.
+
+    Args:
+        what: Prefix of the message.
+        num: That number.
+        exc: The error of torch.
+    """
+    where = str(exc.place) or "the module"
+    return NoForm(
+        f"{what}: {where} computes with the number of samples as a constant, {num} in the example batch, and its graph "
+        "would accept no other, expected any number",
         SAMPLES,
         exc.place,
         code="FN-0777",

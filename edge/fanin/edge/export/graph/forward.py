@@ -1,6 +1,7 @@
 """The graphs that only run forward, ``evaluate`` and ``infer``, and the calls of module and loss that all share."""
 
-from collections.abc import Iterator, Sequence
+import builtins
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -17,12 +18,12 @@ from fanin.edge.export.graph.decompositions.tables import Forms
 from fanin.edge.export.graph.examples import (
     MIN_TRACE_BATCH,
     check_output,
+    constant_batch,
     example_batch,
-    fixed_batch,
     sample_losses_of,
 )
 from fanin.edge.export.graph.reading import FixedShapes, NoReading
-from fanin.edge.export.graph.traced import FlatInputs, Traced, trace_flat
+from fanin.edge.export.graph.traced import FlatInputs, Traced, trace_flat, without_writes
 from fanin.edge.export.module.draws import refused
 from fanin.edge.export.module.kernels import plain_kernels
 from fanin.edge.export.module.origins import recorded_origins
@@ -44,7 +45,8 @@ def trace_evaluate(prepared: Prepared, forms: Forms) -> Traced:
     def evaluate(*flat: Tensor) -> tuple[Tensor, Tensor]:
         values, frozen = inputs.named(flat)
         parameters = {name: values[parameter_port(name)] for name in prepared.parameters}
-        output = model_output(prepared, {**frozen, **parameters}, inputs_among(prepared, values))
+        with prepared.norms(values["mask"], {name: parameters[name] for name in prepared.tracked}):
+            output = model_output(prepared, {**frozen, **parameters}, inputs_among(prepared, values))
         loss_sum = (values["mask"] * sample_losses(prepared, output, values["y"])).sum()
         logits = prepared.app.predicted(output)
         return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
@@ -81,13 +83,32 @@ def trace_infer(prepared: Prepared, batch_size: int = 0) -> Traced:
 
         def export(dynamic_shapes: tuple[object, ...] | None) -> ExportedProgram:
             program = torch.export.export(infer, tuple(examples), dynamic_shapes=dynamic_shapes, strict=False)
-            return with_plain_attention(program)
+            return without_writes(with_plain_attention(program))
 
         try:
             program = guarded(what, prepared.module, lambda: export(dynamic))
-        except FixedBatch as exc:
-            raise fixed_batch(what, num, exc) from exc
+        except FixedBatch:
+            try:
+                with free_lengths():
+                    program = guarded(what, prepared.module, lambda: export(dynamic))
+            except FixedBatch as exc:
+                raise constant_batch(what, num, exc) from exc
     return Traced(program=program, examples=examples, inputs=[*names, *inputs], outputs=["logits"])
+
+
+@contextmanager
+def free_lengths() -> Iterator[None]:
+    """Let ``len(x)`` be the size of a tensor in a trace whose number of samples is free; Python accepts an int only."""
+    length = builtins.len
+
+    def free(value: Sized) -> int:
+        return value.shape[0] if isinstance(value, Tensor) and value.dim() else length(value)
+
+    builtins.len = free
+    try:
+        yield
+    finally:
+        builtins.len = length
 
 
 @contextmanager
@@ -114,7 +135,9 @@ class _Infer(torch.nn.Module):
     def forward(self, *flat: Tensor) -> Tensor:
         num = len(self._names)
         inputs = dict(zip(self._prepared.app.inputs, flat[num:], strict=True))
-        output = model_output(self._prepared, dict(zip(self._names, flat[:num], strict=True)), inputs)
+        values = dict(zip(self._names, flat[:num], strict=True))
+        with self._prepared.norms(torch.ones(1), {name: values[name] for name in self._prepared.tracked}):
+            output = model_output(self._prepared, values, inputs)
         return self._prepared.app.predicted(output)
 
 

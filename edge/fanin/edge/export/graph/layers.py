@@ -11,6 +11,7 @@ from fanin.edge.export.graph.decompositions.tables import Forms
 from fanin.edge.export.graph.reading import FixedShapes, NoReading
 from fanin.edge.export.graph.traced import FlatInputs, Traced, gradients_of, trace_flat
 from fanin.edge.export.module.draws import constant
+from fanin.edge.export.module.norms import TrackedNorms, running_statistics
 from fanin.edge.export.module.places import call_with
 from fanin.edge.export.quiet import quiet_torch
 
@@ -43,7 +44,8 @@ def trace_layer(
 
         def total(parameters: Tensors) -> tuple[Tensor, Tensors]:
             weights = {name: parameters[name] for name in learned}
-            with constant(), NoReading(), FixedShapes():
+            norms = TrackedNorms(running_statistics(layer), torch.ones(len(inputs[0]) if inputs[0].dim() else 1))
+            with constant(), norms, NoReading(), FixedShapes():
                 output = call_with(layer, weights, [(values | parameters)[name] for name in arguments])
             first = output[0] if isinstance(output, tuple) else output
             assert isinstance(first, Tensor), "a layer returns a tensor, or a tuple that begins with one"

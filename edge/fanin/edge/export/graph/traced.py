@@ -15,19 +15,22 @@ from typing import Final
 
 import torch
 from torch import Tensor, _guards
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.ao.quantization.fx._decomposed import quantized_decomposed_lib
+from torch.autograd.grad_mode import _force_original_view_tracking
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.optimizers.optimizer import Tensors
-from fanin.edge.export.graph.decompositions.programs.program import program_of
-from fanin.edge.export.graph.decompositions.tables import Table
+from fanin.edge.export.graph.decompositions.programs.program import is_write, program_of
+from fanin.edge.export.graph.decompositions.tables import WRITES, Table
 from fanin.edge.export.module.kernels import tracing
 from fanin.edge.export.module.origins import recorded_origins
 from fanin.edge.export.module.prepare import FrozenWeight
+from fanin.edge.export.quiet import quiet_torch
 
 QUANTIZED_OPERATORS: Final = quantized_decomposed_lib
 """The import registers the operator below."""
@@ -94,9 +97,21 @@ def trace_flat(
             graph = make_fx(function, decomposition_table=table)(*inputs.examples, *inputs.constants)
         drop_aliases(graph)
         _bind(graph, inputs)
-        return program_of(graph, inputs.examples)
+        return without_writes(program_of(graph, inputs.examples))
 
     return guarded(what, root, trace)
+
+
+def without_writes(program: ExportedProgram) -> ExportedProgram:
+    """Return the program with a new tensor in place of each write into one, and with the bodies of its contexts.
+
+    A context, such as ``torch.autocast("cuda", enabled=False)``, is an operator with a graph of its own.
+    """
+    if not any(is_write(node) or isinstance(node.target, HigherOrderOperator) for node in program.graph.nodes):
+        return program
+    with quiet_torch():
+        plain: ExportedProgram = program.run_decompositions(dict(WRITES))
+    return plain
 
 
 @contextmanager
@@ -138,7 +153,8 @@ def gradients_of(
     Returns:
         (gradients by name, the value, the auxiliary tensors).
     """
-    with torch.enable_grad():
+    # By default, the gradient of a write to a view reads memory by strides (``as_strided``), which no format has.
+    with torch.enable_grad(), _force_original_view_tracking(True):
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
         value, auxiliary = function(leaves)
         gradients = torch.autograd.grad(value, list(leaves.values()), materialize_grads=True)

@@ -16,7 +16,6 @@ from fanin.edge.export.graph.forward import inputs_among, model_output, sample_l
 from fanin.edge.export.graph.traced import FlatInputs, Traced, disable_inplace, gradients_of, trace_flat
 from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.export.module.frozen_norms import FoldedNorms
-from fanin.edge.export.module.norms import tracked_norms
 from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, SETTING_PREFIX, STEP, next_port, parameter_port, state_port
 
@@ -118,16 +117,13 @@ def _train_inputs(prepared: Prepared) -> Tensors:
 def _gradients(prepared: Prepared, inputs: Tensors, frozen: Tensors) -> tuple[Tensor, Tensors, Tensors]:
     """Return (mean loss, gradients, next running statistics) of one masked batch."""
     recipe, mask = prepared.app.recipe, inputs["mask"]
-    norms = dict(tracked_norms(prepared.module))
+    statistics = {name: inputs[parameter_port(name)] for name in prepared.tracked}
 
     def mean_loss(values: Tensors) -> tuple[Tensor, Tensors]:
-        prepared.with_mask(mask)
-        statistics = {name: inputs[parameter_port(name)] for name in prepared.tracked}
-        with FoldedNorms(), PlainAttention():
+        with FoldedNorms(), PlainAttention(), prepared.norms(mask, statistics) as norms:
             output = model_output(prepared, {**frozen, **statistics, **values}, inputs_among(prepared, inputs))
         total = (mask * sample_losses(prepared, output, inputs["y"])).sum()
-        tracked = {f"{name}.{key}": value for name, norm in norms.items() for key, value in norm.finish().items()}
-        return total / mask.sum().clamp(min=1.0), tracked
+        return total / mask.sum().clamp(min=1.0), norms.following
 
     learned = {name: inputs[parameter_port(name)] for name in prepared.learned}
     gradients, loss, tracked = gradients_of(mean_loss, learned)

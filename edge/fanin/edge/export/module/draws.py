@@ -97,10 +97,22 @@ def constant() -> Draws:
     return Draws(lambda _, shape: torch.full(shape, 0.25))
 
 
-def refused() -> Draws:
-    """Return a mode that refuses every draw: evaluation and inference must not depend on chance."""
+def refused(chance: float | None = 0.5, drawn: list[float] | None = None) -> Draws:
+    """Return a mode that refuses draws: evaluation and inference must not depend on chance.
+
+    A single uniform value is accepted: transformers draws one for each layer that training may skip, in evaluation,
+    too, and does not use it there.
+
+    Args:
+        chance: That value. None refuses it, too.
+        drawn: Receives it for each draw.
+    """
 
     def source(kind: RandomKind, shape: tuple[int, ...]) -> Tensor:
+        if kind == "uniform" and not shape and chance is not None:
+            if drawn is not None:
+                drawn.append(chance)
+            return torch.full((), chance)
         raise RandomDraw(f"{kind} values {shape} in evaluation mode, expected none")
 
     return Draws(source)

@@ -24,13 +24,19 @@ def tracing() -> Iterator[None]:
 @contextmanager
 def plain_kernels() -> Iterator[None]:
     """Run everything by plain operators, and restore the settings afterwards."""
+    with plain_encoders(), sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        # Reading oneDNN's settings makes it warn that there is no Intel GPU.
+        warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN", category=UserWarning)
+        with torch.backends.mkldnn.flags(enabled=False), PlainFunctions():
+            yield
+
+
+@contextmanager
+def plain_encoders() -> Iterator[None]:
+    """Run torch's encoders in evaluation as in training: their fused kernel sets padded positions to 0."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
-            # Reading oneDNN's settings makes it warn that there is no Intel GPU.
-            warnings.filterwarnings("ignore", message="TF32 acceleration on top of oneDNN", category=UserWarning)
-            with torch.backends.mkldnn.flags(enabled=False), PlainFunctions():
-                yield
+        yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

@@ -4,6 +4,8 @@ torch's BatchNorm changes its buffers in place and counts every sample. A train 
 of an epoch is padded. So mean and variance are computed over the unmasked samples, and the next running statistics are
 outputs of the graph. They travel with the parameters and are averaged over devices like these.
 
+A module of torch or of a package stays as it is: only its call of ``functional.batch_norm`` is replaced.
+
 torch refuses a batch with one value for each channel, because it has no variance. A device cannot refuse the last
 example of its data, so such a batch is normalized by the running statistics, as in evaluation, and leaves them
 unchanged. By its own mean every value would be zero, and the step would train on no feature of the example.
@@ -12,127 +14,161 @@ Reference:
     Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 1.
 """
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
-from fanin.edge.export.module.places import replace_modules
 from fanin.protos.errors import UnsupportedModel
 
-STATISTICS = ("running_mean", "running_var")
+aten = torch.ops.aten
+STATISTICS: Final = ("running_mean", "running_var")
+NORM: Final = inspect.signature(functional.batch_norm)
 
 
-class TrackedNorm(nn.Module):
-    """A BatchNorm layer with the same parameters and buffers under the same names, but without side effects.
+class TrackedNorms(TorchFunctionMode):
+    """While active, ``functional.batch_norm`` changes no running statistics, and padding does not count.
 
-    Call ``begin`` before a pass and ``finish`` after it. A batch with at most one value for each channel has no
-    variance: it is normalized by both running statistics, and leaves them unchanged.
+    A batch with at most one value for each channel has no variance: it is normalized by both running statistics, and
+    leaves them unchanged.
+
+    Args:
+        statistics: The running statistics that train, by name.
+        mask: The samples that count (B,).
+        positions_first: Names of the norms whose input has rows of a position, each with all samples. Any other input
+            has one row for each sample, or the rows of a sample after each other, as in ``x.flatten(0, 1)``.
+
+    Attributes:
+        following: The next running statistics, of the norms that have been called.
+        inputs: The name and the input of each norm that trains, in the order of their calls.
     """
 
-    running_mean: Tensor
-    running_var: Tensor
-
-    def __init__(self, norm: _BatchNorm) -> None:
+    def __init__(self, statistics: Mapping[str, Tensor], mask: Tensor, positions_first: Collection[str] = ()) -> None:
         super().__init__()
-        self.weight, self.bias = norm.weight, norm.bias
-        assert norm.running_mean is not None and norm.running_var is not None and norm.momentum is not None
-        self.register_buffer("running_mean", norm.running_mean)
-        self.register_buffer("running_var", norm.running_var)
-        self._epsilon, self._momentum = norm.eps, norm.momentum
-        self._mask: Tensor | None = None
-        self._following: dict[str, Tensor] = {}
-        self.train(norm.training)
+        self.following: dict[str, Tensor] = {}
+        self.inputs: list[tuple[str, Tensor]] = []
+        self._statistics, self._mask, self._positions_first = statistics, mask, positions_first
+        self._names = {id(value): name.rpartition(".")[0] for name, value in statistics.items()}
 
-    def begin(self, mask: Tensor) -> None:
-        """Start a pass with the mask (B,) of the samples that count."""
-        self._mask, self._following = mask, {}
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        """Compute the norms that train."""
+        if func is functional.batch_norm:
+            call = NORM.bind(*args, **(kwargs or {}))
+            call.apply_defaults()
+            named = call.arguments
+            name = self._names.get(id(named["running_mean"]))
+            if name is not None:
+                if named["training"]:
+                    return self._normed(name, named)
+                # The mean over devices is rounded to a grid, so a small variance may become negative.
+                named["running_var"] = cast("Tensor", named["running_var"]).clamp(min=0.0)
+                return func(*call.args, **call.kwargs)
+        return func(*args, **(kwargs or {}))
 
-    def finish(self) -> dict[str, Tensor]:
-        """End the pass. Returns the next running statistics by name; empty if the layer was not called."""
-        statistics, self._mask, self._following = self._following, None, {}
-        return statistics
-
-    def forward(self, x: Tensor) -> Tensor:
+    def _normed(self, name: str, named: Mapping[str, object]) -> Tensor:
         """Return x (B, C, ...) normalized."""
-        if not self.training:
-            # torch's own operator: FoldedNorms recognizes it and folds it into the convolution before it.
-            variance = self.running_var.clamp(min=0.0)
-            return functional.batch_norm(x, self.running_mean, variance, self.weight, self.bias, eps=self._epsilon)
-        assert self._mask is not None, "begin was called"
+        x = cast("Tensor", named["input"])
+        epsilon, momentum = (cast("float", named[key]) for key in ("eps", "momentum"))
         if x.numel() == x.shape[1]:
             raise ValueError(
                 f"norm: got one value for each channel {tuple(x.shape)}, expected more; use a larger batch_size"
             )
+        self.inputs.append((name, x))
+        mask = self._rows(name, x)
         # (B, C, positions): for images the TFLite converter confuses the layouts of these sums in the gradient.
         flat = x.reshape(x.shape[0], x.shape[1], -1)
-        counted = self._mask.reshape(-1, 1, 1)
-        num = self._mask.sum() * flat.shape[2]
+        counted = mask.reshape(-1, 1, 1)
+        num = mask.sum() * flat.shape[2]
         mean = (flat * counted).sum([0, 2]) / num.clamp(min=1.0)
-        centred = (flat - _column(mean, flat)) * counted
+        centred = (flat - _column(mean)) * counted
         square_sum = (centred * centred).sum([0, 2])
         # A layer that is called twice in a pass continues from its first call. The running variance is unbiased.
         now = {"running_mean": mean, "running_var": square_sum / (num - 1.0).clamp(min=1.0)}
-        # The mean over devices is rounded to a grid, so a small variance may become negative.
-        inputs = {"running_mean": self.running_mean, "running_var": self.running_var.clamp(min=0.0)}
-        before = self._following or inputs
-        share = self._momentum * (num > 1.0).to(x.dtype)
-        self._following = {name: before[name] + share * (now[name] - before[name]) for name in STATISTICS}
+        keys = {key: f"{name}.{key}".lstrip(".") for key in STATISTICS}
+        inputs = {key: self._statistics[keys[key]] for key in STATISTICS}
+        inputs["running_var"] = inputs["running_var"].clamp(min=0.0)
+        share = momentum * (num > 1.0).to(x.dtype)
+        for key, value in now.items():
+            before = self.following.get(keys[key], inputs[key])
+            self.following[keys[key]] = before + share * (value - before)
         variance = square_sum / num.clamp(min=1.0)
         if flat.shape[2] == 1:
             mean = torch.where(num > 1.0, mean, inputs["running_mean"])
             variance = torch.where(num > 1.0, variance, inputs["running_var"])
-        return self._normalized(flat, mean, variance).reshape(x.shape)
+        y = (flat - _column(mean)) * _column(torch.rsqrt(variance + epsilon))
+        weight, bias = named["weight"], named["bias"]
+        if isinstance(weight, Tensor):
+            y = y * _column(weight)
+        if isinstance(bias, Tensor):
+            y = y + _column(bias)
+        # No view: a module may write into the result of its norm (`out = norm(x); out += residual`).
+        result: Tensor = aten._unsafe_view.default(y, x.shape)
+        return result
 
-    def _normalized(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        y = (x - _column(mean, x)) * _column(torch.rsqrt(variance + self._epsilon), x)
-        if self.weight is not None:
-            y = y * _column(self.weight, x) + _column(self.bias, x)
-        return y
+    def _rows(self, name: str, x: Tensor) -> Tensor:
+        """Return which rows of the input of a norm count."""
+        num, rest = divmod(x.shape[0], len(self._mask))
+        if rest:
+            raise ValueError(
+                f"norm: got {x.shape[0]} rows {tuple(x.shape)} for a batch of {len(self._mask)} samples, expected as "
+                "many for each sample; give the norm (batch, channels, ...), or (batch, ..., channels).flatten(0, -2)"
+            )
+        if num == 1:
+            return self._mask
+        shape = (num, len(self._mask)) if name in self._positions_first else (len(self._mask), num)
+        return self._mask.unsqueeze(int(name not in self._positions_first)).expand(shape).reshape(-1)
 
 
 def track_norms(module: nn.Module, what: str) -> None:
-    """Replace every BatchNorm in training mode by a ``TrackedNorm``.
+    """Let a module count none of its passes, and check each BatchNorm in training mode.
 
     Args:
         module: The module, changed in place.
         what: Prefix of error messages.
 
     Raises:
-        UnsupportedModel: A BatchNorm has no running statistics or no momentum, or is the module itself. Without running
-            statistics padding would always count.
+        UnsupportedModel: A BatchNorm has no running statistics or no momentum.
     """
-
-    def tracked(name: str, norm: nn.Module) -> nn.Module | None:
+    for name, norm in module.named_modules():
         if not isinstance(norm, _BatchNorm):
-            return None
-        # Without running statistics evaluation would use those of the batch, including its padding.
-        if norm.running_mean is None or (norm.training and norm.momentum is None):
+            continue
+        where = f"{what}: module {name or 'itself'} ({type(norm).__name__})"
+        if norm.running_mean is None:
             raise UnsupportedModel(
-                f"{what}: module {name or 'itself'} ({type(norm).__name__}) has track_running_stats="
-                f"{norm.track_running_stats} and momentum={norm.momentum}, expected running statistics and a momentum",
+                f"{where} has no running statistics, so that in evaluation a sample depends on the other samples of "
+                "its batch, expected some; write track_running_stats=True, or use GroupNorm or InstanceNorm",
                 code="FN-0766",
             )
-        if not norm.training:
-            return None
-        if not name:
+        if norm.training and norm.momentum is None:
             raise UnsupportedModel(
-                f"{what}: the module itself is a {type(norm).__name__}, expected layers around it", code="FN-0766"
+                f"{where} has momentum=None, so that its statistics depend on the number of passes, which no graph "
+                "counts, expected a number; write momentum=0.1",
+                code="FN-0766",
             )
-        return TrackedNorm(norm)
-
-    replace_modules(module, tracked)
+        norm.num_batches_tracked = None
 
 
-def tracked_norms(module: nn.Module) -> Iterator[tuple[str, TrackedNorm]]:
-    """Yield the name of each tracked norm that trains, and the norm."""
-    for name, norm in module.named_modules():
-        if isinstance(norm, TrackedNorm) and norm.training:
-            yield name, norm
+def running_statistics(module: nn.Module) -> dict[str, Tensor]:
+    """Return the running statistics of the norms that train, by name."""
+    return {
+        f"{name}.{key}".lstrip("."): getattr(norm, key)
+        for name, norm in module.named_modules()
+        if isinstance(norm, _BatchNorm) and norm.training and norm.running_mean is not None
+        for key in STATISTICS
+    }
 
 
-def _column(values: Tensor, x: Tensor) -> Tensor:
-    """Reshape one value for each channel (C,) so that it broadcasts over x (B, C, ...)."""
-    return values.reshape([1, -1] + [1] * (x.dim() - 2))
+def _column(values: Tensor) -> Tensor:
+    """Reshape one value for each channel (C,) so that it broadcasts over (B, C, positions)."""
+    return values.reshape(1, -1, 1)

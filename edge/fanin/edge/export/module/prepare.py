@@ -6,7 +6,7 @@ Steps, in order:
 2. Choose the part that learns (``trains``).
 3. Unless that is ``full``, round frozen weights to int8 and freeze the norms.
 4. Insert the rounding layers of ``quantization_aware``.
-5. In the traced copy, replace the BatchNorms that train (``norms``).
+5. In the traced copy, let the BatchNorms that train count no passes (``norms``).
 
 The eager twin holds the same rounded weights, so torch is compared with the module as devices have it.
 """
@@ -32,7 +32,7 @@ from fanin.edge.export.app.optimizers.recipe import Adapters
 from fanin.edge.export.module.adapters import add_adapters
 from fanin.edge.export.module.gradients import check_hooks, notes_on_unused, unused_parameters
 from fanin.edge.export.module.heads import head_of
-from fanin.edge.export.module.norms import STATISTICS, track_norms, tracked_norms
+from fanin.edge.export.module.norms import TrackedNorms, running_statistics, track_norms
 from fanin.edge.export.module.places import store_by_rows
 from fanin.edge.export.module.quantization_aware import round_layers
 from fanin.edge.runtimes.graphs import parameter_port
@@ -76,6 +76,7 @@ class Prepared:
         unused: Names of trainable parameters that do not affect the output. Like torch's optimizers, a step does not
             change a parameter without a gradient, not even by weight decay.
         length: The length that the App's data are cut to. 0 for an App without lengths, or with all of them.
+        positions_first: Names of the norms whose input has its rows in the order of positions, then of samples.
         all_draws: The draws of a train step by length and batch size, known after the check of the module.
     """
 
@@ -90,6 +91,7 @@ class Prepared:
     local: frozenset[str] = frozenset()
     unused: frozenset[str] = frozenset()
     length: int = 0
+    positions_first: frozenset[str] = frozenset()
     all_draws: Mapping[tuple[int, int], tuple[RandomPort, ...]] = field(default_factory=dict)
 
     @property
@@ -117,11 +119,15 @@ class Prepared:
         """
         return tuple(self.learned) if isinstance(self.app.recipe.trains, Adapters) else ()
 
-    def with_mask(self, mask: Tensor) -> nn.Module:
-        """Return the module after setting the mask of the batch (B,) on its norms."""
-        for _, norm in tracked_norms(self.module):
-            norm.begin(mask)
-        return self.module
+    def norms(self, mask: Tensor, statistics: Tensors | None = None) -> TrackedNorms:
+        """Return the mode of the norms that train, for a batch with this mask (B,).
+
+        Args:
+            mask: The samples that count.
+            statistics: The running statistics by name. None: those of the module.
+        """
+        tensors = running_statistics(self.module) if statistics is None else statistics
+        return TrackedNorms(tensors, mask, self.positions_first)
 
     @property
     def what(self) -> str:
@@ -255,16 +261,6 @@ def with_state(app: App, state: StateDict) -> App:
             code="FN-0767",
         ) from exc
     return replace(app, module=module)
-
-
-def running_statistics(module: nn.Module) -> Tensors:
-    """Return the running statistics of the norms that train, by name."""
-    return {
-        f"{name}.{key}": getattr(norm, key)
-        for name, norm in module.named_modules()
-        if isinstance(norm, _BatchNorm) and norm.training and norm.running_mean is not None
-        for key in STATISTICS
-    }
 
 
 def _check_learned(app: App, learned: Tensors) -> None:

@@ -1,5 +1,6 @@
 """The check of the module before the trace, and that the exported graphs compute the same as it.
 
+- ``norm_rows``: the sample of each row of the input of a norm.
 - ``ready``: the checks before the trace: a pass changes nothing, draws little, and depends only on its batch.
 - ``eager``: the train step of eager torch.
 - ``padding``: whether a row depends on the padding after its end.

@@ -138,7 +138,10 @@ def advice(prepared: Prepared) -> str:
     forms = ", ".join(str(operator) for operator in prepared.app.decompositions)
     if forms:
         return f"check the App's own decompositions, also of gradients: {forms}"
-    return "please report the module, its export is wrong"
+    return (
+        "rounding may decide a gradient of few values, as of a ReLU after a BatchNorm of a small batch: try a larger "
+        "batch_size; if the difference stays, its export is wrong, please report the module"
+    )
 
 
 def _module_of(prepared: Prepared, port: str) -> str:

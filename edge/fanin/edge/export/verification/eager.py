@@ -26,7 +26,7 @@ from fanin.edge.export.graph.examples import (
     other_batch,
 )
 from fanin.edge.export.module.draws import fixed_draws, values_of
-from fanin.edge.export.module.kernels import plain_kernels
+from fanin.edge.export.module.kernels import plain_encoders, plain_kernels
 from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.runtimes.base import PaddedBatch
 from fanin.edge.runtimes.graphs import state_port
@@ -178,7 +178,8 @@ def eager_pass(
 def _evaluation(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype) -> tuple[Tensor, float]:
     """Return the output of the module in evaluation mode, and the summed loss of the unmasked samples."""
     app, (inputs, y, mask) = prepared.app, examples
-    output = check_output(app, app.call(copy.deepcopy(prepared.eager).to(dtype).eval(), inputs))
+    with plain_encoders():
+        output = check_output(app, app.call(copy.deepcopy(prepared.eager).to(dtype).eval(), inputs))
     return app.predicted(output), float((mask * app.loss(output, loss_targets(y))).sum())
 
 

@@ -6,13 +6,14 @@ comparison is in eager torch. A module that accepts the longest length alone is 
 """
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fanin.edge.export.app.app import App
 from fanin.edge.export.app.calls import guarded
@@ -20,7 +21,7 @@ from fanin.edge.export.app.inputs.outputs import Output
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.graph.examples import ExampleBatch, checked_output, example_batch, loss_targets
 from fanin.edge.export.module.draws import refused
-from fanin.edge.export.module.kernels import plain_kernels
+from fanin.edge.export.module.kernels import plain_encoders, plain_kernels
 from fanin.edge.export.module.lengths import at_length
 from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.export.refusals import Untraceable
@@ -57,6 +58,29 @@ def notes_on_padding(prepared: Prepared) -> tuple[str, ...]:
     }[part]
     what = f"the {part} of a row of {size} positions changes if it is padded to {lengths.longest}"
     return (f"{what}, so the model also learns from padding; {advice}",) if part else ()
+
+
+def notes_on_encoders(prepared: Prepared) -> tuple[str, ...]:
+    """Return a note if torch's fused kernel for encoders has another result in evaluation than in training."""
+    app = prepared.app
+    names = [name for name, layer in app.module.named_modules() if isinstance(layer, nn.TransformerEncoder)]
+    if not names:
+        return ()
+    module, (inputs, *_) = copy.deepcopy(app.module).eval(), example_batch(prepared)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors", category=UserWarning)
+        fused = app.predicted(checked_output(app, module, inputs))
+        with plain_encoders():
+            plain = app.predicted(checked_output(app, module, inputs))
+    if not _differ(plain, fused):
+        return ()
+    what = f"module {names[0] or 'itself'} (TransformerEncoder)"
+    return (
+        (
+            f"in evaluation, torch itself sets the padded positions of {what} to 0, and devices compute them as in "
+            "training; write enable_nested_tensor=False, so that torch does, too"
+        ),
+    )
 
 
 def _batch(prepared: Prepared, size: int) -> ExampleBatch | None:

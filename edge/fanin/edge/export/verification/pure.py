@@ -216,7 +216,7 @@ def check_repeats(what: str, module: nn.Module, call: Callable[[], object]) -> N
         Untraceable: The second pass has another result. The message has the place of the first call whose results
             differ.
     """
-    if _are_close(_leaves(call()), _leaves(call())):
+    if are_close(call(), call()):
         return
     from fanin.edge.export.diagnosis.watched import events_of, first_difference
 
@@ -246,16 +246,16 @@ def check_samples(what: str, module: nn.Module, call: Callable[[slice], object],
     """
     half, total = slice((num + 1) // 2), slice(num)
 
-    def are_close(of_all: list[object], of_half: list[object]) -> bool:
+    def close_rows(of_all: list[object], of_half: list[object]) -> bool:
         if len(of_all) != len(of_half):
             return False
         return _are_close([_first_rows(*pair, (num, half.stop)) for pair in zip(of_all, of_half, strict=True)], of_half)
 
-    if not are_close(_leaves(call(total)), _leaves(call(half))):
+    if not close_rows(_leaves(call(total)), _leaves(call(half))):
         from fanin.edge.export.diagnosis.watched import events_of, first_difference
 
         of_all, of_half = (events_of(module, partial(call, rows)) for rows in (total, half))
-        place = first_difference(of_all, of_half, are_close)
+        place = first_difference(of_all, of_half, close_rows)
         where = "" if place == NOWHERE else f", first in {place}" if place.kind else f", first {place}"
         raise Untraceable(f"{what} depends on the other samples of its batch{where}", ONE_BY_ONE, place, code="FN-0780")
 
@@ -280,6 +280,11 @@ def _first_rows(of_all: object, of_half: object, nums: tuple[int, int]) -> objec
 def _leaves(output: object) -> list[object]:
     """Return the parts of a result. Tensors are copied, because another pass may write to them."""
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)]
+
+
+def are_close(one: object, two: object) -> bool:
+    """Return whether two results have close values."""
+    return _are_close(_leaves(one), _leaves(two))
 
 
 def _are_close(one: list[object], two: list[object]) -> bool:

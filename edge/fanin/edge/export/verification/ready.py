@@ -4,9 +4,10 @@ The errors name the module and the line. A trace does not find these faults, or 
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from fanin.edge.export.graph.examples import (
     checked_output,
     example_batch,
     loss_targets,
+    other_batch,
     sample_losses_of,
 )
 from fanin.edge.export.graph.forward import trace_evaluate, trace_infer
@@ -33,16 +35,21 @@ from fanin.edge.export.module.kernels import plain_kernels
 from fanin.edge.export.module.lengths import check_targets, each_length
 from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.refusals import Untraceable
-from fanin.edge.export.verification.padding import notes_on_padding
-from fanin.edge.export.verification.pure import check_samples, check_state
+from fanin.edge.export.verification.norm_rows import with_rows
+from fanin.edge.export.verification.padding import notes_on_encoders, notes_on_padding
+from fanin.edge.export.verification.pure import are_close, check_samples, check_state
 from fanin.edge.runtimes.randomness import MAX_RANDOM_BYTES, RandomPort
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.numbers import is_number
+
+ALMOST_ONE: Final = 1.0 - 2.0**-24
+"""The largest uniform value."""
 
 
 def with_draws(prepared: Prepared) -> Prepared:
     """Check the train step for each length and batch size of an App, and note its draws. Raises UnsupportedModel."""
     check_targets(prepared)
+    prepared = with_rows(prepared)
     lengths, size = prepared.app.lengths, prepared.app.batch_size
     draws = {(0, size): check_kept(prepared)}
     if lengths is not None:
@@ -70,11 +77,11 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
     before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
     before_parameters = versions(module)
     inputs, y, mask = example_batch(prepared)
-    prepared.with_mask(mask)
     draws: list[RandomPort] = []
 
     def run() -> Output:
-        return guarded(f"{prepared.what}: the train step", module, partial(checked_output, app, module, inputs))
+        with prepared.norms(mask):
+            return guarded(f"{prepared.what}: the train step", module, partial(checked_output, app, module, inputs))
 
     with torch.no_grad(), plain_kernels():
         with recorded(draws, MAX_RANDOM_BYTES):
@@ -88,7 +95,7 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
         check_parameters(f"App {app.name}", module, before_parameters, run)
         after = dict(module.named_buffers())
         changed = sorted(name for name, old in before.items() if _differs(*old, after.get(name)))
-        if changed:
+        if changed and not _are_caches(prepared, changed, run):
             from fanin.edge.export.diagnosis.watched import place_of_change
 
             place = place_of_change(module, changed[0], run)
@@ -100,6 +107,20 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
                 code="FN-0765",
             )
     return tuple(draws)
+
+
+def _are_caches(prepared: Prepared, names: Sequence[str], run: Callable[[], object]) -> bool:
+    """Return whether a pass has filled buffers that further passes do not write, with the same values for any batch."""
+    versions_before = [prepared.module.get_buffer(name)._version for name in names]
+    run()
+    written = [prepared.module.get_buffer(name) for name in names]
+    fresh, (inputs, *_) = copy.deepcopy(prepared.eager), other_batch(prepared, example_batch(prepared))
+    with recorded([], MAX_RANDOM_BYTES):
+        prepared.app.call(fresh, inputs)
+    return all(
+        value._version == version and torch.equal(fresh.get_buffer(name), value)
+        for name, value, version in zip(names, written, versions_before, strict=True)
+    )
 
 
 def _check_loss(prepared: Prepared, output: Output, inputs: Tensors, y: Tensor) -> None:
@@ -159,12 +180,12 @@ def check_pure(prepared: Prepared) -> None:
     drawn: list[RandomPort] = []
 
     def passed() -> object:
-        with recorded([]):
-            output = check_output(app, app.call(prepared.with_mask(mask), inputs))
+        with recorded([]), prepared.norms(mask):
+            output = check_output(app, app.call(prepared.module, inputs))
             return output, app.loss(output, y)
 
-    def output_of(rows: slice) -> Output:
-        with refused():
+    def output_of(rows: slice, chance: float | None = 0.5, chances: list[float] | None = None) -> Output:
+        with refused(chance, chances):
             return check_output(app, app.call(evaluated, rows_of(inputs, rows)))
 
     def losses_of(rows: slice) -> Tensor:
@@ -173,6 +194,10 @@ def check_pure(prepared: Prepared) -> None:
 
     def check() -> None:
         check_state(f"{prepared.what}: the train step", prepared.module, app.loss, passed)
+        chances: list[float] = []
+        output_of(slice(None), 0.0, chances)
+        if chances and not are_close(output_of(slice(None), 0.0), output_of(slice(None), ALMOST_ONE)):
+            output_of(slice(None), None)
         # Rounded activations may be rounded another way by sums in another order.
         if not app.recipe.quantization_aware:
             check_samples(f"{prepared.what}: the output of a sample", evaluated, output_of, len(y))
@@ -234,4 +259,4 @@ def checked(app: App, formats: Sequence[str]) -> Prepared:
         trace_evaluate(prepared, row.forms)
         trace_infer(prepared, row.num_samples)
         raise
-    return replace(prepared, notes=(*prepared.notes, *notes_on_padding(prepared)))
+    return replace(prepared, notes=(*prepared.notes, *notes_on_padding(prepared), *notes_on_encoders(prepared)))

@@ -15,9 +15,11 @@ import onnx_ir as ir
 import torch
 from onnxscript.function_libs.torch_lib import ops, registration
 from onnxscript.version_converter import convert_version
+from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.export import ExportedProgram, default_decompositions
+from torch.fx import Node
 from torch.fx.experimental import _config as symbolic_sizes
 from torch.onnx._internal.exporter import _core, _fx_passes
 from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry, TorchOp
@@ -92,7 +94,8 @@ def translate(program: ExportedProgram) -> onnx.ModelProto:
         OnnxExporterError: An operator has no ONNX form for complex numbers.
     """
     forms = _forms()
-    if not all(node.target in forms for node in program.graph.nodes if node.op == "call_function"):
+    # Fewer operators have a form for complex numbers: that of a view, but not that of a reshape.
+    if any(_is_complex(node) or node.target not in forms for node in program.graph.nodes if node.op == "call_function"):
         program = _decomposed(program)
     _fx_passes.insert_type_promotion_nodes(program.graph_module)
     _fx_passes.remove_assertion_nodes(program.graph_module)
@@ -108,6 +111,11 @@ def translate(program: ExportedProgram) -> onnx.ModelProto:
         if origin and node.name:
             node.name = f"{origin}/{node.name}"
     return ir.to_proto(model)
+
+
+def _is_complex(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_complex()
 
 
 def _check_forms(program: ExportedProgram, forms: OnnxForms) -> None:

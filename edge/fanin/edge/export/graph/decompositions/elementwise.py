@@ -27,3 +27,17 @@ def empty_permuted(
 ) -> Tensor:
     """Replace ``aten.empty_permuted`` by zeros: only its shape is read, by ``full_like``."""
     return torch.zeros(size, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
+
+
+def new_empty_strided(
+    x: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """Replace ``aten.new_empty_strided`` by zeros: the gradient of a write to a view fills it."""
+    return torch.zeros(size, dtype=dtype or x.dtype)

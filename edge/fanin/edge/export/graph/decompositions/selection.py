@@ -36,25 +36,36 @@ def one_hot(indices: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> object:
-    """Compute ``aten.index_put`` with a mask, or additions along one dimension; keep the operator otherwise."""
+    """Compute ``aten.index_put`` with a mask, or at integers along dimensions that follow each other.
+
+    Keep the operator otherwise. A position that occurs twice gets its last value, as in torch's own kernel.
+    """
     pairs = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if len(pairs) != 1:
-        return NotImplemented
-    ((dim, index),) = pairs
-    if index.dtype == torch.bool:
-        target = _where(x, dim, index, values)
+    (dim, first), num_dims = pairs[0], len(pairs)
+    if num_dims == 1 and first.dtype == torch.bool:
+        target = _where(x, dim, first, values)
         if target is None:
             return NotImplemented
         where, value = target
         return torch.where(where, x + value if accumulate else value, x)
-    if not accumulate or index.dim() != 1:
+    if any(each.dtype == torch.bool for _, each in pairs) or pairs[-1][0] - dim != num_dims - 1:
         return NotImplemented
-    num = x.shape[dim]
-    chosen = one_hot(torch.where(index < 0, index + num, index), num, values.dtype)
-    rows = values.expand(*x.shape[:dim], len(index), *x.shape[dim + 1 :]).movedim(dim, -1)
+    before, sizes, after = x.shape[:dim], x.shape[dim : dim + num_dims], x.shape[dim + num_dims :]
+    parts = torch.broadcast_tensors(*(each for _, each in pairs))  # type: ignore[no-untyped-call]  # torch's has no types
+    places = torch.zeros((), dtype=first.dtype)
+    for size, part in zip(sizes, parts, strict=True):
+        places = places * size + torch.where(part < 0, part + size, part)
+    num = sizes.numel()
+    chosen = one_hot(places.reshape(-1), num, values.dtype)
+    if not accumulate:
+        later = torch.ones(len(chosen), len(chosen), dtype=values.dtype).triu(1) @ chosen
+        chosen = torch.where(later > 0.0, 0.0, chosen)
+    rows = values.expand(*before, *places.shape, *after).reshape(*before, -1, *after).movedim(dim, -1)
     # In two dimensions: the converter's products of more dimensions are slower.
-    added = (rows.reshape(-1, len(index)) @ chosen).reshape(*rows.shape[:-1], num)
-    return x + added.movedim(-1, dim)
+    added = (rows.reshape(-1, places.numel()) @ chosen).reshape(*rows.shape[:-1], num).movedim(-1, dim).reshape(x.shape)
+    if accumulate:
+        return x + added
+    return torch.where(chosen.sum(0).reshape(*sizes, *(1 for _ in after)) > 0.0, added, x)
 
 
 def index_put_into(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> object:
@@ -102,14 +113,20 @@ def slice_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, start: int,
 
 def slice_scatter(
     x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> object:
-    """Compute ``aten.slice_scatter`` of a slice without gaps: ``x`` with the slice replaced by ``src``."""
+) -> Tensor:
+    """Compute ``aten.slice_scatter``: ``x`` with the slice replaced by ``src``."""
+    dim %= x.dim()
+    if not src.shape[dim]:
+        return x
     if step != 1:
-        return NotImplemented
+        place = (x.shape, dim, start or 0, x.shape[dim], step)
+        where = slice_backward(torch.ones([size if each == dim else 1 for each, size in enumerate(src.shape)]), *place)
+        return torch.where(where > 0.0, slice_backward(src, *place), x)
     have, first = x.shape[dim], start or 0
     first = min(max(first + have if first < 0 else first, 0), have)
     last = first + src.shape[dim]
-    return torch.cat([x.narrow(dim, 0, first), src, x.narrow(dim, last, have - last)], dim)
+    parts = (x.narrow(dim, 0, first), src, x.narrow(dim, last, have - last))
+    return torch.cat([part for part in parts if part.shape[dim]], dim)
 
 
 def select_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, index: int) -> Tensor:
@@ -126,6 +143,12 @@ def diagonal_backward(dy: Tensor, input_sizes: Sequence[int], offset: int, dim1:
     is_row = one_hot(places + max(-offset, 0), rows, dy.dtype)
     is_column = one_hot(places + max(offset, 0), columns, dy.dtype)
     return ((is_row.t() * dy.unsqueeze(-2)) @ is_column).movedim((-2, -1), (dim1, dim2))
+
+
+def diagonal_scatter(x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """Compute ``aten.diagonal_scatter``: ``x`` with the diagonal replaced by ``src`` (..., n)."""
+    where, values = (diagonal_backward(each, x.shape, offset, dim1, dim2) for each in (torch.ones(src.shape), src))
+    return torch.where(where > 0.0, values, x)
 
 
 def unfold_backward(dy: Tensor, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:

@@ -26,6 +26,14 @@ from fanin.edge.export.graph.decompositions.pooling import adaptive, average, fo
 aten = torch.ops.aten
 Table = dict[OpOverload, Callable[..., object]]
 """The form of each operator."""
+WRITES: Final[Mapping[OpOverload, Callable[..., object]]] = MappingProxyType(
+    {
+        aten.copy.default: elementwise.copied,
+        aten.diagonal_scatter.default: selection.diagonal_scatter,
+        aten.slice_scatter.default: selection.slice_scatter,
+    }
+)
+"""Forms of the operators that replace writes into a part of a tensor."""
 NO_FORMS: Final[Decompositions] = MappingProxyType({})
 
 
@@ -65,6 +73,7 @@ def _common() -> Table:
         aten.unfold_backward.default: selection.unfold_backward,
         aten.logcumsumexp.default: ordering.logcumsumexp,
         aten.empty_permuted.default: elementwise.empty_permuted,
+        aten.new_empty_strided.default: elementwise.new_empty_strided,
         aten.threshold_backward.default: elementwise.threshold_backward,
         aten.avg_pool2d_backward.default: average.avg_pool2d_backward,
         aten._adaptive_avg_pool2d.default: average.adaptive_avg_pool2d,

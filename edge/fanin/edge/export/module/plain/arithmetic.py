@@ -1,4 +1,6 @@
-"""Products, distances, bilinear forms and shrinkage."""
+"""Products, exponentials of matrices, distances, bilinear forms and shrinkage."""
+
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -34,6 +36,26 @@ def running_product(x: Tensor, dim: object, *, dtype: torch.dtype | None = None)
 def erfc(x: Tensor) -> Tensor:
     """Compute ``torch.erfc`` as ``1 - erf(x)``, which is exact to a rounding of 1."""
     return 1.0 - torch.erf(x)
+
+
+SQUARINGS: Final = 6
+"""The series is one of a matrix divided by 2^6: its norm is below 1 for a norm of the matrix below 64."""
+NUM_TERMS: Final = 12
+
+
+def matrix_exp(x: Tensor) -> Tensor:
+    """Compute ``torch.matrix_exp`` by scaling and squaring, for matrices of a norm below 64.
+
+    Reference:
+        Moler and Van Loan 2003, Nineteen dubious ways to compute the exponential of a matrix, section 3.
+    """
+    scaled, identity = x * 2.0**-SQUARINGS, torch.eye(x.shape[-1], dtype=x.dtype)
+    result = identity.expand(x.shape)
+    for number in range(NUM_TERMS, 0, -1):
+        result = identity + scaled @ result / number
+    for _ in range(SQUARINGS):
+        result = result @ result
+    return result
 
 
 def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = None) -> object:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fanin.edge.export.module.plain import arithmetic, contractions, embeddings, images
+from fanin.edge.export.module.plain import alignments, arithmetic, contractions, embeddings, images
 
 FORMS: Final[Mapping[Callable[..., object], Callable[..., object]]] = MappingProxyType(
     {
@@ -23,9 +23,13 @@ FORMS: Final[Mapping[Callable[..., object], Callable[..., object]]] = MappingPro
         torch.erfc: arithmetic.erfc,
         Tensor.erfc: arithmetic.erfc,
         torch.special.erfc: arithmetic.erfc,
+        torch.matrix_exp: arithmetic.matrix_exp,
+        torch.linalg.matrix_exp: arithmetic.matrix_exp,
+        Tensor.matrix_exp: arithmetic.matrix_exp,
         torch.cdist: arithmetic.distances,
         torch.bilinear: arithmetic.bilinear,
         torch.einsum: contractions.contraction,
+        F.ctc_loss: alignments.ctc_loss,
         F.softshrink: arithmetic.softshrink,
         torch.hardshrink: arithmetic.hardshrink,
         F.pad: images.circular_pad,

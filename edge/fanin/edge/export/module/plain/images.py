@@ -84,12 +84,12 @@ def adaptive_avg_pool3d(x: Tensor, output_size: int | Sequence[int | None]) -> o
 
 
 def _mean_of_all(x: Tensor, output_size: int | Sequence[int | None], dims: tuple[int, ...]) -> object:
-    """Return the mean over the last dimensions of a tensor whose channels are not in order in memory.
+    """Return the mean over the last dimensions.
 
-    torch computes a mean, and then changes the strides of the result in place: no graph format has strides.
+    torch computes it, and may then change the strides of the result in place: no graph format has strides.
     """
     sizes = (output_size,) if isinstance(output_size, int) else output_size
-    if x.is_contiguous() or any(size != 1 for size in sizes):
+    if any(size != 1 for size in sizes):
         return NotImplemented
     return x.mean(dims, keepdim=True)
 

@@ -37,7 +37,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.fx.traceback import preserve_node_meta
 from torch.utils._pytree import tree_structure
 
-from fanin.edge.export.graph.decompositions.programs.recorder import NotRecorded, Recorder
+from fanin.edge.export.graph.decompositions.programs.recorder import NotRecorded, Recorder, Views, view_of_rows
 from fanin.edge.export.module.kernels import plain_kernels
 
 Form = Callable[..., object]
@@ -84,11 +84,13 @@ def program_of(traced: GraphModule, examples: Sequence[Tensor]) -> ExportedProgr
     constants = _lift(graph_module)
     inputs = [value.detach() for value in (*constants.values(), *examples)]
     try:
-        FakeTensorProp(graph_module, FakeTensorMode()).propagate(*inputs)
+        with Views() as views:
+            FakeTensorProp(graph_module, FakeTensorMode()).propagate(*inputs)
     except DynamicOutputShapeException:
         # A constant mask selects: the shape follows from values, which one trace does not have.
         return torch.export.export(traced, tuple(examples), strict=False)
-    return _plain(graph_module, constants, examples)
+    program = _plain(graph_module, constants, examples)
+    return program.run_decompositions({}) if views.num_copies else program
 
 
 def _plain(graph_module: GraphModule, constants: Mapping[Node, Tensor], examples: Sequence[Tensor]) -> PlainProgram:
@@ -163,7 +165,7 @@ def _retraced(program: PlainProgram, table: Mapping[OperatorBase, Form]) -> Plai
         return None
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
         return None
-    forms = {target: form for target, form in table.items() if isinstance(target, OpOverload)}
+    forms: dict[OpOverload, Form] = {target: form for target, form in table.items() if isinstance(target, OpOverload)}
     targets = {node.target for node in program.graph.nodes if isinstance(node.target, OpOverload)}
     composite = program.wrapped | {target for target in targets if _is_preservable_cia_op(target)}
     run = Interpreter(program.graph_module).run
@@ -179,13 +181,14 @@ def _retraced(program: PlainProgram, table: Mapping[OperatorBase, Form]) -> Plai
         preserve_node_meta(),
     ):
         try:
-            graph = _recorded(run, placeholders, forms)
+            graph = _recorded(run, placeholders, Recorder(forms))
         except (NotRecorded, NotImplementedError):
             # Some graphs and some forms change a view in place. Operators with functions as inputs are not recorded.
             function = dispatch_functionalize(run, FunctionalTensorMode(export=True))
-            graph = _renamed(make_fx(function, decomposition_table=forms)(*inputs).graph, placeholders)
+            plain = {torch.ops.aten.view.default: view_of_rows, **forms}
+            graph = _renamed(make_fx(function, decomposition_table=plain)(*inputs).graph, placeholders)
     graph.eliminate_dead_code()
-    if any(node.op == "get_attr" for node in graph.nodes) or not _is_plain(graph):
+    if any(node.op == "get_attr" or is_write(node) for node in graph.nodes):
         return None
     outputs = [_output_spec(node) for node in _outputs(graph)]
     decomposed = PlainProgram(
@@ -204,14 +207,13 @@ def _retraced(program: PlainProgram, table: Mapping[OperatorBase, Form]) -> Plai
     return decomposed
 
 
-def _is_plain(graph: Graph) -> bool:
-    """Return whether no operator of a graph changes its inputs."""
-    return not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in graph.nodes)
+def is_write(node: Node) -> bool:
+    """Return whether the operator of a node changes one of its inputs."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
-def _recorded(run: Callable[..., Argument], placeholders: Sequence[Node], forms: Mapping[OpOverload, Form]) -> Graph:
+def _recorded(run: Callable[..., Argument], placeholders: Sequence[Node], recorder: Recorder) -> Graph:
     """Return the operators of a call with the values of the placeholders. Raises NotRecorded."""
-    recorder = Recorder(forms)
     for node in placeholders:
         recorder.input(node.name, node.meta["val"], node.meta)
     with recorder:

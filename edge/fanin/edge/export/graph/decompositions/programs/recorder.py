@@ -1,4 +1,4 @@
-"""``Recorder``: the operators that a function calls, as a graph of plain operators.
+"""``Recorder``: the operators that a function calls, as a graph of plain operators; ``Views``: views of any strides.
 
 ``make_fx`` follows a function with a proxy for each tensor, and ``FunctionalTensorMode`` removes changes in place. Both
 take several times as long as the operators on fake tensors. The graphs of an export have one size for each tensor, and
@@ -7,7 +7,7 @@ seldom change one in place, so it is enough to note each operator.
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, TypeVar
 
@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import Argument
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.fx.traceback import get_current_meta
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 Form = Callable[..., object]
@@ -38,6 +38,47 @@ class NotRecorded(Exception):
     """An operator changes a tensor that is read again, or reads one that is neither an input nor a result."""
 
 
+def view_of_rows(x: Tensor, shape: Sequence[int]) -> object:
+    """Compute ``aten.view`` of a tensor whose strides do not allow it as one of a copy: a graph has no strides.
+
+    A fake tensor may have other strides than the real one of the trace: those of a form's result, or those that torch
+    declares for an operator.
+    """
+    if x.is_contiguous():
+        return NotImplemented
+    with _disable_current_modes():
+        try:
+            torch.empty_strided(x.shape, x.stride(), device="meta").view(shape)
+        except (RuntimeError, ValueError):
+            pass
+        else:
+            return NotImplemented
+    return aten.view.default(x.contiguous(), shape)
+
+
+class Views(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While active, ``aten.view`` is ``view_of_rows``.
+
+    Attributes:
+        num_copies: Number of views of a copy so far.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_copies = 0
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: tuple[Argument, ...] = (), kwargs: Keywords | None = None
+    ) -> object:
+        """Call an operator."""
+        form: Form = view_of_rows
+        value = form(*args) if func is aten.view.default else NotImplemented
+        if value is NotImplemented:
+            return func(*args, **(kwargs or {}))
+        self.num_copies += 1
+        return value
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators on fake tensors that are called in its context.
 
@@ -51,12 +92,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, forms: Mapping[OpOverload, Form]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = Graph()
-        self._forms = forms
+        self._forms: dict[OpOverload, Form] = {aten.view.default: view_of_rows, **forms}
         self._nodes: dict[int, Node] = {}
         # The tensors of each storage. While they exist, no other tensor gets the number of one of them.
         self._sharing: defaultdict[int, list[Tensor]] = defaultdict(list)
         self._inputs: set[int] = set()
         self._stale: set[int] = set()
+        # The storages of tensors whose view is one of a copy.
+        self._copied: set[int] = set()
 
     def input(self, name: str, value: Tensor, meta: Mapping[str, object]) -> None:
         """Add an input."""
@@ -84,6 +127,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 with self:
                     value = replacement(*args, **kwargs)
                 if value is not NotImplemented:
+                    if func is aten.view.default:
+                        self._copied |= {_storage(each) for each in (args[0], value) if isinstance(each, Tensor)}
                     return self._alias(value) if any(value is each for each in args) else value
         if func._schema.is_mutable:
             return self._changed(func, args, kwargs)
@@ -106,14 +151,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Other tensors that share changed memory must not be read afterwards.
 
         Raises:
-            NotRecorded: The operator has no plain form, or changes an input, which is a result of the graph.
+            NotRecorded: The operator has no plain form, or changes an input, which is a result of the graph, or a
+                tensor whose view is one of a copy.
         """
         namespace, _, name = func._schema.name.partition("::")
         plain = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
         if plain is None or not name.endswith("_") or func._overloadname not in plain.overloads():
             raise NotRecorded
         target = args[0]
-        if not isinstance(target, Tensor) or _storage(target) in self._inputs:
+        if not isinstance(target, Tensor) or _storage(target) in self._inputs | self._copied:
             raise NotRecorded
         with self:
             value = getattr(plain, func._overloadname)(*args, **kwargs)
