@@ -175,7 +175,7 @@ def test_a_mistake_in_an_app_is_one_sentence(
     ("name", "message"),
     [
         ("absent", "absent.safetensors: no such file, expected a .safetensors file"),
-        ("short", "short.safetensors: not a whole safetensors file (Error while deserializing header: "),
+        ("short", "short.safetensors: not a complete safetensors file (Error while deserializing header: "),
         ("type", f"type.safetensors: {DIFFERS}eight: got F16 [12, 4], expected F32 [12, 4]"),
         ("shape", f"shape.safetensors: {DIFFERS}eight: got F32 [5, 4], expected F32 [12, 4]"),
         (

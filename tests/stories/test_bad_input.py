@@ -147,7 +147,7 @@ BODIES: dict[str, tuple[Callable[[m.UpdateHeader, bytes], tuple[m.UpdateHeader, 
     "digest of the whole": (other_digest, "update: digest mismatch (got "),
     "offset": (lambda h, p: (h, pieces(p, 4096)), "update: got a piece at offset 4096, expected 0"),
     "gap": (lambda h, p: (h, [*pieces(p, 0, 512), *pieces(p, 516)]), "update: got a piece at offset 516, expected 512"),
-    "empty piece": (lambda h, p: (h, [m.Piece(offset=0, data=b"")]), "update: got bytes 0 to 0, expected some"),
+    "empty piece": (lambda h, p: (h, [m.Piece(offset=0, data=b"")]), "update: got bytes 0 to 0, expected 1 or more"),
     "too much": (excess_pieces, "expected 1 or more, up to 1200012"),
 }
 

@@ -118,7 +118,7 @@ def test_run_without_a_plan_a_key_or_the_publishers_bundle(fanin: Fanin, host: H
     path = tmp_path / "another.key"
     assert one_line(fanin(*words, path), "run") == (
         f"{host.folder / 'bundle'}: signed by key {signer}.., but {path} has key {owner}..; pass the key that signed "
-        "it with --key, or export the bundle under another name"
+        "it with --key, or export the bundle again"
     )
     # A new key has signed no Bundle, so no key is created.
     assert one_line(fanin(*words, tmp_path / "none.key"), "run") == (

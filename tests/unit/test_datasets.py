@@ -107,7 +107,7 @@ def test_the_error_without_a_network_names_the_remedy(tmp_path: Path, fault: Exc
         raise fault
 
     expected = (
-        "small: no good a.gz on this machine, and http://mirror/small/a.gz cannot be fetched "
+        "small: no valid a.gz on this machine, and http://mirror/small/a.gz cannot be fetched "
         f"({type(fault).__name__}: {fault}); {ADVICE}"
     )
     with raises(InvalidInput, expected):

@@ -364,7 +364,7 @@ def test_wrong_seeds_raise_one_error(seeds: Mapping[str, int], error: str) -> No
         (
             SimulationSettings(plan={**PLAN, "stop.max_rounds": 5}),
             InvalidPlan,
-            "simulate: plan: got stop.max_rounds beside the argument rounds; remove the key",
+            "simulate: plan: got stop.max_rounds and the argument rounds; remove the key",
         ),
     ],
 )
