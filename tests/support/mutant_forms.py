@@ -336,8 +336,8 @@ def form_mutants() -> Iterator[Mutant]:
                         )
 
 
-WITHOUT_RESULT: Final = ("index.Tensor", "index_put_")
-"""A form that only refuses some arguments, and a form that returns the tensor that it has written."""
+WITHOUT_RESULT: Final = ("index.Tensor", "index_put_", "new_empty_strided")
+"""A form that only refuses some arguments, one that returns what it has written, and one that returns zeros."""
 NOT_FLOAT: Final = (
     "adaptive_max_pool1d[1]",
     "adaptive_max_pool2d[1]",
