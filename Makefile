@@ -118,8 +118,8 @@ resume: $(VENV)/.installed ## transfers that go on after a kill of either side, 
 	$(BIN)/pytest tests/stories/test_resume.py tests/stories/test_large_transfers.py $(ARGS)
 
 .PHONY: flower
-flower: $(VENV)/.installed ## FedAvg against Flower's on the same Updates, Flower in an environment of its own
-	$(BIN)/pytest tests/twins/test_flower.py $(ARGS)
+flower: $(VENV)/.installed ## FedAvg and strategies against Flower's on the same Updates
+	$(BIN)/pytest tests/twins/test_flower.py tests/twins/test_flower_strategies.py $(ARGS)
 
 .PHONY: parity
 parity: $(VENV)/.installed ## meshes of four and eight ranks, and every schedule, against one process

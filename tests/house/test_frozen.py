@@ -60,7 +60,7 @@ REQUIREMENTS = {
 }
 ELSEWHERE = {"tflite-runtime"}
 """Requirements that need numpy 1. They cannot be tested together with the others, so they have their own list."""
-SETTINGS = ["data", "durability", "listen", "names", "state"]
+SETTINGS = ["data", "durability", "listen", "names", "state", "strategies"]
 COMMANDS = [
     "assemble",
     "bench",

@@ -23,6 +23,7 @@ from fanin.server.evaluation.process import TIMEOUT_S, EvaluatorProcess
 from fanin.server.folder import open_state
 from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.recorded_setup import Parts
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.stores import CoordinatorState
@@ -77,7 +78,7 @@ class Bench:
         place = self.folder / "state"
         self.state = open_state(place, Durability.PROCESS, (inline, inline), lambda: 5.0)
         sets = DataSets(blobs=place / "blobs", paths={self.name: self.data}, command=self.command)
-        self.runs = Runs(self.state.stores, self.state.files, LogObserver(), sets.check)
+        self.runs = Runs(self.state.stores, self.state.files, LogObserver(), Parts(check_data=sets.check))
         await self.runs.start()
         self.process = EvaluatorProcess(self.command, self.timeout_s)
         self.evaluator = HeldOutEvaluator(self.runs, self.state.stores, sets, self.process)

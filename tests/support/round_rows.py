@@ -23,6 +23,7 @@ ROW = RoundRow(
     statistics={},
     means={},
     metrics={"balanced_accuracy": 0.625, "unknown": NAN},
+    strategy_metrics={},
     num_diverged=0,
     num_saturated=0,
     num_saturated_clients=0,

@@ -23,6 +23,7 @@ from fanin.server.folder import open_state
 from fanin.server.rounds.troubles import STORAGE_WAIT_S, UNFORESEEN_S
 from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.recorded_setup import Parts
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.protocols.evaluations import EvaluationStore
@@ -85,7 +86,7 @@ class Scene:
         state = open_state(folder / "state", Durability.PROCESS, (inline, inline), loop.time)
         self.evaluations = FailingEvaluations(state.stores.evaluations, error, num_failures)
         stores = replace(state.stores, evaluations=self.evaluations)
-        self.runs = Runs(stores, state.files, LogObserver(), accept)
+        self.runs = Runs(stores, state.files, LogObserver(), Parts(check_data=accept))
         self.process = CountedProcess()
         data = DataSets(blobs=folder / "state" / "blobs", paths={"digits": folder / "x.npz"}, command=())
         self.new_evaluator = partial(HeldOutEvaluator, self.runs, stores, data, self.process)

@@ -46,12 +46,14 @@ from fanin.server.folder import check_authority, exposed_secrets, hold_folder, o
 from fanin.server.health import watch_storage
 from fanin.server.rounds.worker import LogObserver, Observer
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.recorded_setup import Parts
 from fanin.server.service import Services, bind_server, check_free
 from fanin.server.settings import Settings
 from fanin.server.storage.collector import Collector
 from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.lanes import ThreadLane
 from fanin.server.storage.records import Role
+from fanin.server.strategies.process import Strategies, checked_strategies
 
 LOG = logging.getLogger("fanin.commands.serve")
 DISK_THREADS = 4
@@ -83,6 +85,14 @@ def serve(
             help="NAME=PATH of an .npz file on which Plans may let versions be evaluated; repeatable.",
         ),
     ] = None,
+    strategy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--strategy",
+            help="MODULE:NAME of a Flower strategy that Plans may run in a process here, besides those of flwr; "
+            "repeatable.",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every effect.")] = False,
 ) -> None:
     """Run a coordinator: serve devices and operators until SIGTERM."""
@@ -92,8 +102,9 @@ def serve(
         logging.getLogger("alembic").setLevel(logging.WARNING)
     with wrong_usage():
         sets = data_sets(data or ())
+        strategies = checked_strategies(strategy or ())
         settings = Settings(state=state, listen=listen, names=tuple(name or ()), durability=durability)
-    settings = replace(settings, data=sets)
+    settings = replace(settings, data=sets, strategies=strategies)
     # Otherwise each thread that handles a Chunk keeps its own arena: several times the size of a large model.
     share_one_heap()
     asyncio.run(run_coordinator(settings, LogObserver()))
@@ -134,7 +145,8 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     ensure_token(settings.state / OPERATOR_TOKEN, Role.OPERATOR, registry)
     _warn_of_exposure(settings.state)
     data = DataSets(blobs=settings.state / "blobs", paths=settings.data, command=EVALUATOR)
-    runs = Runs(state.stores, state.files, observer, data.check)
+    parts = Parts(check_data=data.check, strategies=Strategies(Path.cwd(), settings.strategies))
+    runs = Runs(state.stores, state.files, observer, parts)
     evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(EVALUATOR))
     collector = Collector(state.stores, state.files)
     limits, connections = _share_descriptors(Limits())

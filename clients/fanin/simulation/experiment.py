@@ -25,6 +25,7 @@ from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.server.runs.admission import check_no_graphs
 from fanin.server.runs.recorded_setup import check_names
 from fanin.server.selection.policies import POLICIES
+from fanin.server.strategies.process import Strategies
 from fanin.simulation.arguments import check_devices, check_plan, plan_of
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
@@ -163,6 +164,7 @@ class _Parts:
         evaluate: Returns the metrics of a Version.
         score: Returns the number that ranks Versions.
         evaluate_newest: Lets clients evaluate the newest Version; None if they evaluate before they train alone.
+        folder: The folder that a strategy of the Plan is imported from; None for the working directory.
         baseline: Adds the centralized baseline to a result.
     """
 
@@ -173,6 +175,7 @@ class _Parts:
     evaluate: Callable[[int, Float32s], VersionMetrics]
     score: Callable[[VersionMetrics], float]
     evaluate_newest: EvaluateNewest | None = None
+    folder: Path | None = None
     baseline: Callable[[Result], Result] = lambda result: result
 
 
@@ -207,6 +210,7 @@ def _simulated(
         score=parts.score,
         evaluate_newest=parts.evaluate_newest,
         policies=settings.own_policies,
+        strategies=Strategies(parts.folder, allowed=None),
         seed=settings.seed,
         stops=settings.stop_on_failure,
         on_round=note,
@@ -246,6 +250,7 @@ def _flower_parts(prepared: Preparation, subject: FlowerSubject, backend: Backen
         evaluate=lambda number, parameters: unknown_values(()),
         score=lambda metrics: math.nan,
         evaluate_newest=trainings.evaluate,
+        folder=subject.settings.folder,
     )
 
 

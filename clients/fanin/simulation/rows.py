@@ -46,6 +46,8 @@ class RoundRow:
             report one. NaN if none does.
         metrics: The metrics of the Plan (``[[evaluation.metrics]]``) and of the settings on the test data: NAME in
             float, and NAME_int8 of the int8 model. NaN if the Version was not evaluated.
+        strategy_metrics: The metrics that the Flower strategy of the Plan returned, as ``train.NAME`` and
+            ``evaluate.NAME``. It has no columns, because each Round may have others.
         num_diverged: Clients whose loss reached the largest counted loss (docs/howto/results.md#diverged-clients).
             ``train_loss`` and ``validation_loss`` are then too small.
         num_saturated: Values of the Round's Updates that the Round's grid clipped, because they were out of its range.
@@ -73,6 +75,7 @@ class RoundRow:
     statistics: Mapping[str, float]
     means: Mapping[str, float]
     metrics: Mapping[str, float]
+    strategy_metrics: Mapping[str, float]
     num_diverged: int
     num_saturated: int
     num_saturated_clients: int
@@ -208,6 +211,7 @@ def round_row(
         statistics=_reported(event.statistics, names),
         means=_means(event.statistics, names, event.statistics_examples),
         metrics=_further(evaluation),
+        strategy_metrics=dict(event.strategy_metrics),
         num_diverged=0,
         num_saturated=event.num_saturated,
         num_saturated_clients=event.saturated.num_devices,
@@ -233,6 +237,7 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
         statistics=_reported({}, names),
         means=_means({}, names, {}),
         metrics=_further(evaluation),
+        strategy_metrics={},
         num_diverged=0,
         num_saturated=0,
         num_saturated_clients=0,
@@ -318,7 +323,7 @@ def cells(row: RoundRow | ClientRow) -> dict[str, float]:
     ``metrics.NAME``.
     """
     columns: dict[str, float] = {}
-    for each in fields(row):
+    for each in (each for each in fields(row) if each.name != "strategy_metrics"):
         value = getattr(row, each.name)
         is_table = isinstance(value, Mapping)
         columns |= {f"{each.name}.{name}": item for name, item in value.items()} if is_table else {each.name: value}

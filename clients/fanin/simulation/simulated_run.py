@@ -22,6 +22,7 @@ from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.texts import counted
 from fanin.server.access.limits import Limits
 from fanin.server.aggregation.parameters import load_parameters
+from fanin.server.aggregation.rules import StrategySource
 from fanin.server.aggregation.statistics import evaluation_of, reported_examples, with_examples
 from fanin.server.evaluation.metrics import VersionMetrics
 from fanin.server.selection.policies import SelectionPolicy
@@ -125,6 +126,7 @@ class SimulatedRun:
         evaluate_newest: Lets clients evaluate a Version, and returns the statistics of each. Each row then has the
             clients' evaluation of its own Version. None if it has that of the Version before.
         policies: Selection policies of the settings by name.
+        strategies: Runs the Flower strategy of the Plan.
         seed: Seed of the choices that the Plan's own seed does not make.
         stops: Whether an error in the training of a client ends the simulation.
         on_round: Called with each row.
@@ -143,6 +145,7 @@ class SimulatedRun:
     score: Callable[[VersionMetrics], float]
     evaluate_newest: EvaluateNewest | None
     policies: Mapping[str, SelectionPolicy]
+    strategies: StrategySource
     seed: int
     stops: bool
     on_round: Callable[[RoundRow], None]
@@ -173,7 +176,7 @@ class SimulatedRun:
                 fail(ClientFailure(round=event.round, client=client, error=event.detail))
 
         limits = Limits(max_parked=max(Limits().max_parked, self._num_present))
-        options = CoordinatorOptions(limits=limits, policies=self.policies)
+        options = CoordinatorOptions(limits=limits, policies=self.policies, strategies=self.strategies)
         async with Federation(seed=self.seed, options=options, piece_bytes=PIECE_BYTES, observe=observe) as federation:
             self._note(rows, "engine", 0, detail=self.engine)
             for traces in self.devices.sources:

@@ -1125,7 +1125,7 @@ class RunWarned(_message.Message):
     SUBJECT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """examples_capped, statistic_cut, shared_partition or scaffold_devices."""
+    """examples_capped, statistic_cut, shared_partition, scaffold_devices or strategy_state."""
     subject: _builtins.str
     """What it is about, such as two device ids; empty for the Run."""
     text: _builtins.str
@@ -1468,6 +1468,26 @@ class VersionPublished(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class StrategyMetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NUMBER_FIELD_NUMBER: _builtins.int
     VERSION_SHA256_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
@@ -1494,6 +1514,8 @@ class VersionPublished(_message.Message):
     STATISTICS_EXAMPLES_FIELD_NUMBER: _builtins.int
     DEVICE_SPREADS_FIELD_NUMBER: _builtins.int
     SATURATED_FIELD_NUMBER: _builtins.int
+    NOT_REPRODUCIBLE_FIELD_NUMBER: _builtins.int
+    STRATEGY_METRICS_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     version_sha256: _builtins.str
@@ -1523,6 +1545,10 @@ class VersionPublished(_message.Message):
     bytes_down_resumed: _builtins.int
     """Bytes that arrived before a transfer broke and were not sent again: downloads and uploads."""
     bytes_up_resumed: _builtins.int
+    not_reproducible: _builtins.bool
+    """Of a Round with a Flower strategy: whether its parameters cannot be recomputed, and the metrics that the strategy
+    returned, as train.NAME and evaluate.NAME.
+    """
     @_builtins.property
     def evaluation(self) -> Global___Evaluation:
         """Quality of the parent."""
@@ -1545,6 +1571,8 @@ class VersionPublished(_message.Message):
 
     @_builtins.property
     def saturated(self) -> Global___SaturatedDevices: ...
+    @_builtins.property
+    def strategy_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
     def by(self) -> Global___Principal:
         """Who published it; absent for a Round."""
@@ -1578,11 +1606,13 @@ class VersionPublished(_message.Message):
         statistics_examples: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         device_spreads: _abc.Mapping[_builtins.str, Global___DeviceSpread] | None = ...,
         saturated: Global___SaturatedDevices | None = ...,
+        not_reproducible: _builtins.bool = ...,
+        strategy_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         by: Global___Principal | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "num_clamped", b"num_clamped", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "not_reproducible", b"not_reproducible", "num_clamped", b"num_clamped", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "strategy_metrics", b"strategy_metrics", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

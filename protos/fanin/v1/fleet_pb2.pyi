@@ -1143,8 +1143,41 @@ class Flower(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class StrategyOptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Setting: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Setting | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONFIG_FIELD_NUMBER: _builtins.int
     ROLES_FIELD_NUMBER: _builtins.int
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    STRATEGY_OPTIONS_FIELD_NUMBER: _builtins.int
+    STRATEGY_IS_PURE_FIELD_NUMBER: _builtins.int
+    STRATEGY_STREAMS_FIELD_NUMBER: _builtins.int
+    strategy: _builtins.str
+    """The strategy that makes the next parameters of the Updates: MODULE:NAME, with the arguments of its constructor. Only
+    the coordinator reads the fields of the strategy, so an Assignment and a schedule have none.
+    """
+    strategy_is_pure: _builtins.bool
+    """Whether its result is a function of its arguments and its state."""
+    strategy_streams: _builtins.bool
+    """Whether it reads one Update at a time."""
     @_builtins.property
     def config(self) -> _containers.MessageMap[_builtins.str, Global___Setting]:
         """The entries of the ConfigRecord."""
@@ -1155,15 +1188,21 @@ class Flower(_message.Message):
         none.
         """
 
+    @_builtins.property
+    def strategy_options(self) -> _containers.MessageMap[_builtins.str, Global___Setting]: ...
     def __init__(
         self,
         *,
         config: _abc.Mapping[_builtins.str, Global___Setting] | None = ...,
         roles: _abc.Mapping[_builtins.str, Global___TensorRole] | None = ...,
+        strategy: _builtins.str = ...,
+        strategy_options: _abc.Mapping[_builtins.str, Global___Setting] | None = ...,
+        strategy_is_pure: _builtins.bool = ...,
+        strategy_streams: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "roles", b"roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config", b"config", "roles", b"roles", "strategy", b"strategy", "strategy_is_pure", b"strategy_is_pure", "strategy_options", b"strategy_options", "strategy_streams", b"strategy_streams"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,12 +11,13 @@
     rounds/        one Round: the round machine, its effects
     selection/     which waiting devices get the free places
     aggregation/   sums, the outer step, verification
+    strategies/    strategies of Flower in child processes
     storage/       the database, blobs and spool
     health.py      whether it serves
 
 Imports go in one direction: ``service`` -> ``fleet`` -> ``access`` and ``runs``; ``runs`` -> ``rounds`` ->
-``aggregation`` -> ``storage``. ``access`` uses only ``storage``; ``rounds`` uses
-``selection``, which uses no other room.
+``aggregation`` -> ``storage``. ``runs`` also uses ``strategies``, and ``strategies`` uses ``aggregation``. ``access``
+uses only ``storage``; ``rounds`` uses ``selection``, which uses no other room.
 """
 
 from typing import TYPE_CHECKING

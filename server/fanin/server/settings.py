@@ -23,6 +23,7 @@ class Settings:
         listen: HOST:PORT to listen on.
         names: Further host names and addresses under which devices reach it.
         durability: What an acknowledged Update survives.
+        strategies: Flower strategies of the operator that Plans may name.
         data: Files of the data sets on which Versions are evaluated, by the name that a Plan uses.
     """
 
@@ -30,6 +31,7 @@ class Settings:
     listen: str
     names: tuple[str, ...] = ()
     durability: Durability = Durability.HOST
+    strategies: tuple[str, ...] = ()
     data: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:

@@ -202,6 +202,11 @@ def _version_text(event: VersionPublished) -> str:
         text += f" ({saturated_text(event.saturated)})"
     if event.num_clamped:
         text += f", {counted(event.num_clamped, 'value')} set to the end of a range"
+    if event.strategy_metrics:
+        metrics = ", ".join(f"{name} {value:.4g}" for name, value in sorted(event.strategy_metrics.items()))
+        text += f", strategy: {metrics}"
+    if event.not_reproducible:
+        text += ", not reproducible"
     if event.train_loss_examples:
         text += f", training loss {event.train_loss:.4f}"
         if event.train_loss_examples < event.total_examples:

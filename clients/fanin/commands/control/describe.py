@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, Final
@@ -100,7 +100,8 @@ def _round_row(info: RoundInfo, plan: Plan | None) -> dict[str, object]:
     row = {**asdict(info), "phase": info.phase.value}
     row["opened_at_s"] = row.pop("opened_at")
     if plan is not None:
-        row |= {"training": asdict(plan.training_in(info.round)), "flower": asdict(plan.flower_in(info.round))}
+        flower = replace(plan.flower, config=plan.flower_in(info.round).config)
+        row |= {"training": asdict(plan.training_in(info.round)), "flower": asdict(flower)}
     return row
 
 

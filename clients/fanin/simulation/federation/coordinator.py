@@ -15,15 +15,18 @@ from typing import Final
 from fanin.protos.errors import Unavailable
 from fanin.protos.messages import FIRST_EPOCH, LoggedEvent
 from fanin.server.access.limits import Limits
+from fanin.server.aggregation.rules import StrategySource
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
 from fanin.server.rounds.events import Effect
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.recorded_setup import Parts
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.memory.state import MemoryState
 from fanin.server.storage.stores import CoordinatorState
+from fanin.server.strategies.process import Strategies
 from fanin.simulation.federation.loopback import InterruptibleFleet
 from fanin.simulation.federation.unreliable import Note
 
@@ -48,10 +51,12 @@ class CoordinatorOptions:
     Attributes:
         limits: Its limits.
         policies: Selection policies of the caller by name, in addition to those of fanin and the installed ones.
+        strategies: Runs the Flower strategies that the Plan names.
     """
 
     limits: Limits = field(default_factory=Limits)
     policies: Mapping[str, SelectionPolicy] = field(default_factory=dict)
+    strategies: StrategySource = field(default_factory=Strategies)
 
 
 class SimulatedCoordinator:
@@ -81,7 +86,8 @@ class SimulatedCoordinator:
         else:
             state = open_state(self._folder, Durability.PROCESS, (inline, inline), clock)
         options = self._options
-        runs = Runs(state.stores, state.files, _Noting(self._note), policies={**POLICIES, **options.policies})
+        parts = Parts(policies={**POLICIES, **options.policies}, strategies=options.strategies)
+        runs = Runs(state.stores, state.files, _Noting(self._note), parts)
         rng = random.Random(self._rng.random())
         coordinator = Coordinator(runs, state.stores, state.files, options.limits, rng)
         await runs.start()

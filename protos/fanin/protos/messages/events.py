@@ -187,6 +187,8 @@ class VersionPublished:
         statistics: Sums of the statistics that the Plan declares, by name.
         statistics_examples: Of the sums over examples among them, the examples of the devices that report each.
         device_spreads: Those of ``train_loss``, and of the parent's ``validation_loss`` and ``validation_accuracy``.
+        not_reproducible: Whether a Flower strategy made the parameters that is not declared pure.
+        strategy_metrics: The metrics that a Flower strategy returned, as ``train.NAME`` and ``evaluate.NAME``.
         by: The principal that published it; None for a Round.
     """
 
@@ -216,6 +218,8 @@ class VersionPublished:
     statistics: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     statistics_examples: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     device_spreads: Mapping[str, DeviceSpread] = field(default_factory=lambda: MappingProxyType({}))
+    not_reproducible: bool = False
+    strategy_metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     by: Principal | None = None
 
 

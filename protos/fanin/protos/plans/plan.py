@@ -22,8 +22,8 @@ from fanin.protos.fields import Mark
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.cohort import CohortPlan, check_quorum
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
-from fanin.protos.plans.flower import FlowerPlan
-from fanin.protos.plans.keys import Key, range_problem, shown
+from fanin.protos.plans.flower import FlowerPlan, memory_notes, strategy_keys
+from fanin.protos.plans.keys import Key, keys_of, range_problem, shown
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
@@ -50,6 +50,8 @@ MAX_STATISTICS: Final = 32
 OUR_STATISTICS: Final = frozenset(
     {"examples", "trained_examples", "train_loss_q16", "train_loss_examples", "rounded", "saturated"}
 )
+REPLACED_KEYS: Final = ("rule", "rule_options", "outer_optimizer", "outer_options", "max_staleness")
+"""Keys of ``[aggregation]`` that a strategy replaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,7 @@ class Plan:
         check_stages(self)
         check_statistics(self)
         check_schedule(self)
+        check_strategy(self)
 
     @staticmethod
     def check_message(message: Message) -> None:
@@ -118,8 +121,8 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the person who starts the Run: valid settings that probably are mistakes."""
-        return late_changes(self.schedule, self.stop.max_rounds)
+        """Notes for the person who starts the Run: the memory of a strategy, and settings that may be mistakes."""
+        return (*late_changes(self.schedule, self.stop.max_rounds), *memory_notes(self.flower, self.cohort.buffer))
 
     @property
     def max_examples(self) -> int:
@@ -213,8 +216,8 @@ def check_statistics(plan: Plan) -> None:
 
 def check_schedule(plan: Plan) -> None:
     """A schedule has at most 64 changes, in the order of their Rounds. An entry of `flower.config` in it is also in
-    `[flower.config]`, with the same type, so each Round has it. `flower.roles` never changes. A change of the learning
-    rate needs `training.learning_rate`.
+    `[flower.config]`, with the same type, so each Round has it. `flower.roles` and the strategy never change. A change
+    of the learning rate needs `training.learning_rate`.
     """
     check_changes(plan.flower, plan.schedule)
     for index, change in enumerate(plan.schedule):
@@ -226,5 +229,33 @@ def check_schedule(plan: Plan) -> None:
             )
 
 
-CONSTRAINTS: Final = (check_quorum, check_headroom, check_stages, check_statistics, check_schedule, check_metrics)
+def check_strategy(plan: Plan) -> None:
+    """With `flower.strategy`, `rule`, `rule_options`, `outer_optimizer`, `outer_options` and `max_staleness` of
+    `[aggregation]` have their defaults: the strategy replaces rule and optimizer, and compares Updates of one Round.
+    Without it, the other keys of the strategy have their defaults.
+    """
+    keys, name = strategy_keys(plan.flower), plan.flower.strategy
+    if keys and not name:
+        raise InvalidPlan(
+            f"plan: got flower.{keys[0]} without flower.strategy, expected both; add the strategy", code="FN-0922"
+        )
+    defaults = {key.name: key.default for key in keys_of(AggregationPlan)}
+    changed = [key for key in REPLACED_KEYS if getattr(plan.aggregation, key) != defaults[key]]
+    if name and changed:
+        raise InvalidPlan(
+            f"plan: got flower.strategy {shown(name)} with aggregation.{changed[0]}, expected one of them: a strategy "
+            "makes the next parameters itself, of Updates of one Round; remove one",
+            code="FN-0922",
+        )
+
+
+CONSTRAINTS: Final = (
+    check_quorum,
+    check_headroom,
+    check_stages,
+    check_statistics,
+    check_schedule,
+    check_strategy,
+    check_metrics,
+)
 """The conditions on several keys. Their docstrings are the text of docs/reference/plan.md."""

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.fields import Mark
 from fanin.protos.plans.entries import kind_of
-from fanin.protos.plans.flower import FlowerPlan
+from fanin.protos.plans.flower import FlowerPlan, strategy_keys
 from fanin.protos.plans.keys import Key, keys_of, shown
 from fanin.protos.plans.sections import MAX_TIMES, MIN_RATE, Training
 
@@ -118,8 +118,8 @@ def mean_rate(training: Training, num_steps: int) -> float:
 
 
 def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> None:
-    """Raise InvalidPlan for too many changes, Rounds that do not increase, roles, or an entry of ``config`` that every
-    Round does not have with one type.
+    """Raise InvalidPlan for too many changes, Rounds that do not increase, roles, a strategy, or an entry of ``config``
+    that every Round does not have with one type.
     """
     rounds = [change.from_round for change in schedule]
     if len(rounds) > MAX_CHANGES or sorted(set(rounds)) != rounds:
@@ -133,6 +133,12 @@ def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> No
             raise InvalidPlan(
                 f"plan: schedule.{index}.flower.roles: got {sorted(change.flower.roles)}, expected none: an array has "
                 "one role in all Rounds; move it to flower.roles",
+                code="FN-0235",
+            )
+        if names := strategy_keys(change.flower):
+            raise InvalidPlan(
+                f"plan: schedule.{index}.flower.{names[0]}: got {shown(getattr(change.flower, names[0]))}, expected "
+                f"none: a run has one strategy in all Rounds; move it to flower.{names[0]}",
                 code="FN-0235",
             )
         for name, value in change.flower.config.items():

@@ -22,7 +22,7 @@ from fanin.protos.plans import Plan
 from fanin.protos.plans.named import Choice, blamed, created
 from fanin.server.aggregation import outer, rules
 from fanin.server.aggregation.fold import Contribution, PartialSum
-from fanin.server.aggregation.outer import OPTIMIZERS, OuterOptimizer, State
+from fanin.server.aggregation.outer import OPTIMIZERS, NextParameters, OuterOptimizer, State
 from fanin.server.aggregation.rules import MAX_STATE_BYTES, RULES, ColumnRule, Rule, check_column_plan, check_passes
 
 
@@ -108,11 +108,13 @@ def checked_rule(rule: Rule | ColumnRule, where: str) -> Rule | ColumnRule:
 
 
 def optimizer_of(plan: Plan) -> OuterOptimizer:
-    """Return the outer optimizer that a Plan names.
+    """Return the outer optimizer that a Plan names, or the outer step of its strategy.
 
     Raises:
         InvalidPlan: No optimizer has this name, or the optimizer rejects the Plan.
     """
+    if plan.flower.strategy:
+        return NextParameters()
     ours, key = plan.aggregation, "aggregation.outer_optimizer"
     choice = Choice(
         key=key, name=ours.outer_optimizer, options_key="aggregation.outer_options", options=ours.outer_options

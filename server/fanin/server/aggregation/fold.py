@@ -167,6 +167,42 @@ class Addition:
         return state
 
 
+class KeptUpdates:
+    """Updates that are read again after the last one, by rules that are no sum.
+
+    Args:
+        table: The layout of the values.
+
+    Attributes:
+        reaches: For each block, the number of Updates with each reach.
+        counts: Sums of the statistics, by name.
+        updates: The Updates by device.
+    """
+
+    def __init__(self, table: TensorTable) -> None:
+        self._table = table
+        self.reaches = no_reaches(table)
+        self.counts = Counter[str]()
+        self.updates: dict[str, Contribution] = {}
+
+    def add(self, device: str, update: Contribution) -> None:
+        """Measure the reach of an Update. This also reads its payload once, which verifies it."""
+        table, position = self._table, 0
+        largest = [0] * len(table.specs)
+        for piece in update.pieces:
+            for start, stop, block in blocks_within(table, range(len(largest)), position, position + piece.size):
+                largest[block] = max(largest[block], largest_magnitude(piece[start - position : stop - position]))
+            position += piece.size
+        if position != table.num_values or len(update.shifts) != len(table.specs):
+            raise ValueError(f"update: got {position} values, {len(update.shifts)} shifts, expected those of the table")
+        for block, shift in enumerate(update.shifts):
+            if not 0 <= shift <= update.max_shift:
+                raise ValueError(f"update: got shift {shift}, expected 0 to {update.max_shift}")
+            self.reaches[block, reach_column(largest[block], shift)] += 1
+        self.counts.update(update.counts)
+        self.updates[device] = update
+
+
 def merge(left: PartialSum, right: PartialSum) -> PartialSum:
     """Add ``right`` to ``left``, in place. Return ``left``."""
     if left.values.shape != right.values.shape:

@@ -106,6 +106,23 @@ class Nesterov:
         return {"momentum": momentum}, parameters + self._learning_rate * (aggregate + self._momentum * momentum)
 
 
+class NextParameters:
+    """The outer step after a Flower strategy: its aggregate already is the next parameters. See OuterOptimizer."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """See ``OuterOptimizer.tensors``. The strategy itself has the state."""
+        return ()
+
+    def begin(self, parameters: Float64s) -> State:
+        """See ``OuterOptimizer.begin``."""
+        return {}
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        """See ``OuterOptimizer.step``."""
+        return state, aggregate
+
+
 OptimizerFactory = Callable[..., OuterOptimizer]
 """Returns the optimizer for a Plan and options. Raises InvalidPlan if the optimizer cannot carry out the Plan."""
 LearningRate = Annotated[float, Key(text="Factor of the aggregate in the outer step.", above=0, below=math.inf)]

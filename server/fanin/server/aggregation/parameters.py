@@ -16,6 +16,7 @@ from fanin.protos.chunks import Artifact, short
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import Version
 from fanin.server.aggregation.folding import first_grid_of
+from fanin.server.aggregation.rules import STRATEGY_STATE
 from fanin.server.storage.protocols.files import BlobReader
 
 SLICE_VALUES: Final = 1 << 20
@@ -89,6 +90,12 @@ def state_slices(blobs: BlobReader, state: Mapping[str, Artifact]) -> Mapping[st
         name: (np.frombuffer(chunk, "<f4") for chunk in blobs.pieces(f"outer state {name}", artifact))
         for name, artifact in state.items()
     }
+
+
+def strategy_state(blobs: BlobReader, state: Mapping[str, Artifact]) -> bytes:
+    """Return the verified state of a strategy in an outer state; empty without one. Raises NotFound, Corrupted."""
+    artifact = state.get(STRATEGY_STATE)
+    return b"" if artifact is None else blobs.read_artifact(f"outer state {STRATEGY_STATE}", artifact)
 
 
 def load_parameters(blobs: BlobReader, version: Version, table: TensorTable) -> Float32s:

@@ -1,23 +1,28 @@
 """Rules: how the Updates of a Round become one aggregate.
 
-There are two kinds. A ``Rule`` adds Updates up, in any order and in a tree of partial sums. A ``ColumnRule`` sees all
+There are three kinds. A ``Rule`` adds Updates up, in any order and in a tree of partial sums. A ``ColumnRule`` sees all
 Updates of a value at once, so it can be robust: it may ignore extreme values. A Plan names its rule in
-``aggregation.rule``. An installed distribution adds rules by the entry point group ``fanin.rules``.
+``aggregation.rule``. An installed distribution adds rules by the entry point group ``fanin.rules``. The third kind is a
+strategy of Flower, which a Plan names in ``flower.strategy`` instead. It is neither a sum nor a function of columns: it
+sees the arrays of each device and returns those of the next Version. Its code runs in another process
+(``server.strategies``, docs/decisions/0046).
 
 ``weighted_mean`` is the mean of FedAvg (McMahan et al. 2017, arXiv 1602.05629, algorithm 1). ``trimmed_mean`` is the
 coordinate-wise trimmed mean (Yin et al. 2018, arXiv 1803.01498, definition 2).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
 from typing import Annotated, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from fanin.edge.tensors import Float64s, Int64s, TensorTable
+from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
+from fanin.protos.plans.entries import Setting
 from fanin.protos.plans.keys import Key, shown
 from fanin.protos.plans.named import blamed, wrong_object
 from fanin.server.aggregation import fold
@@ -25,6 +30,8 @@ from fanin.server.aggregation.fold import Contribution, PartialSum
 
 GROUP: Final = "fanin.rules"
 """The entry point group of rules in other distributions. An entry is a function of the Plan and of options."""
+STRATEGY_STATE: Final = "strategy"
+"""The name of a strategy's state in the outer state of a Round."""
 MAX_COLUMN_UPDATES: Final = 1024
 """Most Updates of a Round with a column rule: all of them are read side by side."""
 MAX_STATE_BYTES: Final = 64 << 20
@@ -97,6 +104,115 @@ class ColumnRule(Protocol):
             columns: The Updates' values in steps of the Round's grid (num_values_of_part, num_updates).
         """
         ...
+
+
+Metrics = Mapping[str, int | float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """The reply of one device, as a strategy sees it.
+
+    Attributes:
+        parameters: The parameters after the training (num_values,).
+        metrics: ``num-examples``, and the metrics of the training that the Plan declares, by name.
+    """
+
+    parameters: Float32s
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyTask:
+    """The work of a strategy in one Round.
+
+    Attributes:
+        round: The Round's number.
+        config: The ConfigRecord that the devices received, without the Round's number.
+        table: The layout of the parameters.
+        parameters: The parameters of the base Version (num_values,).
+        state: The strategy's state after the Round of the base Version; empty in the beginning.
+        num_replies: Number of replies; 0 to check the strategy alone, before the Run starts.
+        evaluations: The metrics of the base Version that the devices report, with ``num-examples``.
+    """
+
+    round: int
+    config: Mapping[str, Setting]
+    table: TensorTable
+    parameters: Float32s
+    state: bytes = b""
+    num_replies: int = 0
+    evaluations: tuple[Metrics, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyResult:
+    """The result of a strategy in one Round.
+
+    Attributes:
+        parameters: The next parameters (num_values,), finite.
+        state: The state after the Round.
+        metrics: The metrics that the strategy returned, as ``train.NAME`` and ``evaluate.NAME``.
+        unsaved: Why the state cannot be saved, so that the Run cannot resume after a restart; empty if it is saved.
+    """
+
+    parameters: Float32s
+    state: bytes
+    metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    unsaved: str = ""
+
+
+class StrategyRunner(Protocol):
+    """Runs the strategy of one Run."""
+
+    def run(self, task: StrategyTask, replies: Iterable[Reply]) -> StrategyResult:
+        """Run a task. The replies are read one after another.
+
+        Raises:
+            InvalidPlan: The strategy raised an error, does not answer, or returned an invalid result.
+        """
+        ...
+
+
+class StrategySource(Protocol):
+    """The strategies that may run here."""
+
+    def runner(self, run_id: str, plan: Plan) -> StrategyRunner:
+        """Return the runner of the strategy that a Run's Plan names. Raises InvalidPlan if it may not run here."""
+        ...
+
+    def close(self) -> None:
+        """End the runners. A task that is under way raises Unavailable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyRule:
+    """A strategy as the rule of one Round.
+
+    Attributes:
+        runner: Runs the strategy.
+        plan: The Plan of the Run.
+        round: The Round's number.
+        table: The layout of the base Version's values.
+        base: Returns these values in slices.
+        is_first: Whether the base Version is the first one: Flower evaluates it on no device.
+        state: Returns the state after the Round of the base Version; empty in the beginning.
+    """
+
+    runner: StrategyRunner
+    plan: Plan
+    round: int
+    table: TensorTable
+    base: Callable[[], Iterable[Float32s]]
+    is_first: bool
+    state: Callable[[], bytes]
+
+
+def config_in(plan: Plan, round_number: int) -> dict[str, Setting]:
+    """Return the ConfigRecord of the devices in a Round, without the Round's number."""
+    rate = plan.training_in(round_number).learning_rate
+    return {**({"lr": rate} if rate else {}), **plan.flower_in(round_number).config}
 
 
 class WeightedMean:

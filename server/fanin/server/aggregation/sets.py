@@ -2,7 +2,7 @@
 
 A sum needs each Update once, so the coordinator adds an Update right after its commit. A column rule needs all Updates
 side by side. It reads them again in slices, so that its memory does not grow with the model. The values of a slice need
-``COLUMN_BYTES``, for any number of Updates.
+``COLUMN_BYTES``, for any number of Updates. A strategy reads the Updates again one after another, as arrays.
 
 A rule aggregates the trained parameters alone. Statistics and counters get the weighted mean under every rule: the
 values of one device's statistics, chosen value by value, would fit no device's parameters.
@@ -23,13 +23,26 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.codecs.fixed import Integers
-from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach_column
+from fanin.edge.codecs.grid import Reaches
 from fanin.edge.codecs.trained import TrainedPart
-from fanin.edge.tensors import Float64s, Int64s, TensorTable
+from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION
+from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
+from fanin.protos.messages import EVAL_EXAMPLES, EXAMPLES
 from fanin.server.aggregation import fold
-from fanin.server.aggregation.fold import Contribution, blocks_within
-from fanin.server.aggregation.rules import ColumnRule, Rule
+from fanin.server.aggregation.fold import Contribution, KeptUpdates, blocks_within
+from fanin.server.aggregation.rules import (
+    ColumnRule,
+    Metrics,
+    Reply,
+    Rule,
+    StrategyResult,
+    StrategyRule,
+    StrategyTask,
+    config_in,
+)
 
+SLICE_VALUES: Final = 1 << 18
+"""Values of an Update that are decoded for a strategy at a time."""
 COLUMN_BYTES: Final = 4 << 20
 """Bytes of the values that a column rule sees at a time."""
 
@@ -45,6 +58,7 @@ class Aggregate:
         shifts: The coarsest shift of an Update, for each block; at least 0.
         stale_shares: The share of the weights that stale Updates have, by staleness: one for each block of the
             statistics and counters. Empty without such blocks, or without such Updates.
+        strategy: The result of a strategy, whose parameters ``part`` returns; None for a rule.
     """
 
     part: Callable[[int, int], Float64s]
@@ -52,13 +66,14 @@ class Aggregate:
     counts: Mapping[str, int]
     shifts: Sequence[int]
     stale_shares: Mapping[int, Sequence[float]] = field(default_factory=lambda: MappingProxyType({}))
+    strategy: StrategyResult | None = None
 
 
 class SetFold:
     """The fold of one Round's Updates.
 
     Args:
-        rule: The rule of the Plan.
+        rule: The rule of the Plan, or its strategy in this Round.
         table: The layout of the vector: the blocks of all groups.
         grid: The Round's grid: an exponent for each block.
         source: Returns the Update of a device with a scale of the weights (``weights``).
@@ -67,7 +82,7 @@ class SetFold:
 
     def __init__(
         self,
-        rule: Rule | ColumnRule,
+        rule: Rule | ColumnRule | StrategyRule,
         table: TensorTable,
         grid: Sequence[int],
         source: Callable[[str, int], Contribution],
@@ -82,7 +97,7 @@ class SetFold:
         self._added: set[str] = set()
         self._shifts: Int64s = np.zeros(len(table.specs), np.int64)
         # Begun with the first Update: the sum of the Round before may still be in memory until then.
-        self._fold: _SumFold | _ColumnFold | _DividedFold | None = None
+        self._fold: _Fold | _DividedFold | None = None
         self._scale = 0
 
     @property
@@ -111,10 +126,10 @@ class SetFold:
         self._added.add(device)
 
     def weigh(self, scale: int) -> None:
-        """Set the scale of the weights. If it changes, a sum starts again without Updates. Column rules have none."""
+        """Set the scale of the weights. If it changes, a sum starts again without Updates. Other rules have none."""
         if scale != self._scale:
             self._scale = scale
-            if not isinstance(self._fold, _ColumnFold):
+            if not isinstance(self._fold, _ColumnFold | _StrategyFold):
                 self.release()
 
     def complete(self, accepted: Sequence[str]) -> Aggregate:
@@ -128,10 +143,12 @@ class SetFold:
         """Free the memory of the fold. The next call folds the Updates again."""
         self._added, self._fold, self._shifts = set(), None, np.zeros_like(self._shifts)
 
-    def _begin(self) -> "_SumFold | _ColumnFold | _DividedFold":
+    def _begin(self) -> "_Fold | _DividedFold":
         table, grid = self._trained.trained, self._trained.of_trained(self._grid)
-        if isinstance(self._rule, ColumnRule):
-            by_rule: _SumFold | _ColumnFold = _ColumnFold(self._rule, table, grid, self._column_bytes)
+        if isinstance(self._rule, StrategyRule):
+            by_rule: _Fold = _StrategyFold(self._rule, table, grid)
+        elif isinstance(self._rule, ColumnRule):
+            by_rule = _ColumnFold(self._rule, table, grid, self._column_bytes)
         else:
             by_rule = _SumFold(self._rule, table, grid)
         return by_rule if self._trained.is_all else _DividedFold(by_rule, self._trained, self._grid)
@@ -165,29 +182,14 @@ class _ColumnFold:
         self._column_bytes = column_bytes
         self._table = table
         self._grid = grid
-        self._reaches = no_reaches(table)
-        self._counts = Counter[str]()
-        self._updates: dict[str, Contribution] = {}
+        self._kept = KeptUpdates(table)
 
     def add(self, device: str, update: Contribution) -> None:
-        """Measure the reach of an Update. This also reads its payload once, which verifies it."""
-        table, position = self._table, 0
-        largest = [0] * len(table.specs)
-        for piece in update.pieces:
-            for start, stop, block in blocks_within(table, range(len(largest)), position, position + piece.size):
-                largest[block] = max(largest[block], largest_magnitude(piece[start - position : stop - position]))
-            position += piece.size
-        if position != table.num_values or len(update.shifts) != len(table.specs):
-            raise ValueError(f"update: got {position} values, {len(update.shifts)} shifts, expected those of the table")
-        for block, shift in enumerate(update.shifts):
-            if not 0 <= shift <= update.max_shift:
-                raise ValueError(f"update: got shift {shift}, expected 0 to {update.max_shift}")
-            self._reaches[block, reach_column(largest[block], shift)] += 1
-        self._counts.update(update.counts)
-        self._updates[device] = update
+        self._kept.add(device, update)
 
     def aggregate(self, accepted: Sequence[str], shifts: Sequence[int]) -> Aggregate:
-        updates, rule = [self._updates[device] for device in accepted], self._rule
+        kept, rule = self._kept, self._rule
+        updates = [kept.updates[device] for device in accepted]
         state = rule.begin(len(updates))
         for number in range(rule.num_passes - 1):
             for first, last in self._parts(0, self._table.num_values, len(updates)):
@@ -202,7 +204,7 @@ class _ColumnFold:
                 np.ldexp(block, exponent, out=block)
             return mean
 
-        return Aggregate(part=part, reaches=self._reaches, counts=dict(self._counts), shifts=shifts)
+        return Aggregate(part=part, reaches=kept.reaches, counts=dict(kept.counts), shifts=shifts)
 
     def _parts(self, first: int, last: int, num_updates: int) -> Iterator[tuple[int, int]]:
         size = max(self._column_bytes // (8 * num_updates), 1)
@@ -220,10 +222,77 @@ class _ColumnFold:
         return columns
 
 
+class _StrategyFold:
+    def __init__(self, rule: StrategyRule, table: TensorTable, grid: Sequence[int]) -> None:
+        self._rule = rule
+        self._table = table
+        self._grid = grid
+        self._kept = KeptUpdates(table)
+
+    def add(self, device: str, update: Contribution) -> None:
+        self._kept.add(device, update)
+
+    def aggregate(self, accepted: Sequence[str], shifts: Sequence[int]) -> Aggregate:
+        kept, result = self._kept, self._result(accepted)
+
+        def part(first: int, last: int) -> Float64s:
+            return result.parameters[first:last].astype(np.float64)
+
+        return Aggregate(part=part, reaches=kept.reaches, counts=dict(kept.counts), shifts=shifts, strategy=result)
+
+    def _result(self, accepted: Sequence[str]) -> StrategyResult:
+        """Run the strategy over the Updates of these devices. Raises like ``StrategyRunner.run``.
+
+        The replies are in the order of the devices' ids, so that the order of the uploads changes nothing.
+        """
+        rule, updates = self._rule, [self._kept.updates[device] for device in sorted(accepted)]
+        base = np.empty(self._table.num_values, np.float32)
+        part, position, stop = TrainedPart(rule.table), 0, 0
+        for values in rule.base():
+            trained, _ = part.split(values, position)
+            base[stop : stop + trained.size] = trained
+            position, stop = position + values.size, stop + trained.size
+        task = StrategyTask(
+            round=rule.round,
+            config=config_in(rule.plan, rule.round),
+            table=self._table,
+            parameters=base,
+            state=rule.state(),
+            num_replies=len(updates),
+            evaluations=() if rule.is_first else tuple(self._evaluations(updates)),
+        )
+        result = rule.runner.run(task, (self._reply(update, base) for update in updates))
+        assert result.parameters.shape == base.shape, "a runner returns the parameters of the table"
+        return result
+
+    def _reply(self, update: Contribution, base: Float32s) -> Reply:
+        assert update.read is not None, "an Update for a strategy can be read again"
+        after = np.empty_like(base)
+        exponents = [exponent + shift for exponent, shift in zip(self._grid, update.shifts, strict=True)]
+        for first in range(0, base.size, SLICE_VALUES):
+            last = min(first + SLICE_VALUES, base.size)
+            change = update.read(first, last).astype(np.float64)
+            for start, stop, exponent in blocks_within(self._table, exponents, first, last):
+                block = change[start - first : stop - first]
+                np.ldexp(block, exponent, out=block)
+            # A value beyond float32 becomes infinite, and the strategy sees what the device would have sent.
+            with np.errstate(over="ignore"):
+                after[first:last] = base[first:last] + change
+        return Reply(parameters=after, metrics=_metrics(update, OF_TRAINING, update.counts[EXAMPLES]))
+
+    def _evaluations(self, updates: Sequence[Contribution]) -> Iterator[Metrics]:
+        for update in updates:
+            if num_examples := update.counts.get(EVAL_EXAMPLES, 0):
+                yield _metrics(update, OF_VALIDATION, num_examples)
+
+
+_Fold = _SumFold | _ColumnFold | _StrategyFold
+
+
 class _DividedFold:
     """The fold of vectors with averaged blocks: the rule folds the trained values, and a sum the others."""
 
-    def __init__(self, by_rule: _SumFold | _ColumnFold, part: TrainedPart, grid: Sequence[int]) -> None:
+    def __init__(self, by_rule: _Fold, part: TrainedPart, grid: Sequence[int]) -> None:
         self._by_rule = by_rule
         self._part = part
         self._grid = part.of_averaged(grid)
@@ -276,6 +345,7 @@ class _DividedFold:
             stale_shares={
                 staleness: (weights / mean.total_weights).tolist() for staleness, weights in self._stale_weights.items()
             },
+            strategy=by_rule.strategy,
         )
 
 
@@ -291,3 +361,13 @@ def _of_blocks(
         counts=counts,
         pieces=(),
     )
+
+
+def _metrics(update: Contribution, prefix: str, num_examples: int) -> Metrics:
+    """Return the declared metrics of one message: the sums of an Update divided by its number of examples."""
+    means = {
+        name.removeprefix(prefix): count / METRIC_UNIT / num_examples
+        for name, count in update.counts.items()
+        if name.startswith(prefix)
+    }
+    return {"num-examples": num_examples, **means}

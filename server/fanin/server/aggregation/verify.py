@@ -17,8 +17,9 @@ from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.fixed import RunCodec
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
+from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.codecs.vector import VectorLayout
-from fanin.edge.tensors import Float32s, TensorTable
+from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos.errors import Corrupted, FaninError, NotFound
 from fanin.protos.messages import UNSEEN, UpdateHeader, Version
 from fanin.protos.plans import Plan
@@ -36,8 +37,19 @@ from fanin.server.aggregation.parameters import (
     load_parameters,
     parameter_pieces,
     state_slices,
+    strategy_state,
 )
-from fanin.server.aggregation.rules import ColumnRule, Rule
+from fanin.server.aggregation.rules import (
+    STRATEGY_STATE,
+    ColumnRule,
+    Reply,
+    Rule,
+    StrategyResult,
+    StrategyRule,
+    StrategyRunner,
+    StrategySource,
+    StrategyTask,
+)
 from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.weights import examples_of, scale_of
 from fanin.server.storage.origins import recorded_grid, recorded_state
@@ -80,6 +92,8 @@ class Verdict:
         version_sha256: The signed digest of the parameters; empty if the record of the Version is damaged.
         num_updates: Updates in the Round's set.
         problem: Why verification failed, empty if it passed.
+        not_reproducible: Why the parameters cannot be recomputed; empty if they were. The Round's record, Updates,
+            grid, statistics and counters are verified in any case.
     """
 
     version: int
@@ -87,6 +101,7 @@ class Verdict:
     version_sha256: str
     num_updates: int
     problem: str
+    not_reproducible: str = ""
 
 
 class _Rounds:
@@ -113,6 +128,7 @@ class _History:
     stages: Mapping[str, Stage]
     layout: VectorLayout
     rounds: "_Rounds"
+    strategy: StrategyRunner | None
 
     @property
     def table(self) -> TensorTable:
@@ -120,13 +136,19 @@ class _History:
         return self.layout.table
 
 
-def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
+def verify_run(archive: Archive, run_id: str, strategies: StrategySource | None = None) -> Iterator[Verdict]:
     """Yield a Verdict for each Version of a Run, oldest first.
+
+    Args:
+        archive: The record.
+        run_id: The Run.
+        strategies: Runs a Flower strategy that the Plan declares pure. None runs none.
 
     Raises:
         NotFound: There is no such Run.
         Corrupted: The Run's Bundle is missing or damaged.
-        InvalidPlan: The Run's rule, optimizer, codec or a stage is not installed here.
+        InvalidPlan: The Run's rule, optimizer, codec or a stage is not installed here, or its strategy may not run
+            here.
     """
     run = archive.runs.run(run_id)
     if run is None:
@@ -139,15 +161,18 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
     data = archive.blobs.read_artifact("manifest", bundle_ref.manifest)
     signed = SignedManifest(data=data, public_key=bundle_ref.public_key, signature=bundle_ref.signature)
     bundle = Bundle.open(signed, trusted=(bundle_ref.public_key,), read=archive.blobs.read)
-    stages = stages_of(run.start.plan.stages)
+    plan = run.start.plan
+    stages, flower = stages_of(plan.stages), plan.flower
+    runs_strategy = bool(flower.strategy) and flower.strategy_is_pure
     history = _History(
         archive=archive,
-        plan=run.start.plan,
-        codec=codec_of(run.start.plan.codec),
-        rule=rule_of(run.start.plan),
-        optimizer=optimizer_of(run.start.plan),
+        plan=plan,
+        codec=codec_of(plan.codec),
+        rule=rule_of(plan),
+        optimizer=optimizer_of(plan),
+        strategy=strategies.runner(run_id, plan) if strategies is not None and runs_strategy else None,
         stages=stages,
-        layout=layout_of(table_in(bundle.manifest, run.start.plan.flower), stages),
+        layout=layout_of(table_in(bundle.manifest, flower), stages),
         rounds=_Rounds(archive.rounds, run_id),
     )
     lineage_start, seen = 0, UNSEEN
@@ -175,7 +200,18 @@ def verify_run(archive: Archive, run_id: str) -> Iterator[Verdict]:
             version_sha256=version_sha256,
             num_updates=0 if record is None else len(record.accepted),
             problem=problem,
+            not_reproducible=_reason(history) if round_number else "",
         )
+
+
+def _reason(history: _History) -> str:
+    """Return why the parameters of a Round cannot be recomputed, or an empty string."""
+    flower = history.plan.flower
+    if not flower.strategy or history.strategy is not None:
+        return ""
+    if flower.strategy_is_pure:
+        return f"the strategy {flower.strategy} is not run here"
+    return f"the strategy {flower.strategy} made the parameters, and the plan does not declare it pure"
 
 
 def _check_outside(history: _History, version: Version) -> str:
@@ -201,12 +237,13 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
     if not cohort.quorum <= len(record.accepted) <= cohort.buffer:
         updates = counted(len(record.accepted), "update")
         return f"round {record.round}: {updates}, expected {cohort.quorum} to {cohort.buffer}"
-    aggregate, base = _aggregate(history, record, lineage_start)
+    aggregate, base = _aggregate(history, record, version, lineage_start)
     step = OuterStep(aggregate, history.layout, record.grid, history.codec, history.optimizer)
     if record.grid != _grid(history, base):
         return f"round {record.round}: its grid is not the grid of version {base.number}"
     archive, table = history.archive, history.table
-    state = recorded_state(base, archive.runs, archive.rounds)
+    recorded = recorded_state(base, archive.runs, archive.rounds)
+    state = {name: artifact for name, artifact in recorded.items() if name != STRATEGY_STATE}
 
     def inputs() -> tuple[Iterator[Float32s], StateSlices]:
         return parameter_pieces(archive.blobs, base, table), state_slices(archive.blobs, state)
@@ -225,12 +262,14 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
     if problem := _auxiliary_problem(history, aggregate, version, base, record):
         return f"round {record.round}: {problem}"
     after = archive.rounds.outer_state(record.run_id, record.round)
-    if sorted(after) != sorted(history.optimizer.tensors):
-        return (
-            f"round {record.round}: recorded the outer state {sorted(after)}, not {sorted(history.optimizer.tensors)}"
-        )
-    for name, artifact in after.items():
-        if _digest(encode_state(step.state(name, *inputs()))) != artifact.sha256:
+    tensors = [*history.optimizer.tensors, *([STRATEGY_STATE] if history.plan.flower.strategy else [])]
+    if sorted(after) != sorted(tensors):
+        return f"round {record.round}: recorded the outer state {sorted(after)}, not {sorted(tensors)}"
+    result = None if history.strategy is None else aggregate.strategy
+    if result is not None and sha256_hex(result.state) != after[STRATEGY_STATE].sha256:
+        return f"round {record.round}: recomputed another state of the strategy"
+    for name in history.optimizer.tensors:
+        if _digest(encode_state(step.state(name, *inputs()))) != after[name].sha256:
             return f"round {record.round}: recomputed another {name} of the outer optimizer"
     return ""
 
@@ -264,7 +303,9 @@ def _grid(history: _History, base: Version) -> tuple[int, ...]:
     return first_grid_from(base, history.layout, history.codec, archive.blobs) if grid is None else grid
 
 
-def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tuple[Aggregate, Version]:
+def _aggregate(
+    history: _History, record: RoundRecord, version: Version, lineage_start: int
+) -> tuple[Aggregate, Version]:
     """Fold the recorded set of a Round again. Raises Corrupted if a part of the record is missing."""
     archive, layout = history.archive, history.layout
     updates = SpooledUpdates(plan=history.plan, codec=history.codec.codec, layout=layout, spool=archive.spool)
@@ -281,13 +322,42 @@ def _aggregate(history: _History, record: RoundRecord, lineage_start: int) -> tu
         lag = lag_of(_round_of(history, record, header, lineage_start), record, scale)
         return updates.contribution(header, device, lag)
 
-    set_fold = SetFold(history.rule, layout.total_table, record.grid, contribution)
+    set_fold = SetFold(_rule(history, record, version, base), layout.total_table, record.grid, contribution)
     set_fold.weigh(
         scale_of(
             [examples_of(headers[device], history.plan) for device in record.accepted], history.plan.max_total_examples
         )
     )
     return set_fold.complete(record.accepted), base
+
+
+class _Published:
+    """A StrategyRunner that returns the published parameters: those of a strategy that cannot be repeated."""
+
+    def __init__(self, history: _History, version: Version) -> None:
+        self._history, self._version = history, version
+
+    def run(self, task: StrategyTask, replies: Iterable[Reply]) -> StrategyResult:
+        """See ``StrategyRunner.run``."""
+        history = self._history
+        values = load_parameters(history.archive.blobs, self._version, history.table)
+        return StrategyResult(parameters=TrainedPart(history.table).split(values, 0)[0], state=b"")
+
+
+def _rule(history: _History, record: RoundRecord, version: Version, base: Version) -> Rule | ColumnRule | StrategyRule:
+    """Return the rule that recomputes a Round."""
+    if not history.plan.flower.strategy:
+        return history.rule
+    archive = history.archive
+    return StrategyRule(
+        runner=history.strategy or _Published(history, version),
+        plan=history.plan,
+        round=record.round,
+        table=history.layout.total_table,
+        base=lambda: parameter_pieces(archive.blobs, base, history.table),
+        is_first=base.number == 0,
+        state=lambda: strategy_state(archive.blobs, recorded_state(base, archive.runs, archive.rounds)),
+    )
 
 
 def _round_of(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:

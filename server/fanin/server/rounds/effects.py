@@ -26,7 +26,9 @@ from fanin.server.aggregation.parameters import (
     encode_state,
     parameter_pieces,
     state_slices,
+    strategy_state,
 )
+from fanin.server.aggregation.rules import STRATEGY_STATE, ColumnRule, Rule, StrategyResult, StrategyRule
 from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.statistics import (
     credible_counts,
@@ -76,7 +78,8 @@ class RoundWork:
         self._statistics: dict[str, Mapping[str, int]] = {}
         self._resumed_bytes = 0
         self._scale = RunningScale(setup.plan)
-        self._set_fold = SetFold(setup.rule, setup.layout.total_table, opened.record.grid, self._contribution)
+        self._state: OuterState = {}
+        self._set_fold = SetFold(self._rule(), setup.layout.total_table, opened.record.grid, self._contribution)
         self._updates = SpooledUpdates(plan=setup.plan, codec=setup.codec.codec, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
 
@@ -120,12 +123,12 @@ class RoundWork:
 
     async def fold(self, accepted: tuple[str, ...]) -> None:
         """Compute the next tensors from the Updates of exactly these devices, and store them as blobs."""
-        state = await self._stores.rounds.recorded_state(self.base)
+        self._state = await self._stores.rounds.recorded_state(self.base)
         await self._files.run(self._weigh, accepted)
         missing = tuple(device for device in accepted if device not in self._set_fold.added)
         async for headers in self._headers_of(missing):
             await self._files.run(self._accumulate, headers)
-        self._folded = await self._files.run(self._fold, accepted, state)
+        self._folded = await self._files.run(self._fold, accepted)
         # The next Round begins its sum while this work is still referenced.
         self._set_fold.release()
 
@@ -153,6 +156,12 @@ class RoundWork:
     def facts(self) -> Mapping[str, "UpdateFacts"]:
         """The facts of the Updates, by device."""
         return self._facts
+
+    @property
+    def unsaved(self) -> str:
+        """Why the state of the strategy cannot be saved after the fold; empty if it is, or without a strategy."""
+        strategy = None if self._folded is None else self._folded.strategy
+        return "" if strategy is None else strategy.unsaved
 
     async def fail(self, reason: str) -> RoundRecord:
         """Record the failure of the Round, unless it has ended. Return the record after that."""
@@ -188,6 +197,8 @@ class RoundWork:
             },
             statistics_examples=reported_examples(result.counts, [each.name for each in self._setup.plan.statistics]),
             device_spreads=folded.device_spreads,
+            not_reproducible=folded.strategy is not None and not self._setup.plan.flower.strategy_is_pure,
+            strategy_metrics={} if folded.strategy is None else folded.strategy.metrics,
         )
 
     def _remember(self, update: CommittedUpdate) -> None:
@@ -247,16 +258,31 @@ class RoundWork:
         assert origin is not None, "an update is accepted only for a round that is remembered"
         return lag_of(origin.record, self.record, scale)
 
-    def _fold(self, accepted: tuple[str, ...], state: OuterState) -> "_Folded":
-        aggregate = self._set_fold.complete(accepted)
+    def _rule(self) -> Rule | ColumnRule | StrategyRule:
+        setup, blobs = self._setup, self._files.blobs
+        if setup.strategy is None:
+            return setup.rule
+        return StrategyRule(
+            runner=setup.strategy,
+            plan=setup.plan,
+            round=self.record.round,
+            table=setup.layout.total_table,
+            base=lambda: parameter_pieces(blobs, self.base, setup.table),
+            is_first=self.base.number == 0,
+            state=lambda: strategy_state(blobs, self._state),
+        )
+
+    def _fold(self, accepted: tuple[str, ...]) -> "_Folded":
         blobs, setup, table = self._files.blobs, self._setup, self._setup.table
-        # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
-        step = OuterStep(aggregate, setup.layout, self.record.grid, setup.codec, setup.optimizer)
 
         def inputs() -> tuple[Iterator[Float32s], StateSlices]:
+            state = {name: self._state[name] for name in setup.optimizer.tensors if name in self._state}
             return parameter_pieces(blobs, self.base, table), state_slices(blobs, state)
 
         try:
+            aggregate = self._set_fold.complete(accepted)
+            # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
+            step = OuterStep(aggregate, setup.layout, self.record.grid, setup.codec, setup.optimizer)
             # Of earlier Versions, only statistics and counters are used: the devices' values are relative to them.
             earlier = {
                 staleness: parameter_pieces(blobs, self._recent.base(self.base.number - staleness), table)
@@ -266,6 +292,8 @@ class RoundWork:
             after = {
                 name: blobs.put_pieces(encode_state(step.state(name, *inputs()))) for name in setup.optimizer.tensors
             }
+            if aggregate.strategy is not None:
+                after[STRATEGY_STATE] = blobs.put_pieces((aggregate.strategy.state,))
             auxiliary = self._fold_auxiliary(aggregate, len(accepted))
         except (Corrupted, NotFound) as exc:
             raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
@@ -277,6 +305,7 @@ class RoundWork:
             parameters=parameters,
             outer_state=after,
             auxiliary=auxiliary,
+            strategy=aggregate.strategy,
             evaluation=evaluation_of(credible_counts(statistics, num_classes), num_classes),
             device_spreads=device_spreads_of(statistics),
             saturated=saturated_devices_of(by_device, setup.layout.total_table.num_values),
@@ -323,6 +352,7 @@ class _Folded:
     parameters: Artifact
     outer_state: OuterState
     auxiliary: Mapping[str, Artifact]
+    strategy: StrategyResult | None
     evaluation: m.Evaluation | None
     device_spreads: Mapping[str, m.DeviceSpread]
     saturated: m.SaturatedDevices

@@ -14,7 +14,7 @@ from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import BundleRef, Delegation, StartRun, Statistic
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.outer import OuterOptimizer
-from fanin.server.aggregation.rules import ColumnRule, Rule
+from fanin.server.aggregation.rules import ColumnRule, Rule, StrategyRunner
 from fanin.server.selection.policies import SelectionPolicy
 
 
@@ -29,7 +29,8 @@ class RunSetup:
         manifest: The manifest of the Bundle.
         codec: The codec of the Plan.
         rule: The rule of the Plan.
-        optimizer: The outer optimizer of the Plan.
+        optimizer: The outer optimizer of the Plan, or the outer step of its strategy.
+        strategy: Runs the Flower strategy of the Plan, which replaces the rule; None without one.
         policy: The selection policy of the Plan.
         stages: The stages of the Plan by name, in their order.
         layout: The layout of the Updates' vectors.
@@ -43,6 +44,7 @@ class RunSetup:
     codec: RunCodec
     rule: Rule | ColumnRule
     optimizer: OuterOptimizer
+    strategy: StrategyRunner | None
     policy: SelectionPolicy
     stages: Mapping[str, Stage]
     layout: VectorLayout

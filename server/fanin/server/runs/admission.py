@@ -243,7 +243,8 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
         facts: The graphs.
     """
     config = [f"{path}.config" for path, each in _flower_settings(plan) if each.config]
-    if config := config + ["flower.roles"] * bool(plan.flower.roles):
+    config += ["flower.roles"] * bool(plan.flower.roles) + ["flower.strategy"] * bool(plan.flower.strategy)
+    if config:
         raise InvalidPlan(
             f"{what}: got {', '.join(config)}, but the bundle has graphs, which read no such values; remove this from "
             "the plan, or publish a bundle of fanin bundle",

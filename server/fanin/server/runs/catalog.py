@@ -5,7 +5,7 @@ reaches the Runs through their drivers (``driving``).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 
@@ -37,13 +37,11 @@ from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import RepeatedTroubles
 from fanin.server.rounds.worker import Observer
 from fanin.server.runs.admission import (
-    DataCheck,
     check_bundle,
     check_outside,
     check_parameters,
     check_permission,
     check_start,
-    refuse_data,
     taken_id,
 )
 from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
@@ -51,9 +49,8 @@ from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
 from fanin.server.runs.driving.intake import Parked
 from fanin.server.runs.publications import FOLLOW_S, Publications
-from fanin.server.runs.recorded_setup import recorded_bundle, run_key_of, setup_of
+from fanin.server.runs.recorded_setup import Parts, check_strategy, recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import RunView, read_view
-from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.server.storage.decisions import check_next
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.stores import Files, Stores
@@ -66,24 +63,15 @@ class Runs:
         stores: The record.
         files: Blobs and spool.
         observer: Sees each effect of each Run.
-        check_data: Checks the data set of a Plan before its Run starts. The default refuses every data set.
-        policies: The selection policies by name, in addition to the installed ones.
+        parts: The parts that Plans may name, in addition to the installed ones.
 
     Attributes:
         drivers: The drivers of the Runs.
     """
 
-    def __init__(
-        self,
-        stores: Stores,
-        files: Files,
-        observer: Observer,
-        check_data: DataCheck = refuse_data,
-        policies: Mapping[str, SelectionPolicy] = POLICIES,
-    ) -> None:
-        self._stores, self._files, self._policies = stores, files, policies
-        self._check_data = check_data
-        self.drivers = Drivers(stores, files, observer, policies)
+    def __init__(self, stores: Stores, files: Files, observer: Observer, parts: Parts | None = None) -> None:
+        self._stores, self._files, self._parts = stores, files, parts or Parts()
+        self.drivers = Drivers(stores, files, observer, self._parts)
 
     @property
     def troubles(self) -> RepeatedTroubles:
@@ -187,7 +175,7 @@ class Runs:
         check_run_id(start.run_id)
         # Before the lock: reading a data set may take seconds.
         if await self._stores.runs.run(start.run_id) is None:
-            await self._check_data(start, await recorded_bundle(start.version.bundle_sha256, self._stores))
+            await self._parts.check_data(start, await recorded_bundle(start.version.bundle_sha256, self._stores))
         # Shielded from an operator's disconnection: a recorded Run must have a driver.
         await run_to_end(self._start_run(start, by))
         return await self.info(start.run_id)
@@ -363,9 +351,10 @@ class Runs:
         run_id, runs = start.run_id, self._stores.runs
         known = await runs.run(run_id)
         if known is None:
-            setup = await setup_of(start, start.delegation, self._stores, self._files, self._policies)
+            setup = await setup_of(start, start.delegation, self._stores, self._files, self._parts)
             check_start(start, setup)
             await self._check_parameters(start.version, setup)
+            await self._files.run(check_strategy, start, setup, self._files.blobs)
             await runs.add_run(start, self._stores.wall(), by)
         elif known.start != start:
             raise taken_id(known.start, start)

@@ -1,24 +1,53 @@
 """The setup of a Run from its record, which devices suit it, and whether the record may be continued."""
 
+import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
+from fanin.edge.codecs.trained import TrainedPart
 from fanin.protos.chunks import short
-from fanin.protos.errors import Corrupted, InvalidInput, NotFound
+from fanin.protos.errors import Corrupted, InvalidInput, InvalidPlan, NotFound
 from fanin.protos.messages import BundleRef, Capabilities, Delegation, StartRun
 from fanin.protos.plans import Plan
+from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
+from fanin.server.aggregation.parameters import load_parameters
+from fanin.server.aggregation.rules import StrategySource, StrategyTask, config_in
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.runs.admission import open_bundle
+from fanin.server.runs.admission import DataCheck, open_bundle, refuse_data
 from fanin.server.runs.suitability import unsuitable
-from fanin.server.selection.policies import SelectionPolicy, policy_of
+from fanin.server.selection.policies import POLICIES, SelectionPolicy, policy_of
 from fanin.server.storage.decisions import lost_key
+from fanin.server.storage.protocols.files import BlobReader
 from fanin.server.storage.stores import Files, Stores
+from fanin.server.strategies.process import Strategies
+
+LOG: Final = logging.getLogger("fanin.server.runs.recorded_setup")
+NUM_COPIES: Final = 6
+"""Copies of the parameters in the process of a strategy besides the Updates, such as the base and the result."""
+FLOWER_MB: Final = 70
+"""What flwr takes itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a coordinator has for the Plans of its Runs, besides the installed packages.
+
+    Attributes:
+        policies: The selection policies by name.
+        strategies: Runs the Flower strategies that Plans name.
+        check_data: Checks the data set of a Plan before its Run starts. The default refuses every data set.
+    """
+
+    policies: Mapping[str, SelectionPolicy] = field(default_factory=lambda: POLICIES)
+    strategies: StrategySource = field(default_factory=Strategies)
+    check_data: DataCheck = refuse_data
 
 
 def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[str, Stage]:
@@ -30,9 +59,7 @@ def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[
     return stages_of(plan.stages)
 
 
-async def setup_of(
-    start: StartRun, delegation: Delegation, stores: Stores, files: Files, policies: Mapping[str, SelectionPolicy]
-) -> RunSetup:
+async def setup_of(start: StartRun, delegation: Delegation, stores: Stores, files: Files, parts: Parts) -> RunSetup:
     """Return the setup of a Run.
 
     Args:
@@ -40,12 +67,12 @@ async def setup_of(
         delegation: The publisher's permission for the key of the Run's epoch.
         stores: The record.
         files: Blobs and spool.
-        policies: The selection policies by name, in addition to the installed ones.
+        parts: The parts that Plans may name, in addition to the installed ones.
 
     Raises:
         NotFound: The Bundle or a Chunk is missing.
         Corrupted: The Bundle's record does not verify.
-        InvalidPlan: The Plan names something that is not installed here.
+        InvalidPlan: The Plan names something that is not installed here, or a strategy that may not run here.
     """
     sha256 = start.version.bundle_sha256
     bundle = await recorded_bundle(sha256, stores)
@@ -65,11 +92,40 @@ async def setup_of(
         codec=codec_of(start.plan.codec),
         rule=rule_of(start.plan),
         optimizer=optimizer_of(start.plan),
-        policy=policy_of(start.plan, policies),
+        strategy=parts.strategies.runner(start.run_id, start.plan) if start.plan.flower.strategy else None,
+        policy=policy_of(start.plan, parts.policies),
         stages=stages,
         layout=layout_of(table, stages),
         run_key=await run_key_of(start.run_id, delegation.epoch, stores),
     )
+
+
+def check_strategy(start: StartRun, setup: RunSetup, blobs: BlobReader) -> None:
+    """Check the strategy of a Run before it starts, and log the memory that it needs. Raises InvalidPlan."""
+    plan, name = start.plan, start.plan.flower.strategy
+    if setup.strategy is None:
+        return
+    if len(setup.layout.groups) > 1:
+        raise InvalidPlan(
+            f"run {start.run_id}: got flower.strategy {name} with stages that add groups of values, expected none: the "
+            "strategy sees parameters alone; remove the stages",
+            code="FN-0922",
+        )
+    part = TrainedPart(setup.table)
+    parameters, _ = part.split(load_parameters(blobs, start.version, setup.table), 0)
+    task = StrategyTask(round=1, config=config_in(plan, 1), table=part.trained, parameters=parameters)
+    result = setup.strategy.run(task, ())
+    num_held = 1 if plan.flower.strategy_streams else plan.cohort.buffer
+    LOG.info(
+        "run %s: the strategy %s runs in a process of its own with up to %s at a time: %.0f MB and what it computes",
+        *(start.run_id, name, counted(num_held, "update")),
+        (num_held + NUM_COPIES) * parameters.nbytes / 1e6 + FLOWER_MB,
+    )
+    if result.unsaved:
+        LOG.warning(
+            "run %s: after a restart, the run cannot resume: the state of the strategy %s cannot be saved (%s)",
+            *(start.run_id, name, result.unsaved),
+        )
 
 
 async def recorded_bundle(sha256: str, stores: Stores) -> BundleRef:

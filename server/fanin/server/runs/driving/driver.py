@@ -196,6 +196,7 @@ class RunDriver:
             case e.Publish():
                 record = await work.publish()
                 await self._warn(self._warnings.of_round(work.record.round, work.facts))
+                await self._warn(self._warnings.of_strategy(work.unsaved))
                 await self._warn_of_devices(work.record.round, has_ended=False)
                 self._follow(work, record)
             case e.Fail():

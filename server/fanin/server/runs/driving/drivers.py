@@ -6,7 +6,7 @@ coordinator drives it: its driver is stopped, and a task follows its record for 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,9 +22,8 @@ from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.intake import Parked
 from fanin.server.runs.publications import Followers, Publications
-from fanin.server.runs.recorded_setup import check_key, check_up_to_date, setup_of
+from fanin.server.runs.recorded_setup import Parts, check_key, check_up_to_date, setup_of
 from fanin.server.runs.view import LiveRun
-from fanin.server.selection.policies import SelectionPolicy
 from fanin.server.storage.stores import Files, Stores
 
 LOG = logging.getLogger("fanin.server.runs.driving.drivers")
@@ -37,7 +36,7 @@ class Drivers:
         stores: The record.
         files: Blobs and spool.
         observer: Sees each effect of each Run.
-        policies: The selection policies by name, in addition to the installed ones.
+        parts: The parts that Plans may name, in addition to the installed ones.
 
     Attributes:
         troubles: Failures of work for the Runs, which operators read with them.
@@ -45,10 +44,8 @@ class Drivers:
         parked: The check-ins that wait for work, by device.
     """
 
-    def __init__(
-        self, stores: Stores, files: Files, observer: Observer, policies: Mapping[str, SelectionPolicy]
-    ) -> None:
-        self._stores, self._files, self._policies = stores, files, policies
+    def __init__(self, stores: Stores, files: Files, observer: Observer, parts: Parts) -> None:
+        self._stores, self._files, self._parts = stores, files, parts
         self._observer = observer
         self._drivers: dict[str, RunDriver] = {}
         self._controls: dict[str, RunControl] = {}
@@ -88,6 +85,8 @@ class Drivers:
 
     async def stop(self) -> None:
         """Stop all drivers."""
+        # A strategy that runs now must not hold the drivers.
+        self._parts.strategies.close()
         await self._followers.stop()
         for driver in (*self._drivers.values(), *self._superseded):
             await driver.stop()
@@ -194,7 +193,7 @@ class Drivers:
             record = await self._stores.runs.run(run_id)
             assert record is not None, "runs are never removed"
             await check_up_to_date(run_id, self._stores, self._files)
-            setup = await setup_of(record.start, record.delegation, self._stores, self._files, self._policies)
+            setup = await setup_of(record.start, record.delegation, self._stores, self._files, self._parts)
             check_key(setup)
             worker = Worker(run_id, self._observer)
             course = Course(record, setup, worker, self._notify, partial(self._leave, run_id))

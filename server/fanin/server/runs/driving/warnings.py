@@ -4,6 +4,7 @@
     statistic_cut       the sum of a device is the bound of the statistic, so it may have been cut to it
     shared_partition    two devices report the same partition, so its examples count twice
     scaffold_devices    ``num_devices`` of the stage scaffold is not the number of devices that take part
+    strategy_state      the state of the Flower strategy cannot be saved, so the Run cannot resume after a restart
 
 The store records each code and subject once a Run (``RunWriter.warn``). A Run continues after each of them.
 """
@@ -61,6 +62,16 @@ class UpdateWarnings:
         )
         is_known = ("scaffold_devices", compared) in self._recorded
         return () if is_known else (RunWarned(code="scaffold_devices", subject=compared, text=text),)
+
+    def of_strategy(self, unsaved: str) -> tuple[RunWarned, ...]:
+        """Return the new warning about the state of the strategy. ``unsaved`` is empty if it is saved."""
+        text = (
+            f"the run cannot resume after a restart of the coordinator: the state of the strategy "
+            f"{self._plan.flower.strategy} cannot be saved ({unsaved}); define __getstate__ and __setstate__ of plain "
+            "values and arrays"
+        )
+        warning = RunWarned(code="strategy_state", text=text)
+        return (warning,) if unsaved and self.is_new(warning) else ()
 
     def is_new(self, warning: RunWarned) -> bool:
         """Return whether a warning is not recorded yet."""
