@@ -108,6 +108,8 @@ OPTIMIZER = "an object with the members of OuterOptimizer; correct that package"
                 "correct that package"
             ),
         ),
+        ("rule", "raise Mine('got 1')", " raised Mine: got 1; correct that package"),
+        ("rule", "raise InvalidInput('got 2', code='FN-0002')", " raised InvalidInput: got 2; correct that package"),
         ("rule", "return plan\nown = 'no function'", " is no function; correct that package"),
         ("rule", "return TrimmedMean", f": got the class TrimmedMean, expected {RULE}"),
         ("rule", "return None", f": got NoneType, expected {RULE}"),
@@ -130,6 +132,7 @@ def test_a_factory_of_another_distribution_is_named(
         "from fanin.server.aggregation.outer import FedAvg\nfrom fanin.server.aggregation.rules import TrimmedMean\n"
         "class Odd(FedAvg): tensors = 'm'\n"
         "class Empty(TrimmedMean):\n    num_passes = 0\n    def __init__(self): pass\n"
+        "from fanin.protos.errors import InvalidInput, InvalidPlan\nclass Mine(InvalidPlan): pass\n"
         f"def own(plan): {body}\n"
     )
     monkeypatch.delitem(sys.modules, "own_parts", raising=False)

@@ -221,6 +221,7 @@ class Status:
 
 STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
     {
+        FaninError: Status(grpc="INTERNAL", public_text="internal error; the coordinator's log has the details"),
         InvalidInput: Status(grpc="INVALID_ARGUMENT"),
         InvalidBundle: Status(grpc="INVALID_ARGUMENT"),
         InvalidVersion: Status(grpc="INVALID_ARGUMENT"),
@@ -256,9 +257,14 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
 _BY_NAME: Mapping[str, type[FaninError]] = MappingProxyType({error.__name__: error for error in STATUS})
 
 
+def kind_of(error: FaninError) -> type[FaninError]:
+    """Return the class of an error that peers know: its own, or for a class of another module the nearest above it."""
+    return next(kind for kind in type(error).__mro__ if kind in STATUS)
+
+
 def status_of(error: FaninError) -> Status:
-    """Return the entry of ``STATUS`` for an error. Every class has an entry."""
-    return STATUS[type(error)]
+    """Return the entry of ``STATUS`` for an error."""
+    return STATUS[kind_of(error)]
 
 
 def public(error: FaninError) -> tuple[str, str]:
@@ -283,4 +289,4 @@ def foreign_text(error: Exception) -> str:
 def error_named(name: str, message: str, code: str) -> FaninError | None:
     """Return an error by the class name and the code in a peer's reply; None for an unknown name."""
     kind = _BY_NAME.get(name)
-    return None if kind is None else kind(message, code=code if CODE.fullmatch(code) else "")
+    return None if kind is None or kind is FaninError else kind(message, code=code if CODE.fullmatch(code) else "")

@@ -132,7 +132,7 @@ class Trainer(Protocol):
 
         Raises:
             Interrupted: ``should_continue`` raised it.
-            ValueError: Training diverged.
+            Diverged: The loss or the parameters are not finite.
             UnfitExamples: The examples do not fit the model.
             InvalidInput: The graph does not fit the model.
         """

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
-from fanin.protos.errors import InvalidInput, InvalidPlan, foreign_text
+from fanin.protos.errors import FaninError, InvalidPlan, foreign_text
 from fanin.protos.names import is_name
 from fanin.protos.plans.entries import Option
 from fanin.protos.plans.keys import shown
@@ -109,7 +109,9 @@ def created(
 
 @contextmanager
 def blamed(what: str, advice: str) -> Iterator[None]:
-    """Convert the errors of a named object but InvalidInput into InvalidPlan: the code may come from another package.
+    """Convert the errors of a named object but InvalidPlan into InvalidPlan: the code may come from another package.
+
+    An error of ours keeps its code.
 
     Args:
         what: The code that runs within, for the error.
@@ -117,10 +119,11 @@ def blamed(what: str, advice: str) -> Iterator[None]:
     """
     try:
         yield
-    except InvalidInput:
-        raise
     except Exception as exc:  # Any error: the code may come from another package.
-        raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}", code="FN-0213") from exc
+        if type(exc) is InvalidPlan:
+            raise
+        code = exc.code if isinstance(exc, FaninError) else "FN-0213"
+        raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}", code=code) from exc
 
 
 def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:

@@ -37,7 +37,16 @@ from grpc import aio
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import DeviceCall
-from fanin.protos.errors import FaninError, InvalidInput, Unauthenticated, Unavailable, coded, public, status_of
+from fanin.protos.errors import (
+    FaninError,
+    InvalidInput,
+    Unauthenticated,
+    Unavailable,
+    coded,
+    kind_of,
+    public,
+    status_of,
+)
 from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.rates import CallRates
@@ -310,7 +319,7 @@ class Rim(aio.ServerInterceptor):
         return _Refusal(
             status=grpc.StatusCode[status_of(shown).grpc],
             text=text[:MAX_TEXT_CHARS],
-            trailing=self._trailing(type(shown).__name__, code),
+            trailing=self._trailing(kind_of(shown).__name__, code),
         )
 
     @contextmanager

@@ -21,10 +21,11 @@ class _Window:
 
 
 class LimitedLog:
-    """Logs at most ``max_lines`` lines of a kind per window, on the event loop. A kind is a class of errors.
+    """Logs at most ``max_lines`` lines of a kind per window, on the event loop. A kind is a word of the caller's,
+    such as the class of an error.
 
     Args:
-        log: Receives the lines, at level INFO.
+        log: Receives the lines: at level INFO, and exceptions at ERROR.
         max_lines: Lines of one kind per window.
         what: The noun of the number that follows, such as "refused calls".
     """

@@ -47,7 +47,7 @@ class Rule(Protocol):
         ...
 
     def accept(self, state: PartialSum, table: TensorTable, update: Contribution) -> PartialSum:
-        """Add one Update to a sum, in place, and return the sum. Raises ValueError for an Update that does not fit."""
+        """Add one Update to a sum, in place, and return the sum."""
         ...
 
     def merge(self, left: PartialSum, right: PartialSum) -> PartialSum:
