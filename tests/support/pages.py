@@ -22,6 +22,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ NOT_RUN: Final = "not run: "
 OUTPUT: Final = "Output"
 START_S: Final = 300.0
 """How long a program in its own terminal may take to print its text."""
+STOP: Final = "kill $(jobs -p)"
+"""The line that ends the devices of a page."""
+END_S: Final = 60.0
+"""How long they may take."""
 END: Final = "--- end of block"
 """A session prints this line and the status after each block."""
 START: Final = """set -eo pipefail
@@ -144,6 +149,11 @@ class _Session:
                 return output
         raise AssertionError(self._failure(block, "the session ended", output))
 
+    def programs(self) -> list[str]:
+        """Return the command lines of the processes that the blocks have started and that still run."""
+        command = ["ps", "-o", "args=", "-s", str(self._process.pid)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+
     def _failure(self, block: Block, what: str, output: str) -> str:
         return f"{block.page}:{block.line}: {what}\n{output}{self._errors.read_text()}"
 
@@ -224,4 +234,14 @@ def run_page(page: str, folder: Path, root: Path = ROOT) -> dict[int, str]:
                 else:
                     last = python.run(block, json.dumps([f"{page}:{block.line}", block.code]) + "\n")
                 outputs[block.line] = last
+                if STOP in block.code:
+                    _wait_for_end(shell, block)
     return outputs
+
+
+def _wait_for_end(shell: _Session, block: Block) -> None:
+    """Wait until the devices of a page have ended. The coordinator runs in what the page calls another terminal."""
+    deadline = time.monotonic() + END_S
+    while devices := [line for line in shell.programs() if " join " in line]:
+        assert time.monotonic() < deadline, f"{block.page}:{block.line}: still runs: {devices}"
+        time.sleep(0.1)

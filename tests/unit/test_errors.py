@@ -60,7 +60,7 @@ def test_errors_about_the_callers_input_are_public_in_full(kind: type[e.FaninErr
     assert e.public(kind("got 3, expected 4", code="FN-0201")) == ("got 3, expected 4", "FN-0201")
 
 
-@pytest.mark.parametrize("kind", e.STATUS.keys() - {e.FaninError})
+@pytest.mark.parametrize("kind", [kind for kind in e.STATUS if kind is not e.FaninError])
 def test_a_peer_rebuilds_the_error_from_name_and_code(kind: type[e.FaninError]) -> None:
     error = e.error_named(kind.__name__, "text", "FN-0201")
     assert type(error) is kind

@@ -36,8 +36,8 @@ def test_a_code_with_a_wrong_digit_names_a_near_one(capsys: pytest.CaptureFixtur
         (["inspect", "--json", "-", "absent"], 1, "FN-0303", "InvalidBundle"),
         (["inspect", "--json=-", "absent"], 1, "FN-0303", "InvalidBundle"),
         (["explain", "FN-9999", "--json"], 1, "FN-0027", "InvalidInput"),
-        (["explain", "--unknown", "--json"], 2, "FN-0023", ""),
-        (["expain", "--json"], 2, "FN-0023", ""),
+        (["explain", "--unknown", "--json"], 2, "FN-0023", "WrongUsage"),
+        (["expain", "--json"], 2, "FN-0023", "WrongUsage"),
     ],
 )
 def test_an_error_is_a_line_of_json_where_the_result_would_be(

@@ -1,5 +1,6 @@
 """What a Flower project has: the app and the configuration of its pyproject.toml, and its initial arrays in files."""
 
+import logging
 import re
 import subprocess
 import sys
@@ -162,12 +163,17 @@ def server_project(folder: Path, name: str, server: str, client: str = MESSAGE_A
 
 
 @pytest.mark.parametrize(("name", "server"), [("messages", SERVER), ("lists", LIST_SERVER)])
-def test_the_server_app_of_a_project_has_the_initial_arrays(tmp_path: Path, name: str, server: str) -> None:
+def test_the_server_app_of_a_project_has_the_initial_arrays(
+    tmp_path: Path, name: str, server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("flwr").addHandler(caplog.handler)
     settings = FlowerSettings(app=".", folder=server_project(tmp_path, name, server))
     arrays = initial_arrays(settings, FlowerApp(settings))
     assert {each: value.tolist() for each, value in arrays.items()} == {"0": [1.5, 1.5]}
     named = read_initial(f"{name}_server:app", tmp_path)
     assert named["0"].tolist() == [1.5, 1.5]
+    assert caplog.records == [], "no federation takes place that Flower could report"
+    assert logging.getLogger("flwr").level < logging.WARNING
 
 
 def test_a_client_has_the_initial_arrays_that_the_server_app_lacks(tmp_path: Path) -> None:

@@ -169,6 +169,11 @@ WRONG = [
     ),
     (
         COHORT,
+        f"{COHORT}\noptions = {{ alpha = 1 }}",
+        f"cohort.options: unknown section, expected one of {COHORT_KEYS}; did you mean cohort.selection_options?",
+    ),
+    (
+        COHORT,
         f"{COHORT}\nx = 8",
         f"cohort.x: unknown key, expected one of {COHORT_KEYS}; docs/reference/plan.md lists the keys",
     ),

@@ -23,6 +23,8 @@ SET: Final = "--set"
 OPTIMIZER: Final = "optimizer"
 OPTIONS: Final = MappingProxyType(
     {
+        "aggregation.options": "aggregation.rule_options",
+        "cohort.options": "cohort.selection_options",
         "aggregation.trim": "aggregation.rule_options.trim",
         "aggregation.outer_learning_rate": "aggregation.outer_options.learning_rate",
         "aggregation.outer_momentum": "aggregation.outer_options.momentum",

@@ -173,7 +173,11 @@ def _run(words: Sequence[str]) -> int:
     name = words[0]
     others = {} if name in SUBCOMMANDS else other_commands()
     if name not in SUBCOMMANDS and name not in others:
-        report("fanin", CommandFailure(_unknown(name, [*SUBCOMMANDS, *others]), code=WRONG_USAGE_CODE), words)
+        report(
+            "fanin",
+            CommandFailure(_unknown(name, [*SUBCOMMANDS, *others]), code=WRONG_USAGE_CODE, kind="WrongUsage"),
+            words,
+        )
         return WRONG_USAGE
     try:
         run: Main = _load(SUBCOMMANDS[name]) if name in SUBCOMMANDS else load_other(others[name])

@@ -8,6 +8,7 @@ Reference:
     Flower 1.41, ``flwr.serverapp.ServerApp`` and ``flwr.serverapp.Grid``.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -73,6 +74,10 @@ def first_arrays(app: ServerApp, run_config: Mapping[str, object]) -> object:
         return parameters_to_ndarrays(parameters)
     # A message of a strategy has these ids.
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    log = logging.getLogger("flwr")
+    level = log.level
+    # Strategies report a federation that does not take place: its rounds, and the nodes that they sample.
+    log.setLevel(logging.WARNING)
     try:
         app(_Grid(), context)
     except _FirstMessages as first:
@@ -82,4 +87,6 @@ def first_arrays(app: ServerApp, run_config: Mapping[str, object]) -> object:
         raise TypeError(
             f"its first message has {len(records)} ArrayRecords with arrays; name the arrays with --initial"
         ) from None
+    finally:
+        log.setLevel(level)
     raise TypeError("it sends no message; name the arrays with --initial")

@@ -30,15 +30,12 @@ from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, metric_c
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
+from fanin.protos.plans.flower import ROUND_NAMES, SERVER_ROUND
 from fanin.protos.texts import counted, listed
 
 LOG = logging.getLogger("fanin.clients")
 LOSSES: Final = ("train_loss", "eval_loss", "loss")
 """Metrics that are also the Round's own loss; the first that an app reports."""
-SERVER_ROUND: Final = "server-round"
-"""The entry of the Round's number that Flower's strategies set."""
-ROUND_NAMES: Final = ("server_round", "current_round", "round")
-"""Names of the same number that apps read. In Flower, a function of the ServerApp sets them."""
 MAX_SHOWN: Final = 5
 
 
@@ -145,7 +142,8 @@ class FlowerTrainer:
                 counts[name] = metric_count(value, weight)
             elif name in declared:
                 self._warn(f"metric {name}: got {value}, expected a finite number; it is left out")
-        if others := sorted(set(metrics) - declared):
+        losses = {OF_TRAINING + _loss_in(training.metrics), OF_VALIDATION + _loss_in(evaluation.metrics)}
+        if others := sorted(set(metrics) - declared - losses):
             self._warn(
                 f"metrics without [[statistics]] of these names in the plan stay on this device: {listed(others)}"
             )
@@ -155,8 +153,8 @@ class FlowerTrainer:
 
     def _loss(self, prefix: str, metrics: Mapping[str, Number]) -> Number | None:
         """Return the loss that the app reports under one of its usual names; None without a finite one."""
-        metric = next((each for each in LOSSES if each in metrics), None)
-        if metric is None:
+        metric = _loss_in(metrics)
+        if not metric:
             return None
         if not math.isfinite(metrics[metric]):
             self._warn(f"metric {prefix}{metric}: got {metrics[metric]}, expected a finite loss; it is left out")
@@ -173,6 +171,11 @@ class FlowerTrainer:
         if text not in self._warned:
             self._warned.add(text)
             LOG.warning("%s", text)
+
+
+def _loss_in(metrics: Mapping[str, Number]) -> str:
+    """Return the name of the metric that is the loss; "" if there is none."""
+    return next((each for each in LOSSES if each in metrics), "")
 
 
 def config_of(assignment: m.Assignment, number: int) -> dict[str, ConfigValue]:

@@ -34,7 +34,7 @@ class WrongUsage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CommandFailure:
-    """The error of a command: its message, its code and the class of the error ("" if it is none of ours)."""
+    """The error of a command: its message, its code and its class (``WrongUsage``; "" for an error of the system)."""
 
     message: str
     _: KW_ONLY
@@ -54,7 +54,11 @@ def wrong_usage() -> Iterator[None]:
 def report_usage(command: str, error: WrongUsage, words: Sequence[str], program: str = "fanin") -> int:
     """Print wrong usage as one line, and return the exit status. ``words`` are the command line."""
     line = " ".join(str(error).split()).rstrip(".")
-    report(f"{program} {command}", CommandFailure(f"{line}; see {program} {command} --help", code=error.code), words)
+    report(
+        f"{program} {command}",
+        CommandFailure(f"{line}; see {program} {command} --help", code=error.code, kind="WrongUsage"),
+        words,
+    )
     return WRONG_USAGE
 
 

@@ -7,6 +7,10 @@ from fanin.protos.plans.entries import OPTIONS, ROLES, SETTINGS, Option, Setting
 from fanin.protos.plans.keys import Key, keys_of
 from fanin.protos.roles import TensorRole
 
+SERVER_ROUND: Final = "server-round"
+"""The entry of the Round's number that Flower's strategies set."""
+ROUND_NAMES: Final = ("server_round", "current_round", "round")
+"""Names of the same number that apps read. In Flower, a function of the ServerApp sets them."""
 STRATEGY_FORM: Final = "the form package.module:name or path/to/file.py:name"
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, assert_never
 
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidInput, InvalidUpdate, StorageFull, StorageUnavailable, Unavailable
+from fanin.protos.errors import InvalidInput, InvalidUpdate, StorageFull, StorageUnavailable, Unavailable, coded
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
@@ -102,7 +102,7 @@ class Uploads:
             raise
         except InvalidInput as exc:
             # The same Assignment would bring the same Update. So it is over, also without a report.
-            driver.updates.refuse(round_number, device, str(exc))
+            driver.updates.refuse(round_number, device, coded(exc))
             raise
         finally:
             if self._tasks.get(device) is current:

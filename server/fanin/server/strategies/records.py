@@ -16,14 +16,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.plans.entries import Setting
+from fanin.protos.plans.flower import ROUND_NAMES, SERVER_ROUND
 from fanin.server.aggregation.rules import Metrics, Reply
 
 ARRAYS: Final = "arrays"
 CONFIG: Final = "config"
 METRICS: Final = "metrics"
-SERVER_ROUND: Final = "server-round"
-ROUND_NAMES: Final = ("server_round", "current_round", "round")
-"""Names of the Round's number that the devices also receive."""
 MAX_LOOKS: Final = 4
 """Looks at the nodes in one call. Strategies of flwr look twice, and then once a second while they wait for more."""
 MAX_SHOWN: Final = 5

@@ -18,13 +18,15 @@ from fanin.protos.errors import (
     Unauthenticated,
     Unavailable,
     Untrusted,
+    coded,
 )
 from fanin.protos.messages import Assigned, Assignment
 
 
 def event_of(action: e.SessionAction, error: FaninError | OSError) -> e.SessionEvent:
     """Return the event for an action that raised this error."""
-    reason = str(error)
+    # A device reports the reason to the coordinator, and logs it.
+    reason = coded(error) if isinstance(error, FaninError) else str(error)
     if isinstance(action, e.Enroll) and isinstance(error, Untrusted):
         # The first call of this process: its address, its authority or its clock is wrong. A device that has enrolled
         # tries again, because a hotel's network or the coordinator's certificate may be the cause, and both pass.
