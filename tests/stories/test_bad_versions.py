@@ -24,7 +24,7 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import MAX_CHUNK_BYTES, Artifact, ChunkRef
 from fanin.simulation import SyntheticTrainer
 
-NO_GRID = "training: grid: got 0 blocks, expected 2"
+NO_GRID = "training: grid: got 0 blocks, expected 2 [FN-0842]"
 STRANGER = SigningKey(bytes(range(1, 33)))
 
 
@@ -159,7 +159,9 @@ def test_a_version_older_than_one_that_the_device_has_seen(host: Hosted, devices
     device = devices[1]
     device.cache.records.raise_version("run", (1, 5))
     before = snapshot(host.state)
-    assert device.give_up() == ("version 0 of run run: older than version 5, which this device has verified; rejected")
+    assert device.give_up() == (
+        "version 0 of run run: older than version 5, which this device has verified; rejected [FN-0374]"
+    )
     assert snapshot(host.state) == before
     assert device.cache.records.highest_version("run") == (1, 5)
     (device.folder / "seen.json").unlink()

@@ -242,7 +242,7 @@ def test_an_app_that_raises_gives_its_assignment_up_and_ends_the_device(
     with join(host, project, 0, *words) as device:
         log = device.communicate(timeout=120)[1]
     assert device.returncode == 1
-    reason = "flower app client:app: train: RuntimeError: no data here"
+    reason = "flower app client:app: train: RuntimeError: no data here [FN-0905]"
     assert log.count("in client_fn") == 1, "the traceback is in the device's log, once"
     assert uncoded(log).endswith(
         f"fanin join: 2 trainings failed in a row, the last with: {reason}; correct the cause, then start this device "

@@ -178,7 +178,7 @@ def test_a_permanent_refusal_of_the_coordinator_ends_the_client(
 def test_a_refused_update_is_reported(script: Script, tmp_path: Path) -> None:
     script.faults = {"upload": InvalidUpdate("update: got 3 shifts, expected 2")}
     assert run(script, tmp_path).num_accepted == 0
-    assert script.failures == ["update: got 3 shifts, expected 2"]
+    assert script.failures == ["update: got 3 shifts, expected 2 [FN-0005]"]
 
 
 @pytest.mark.parametrize("kind", [NotFound, Conflict])
@@ -206,7 +206,7 @@ def test_more_parameters_than_the_manifest_names_are_not_fetched(script: Script,
     (reason,) = script.failures
     assert reason == (
         f"version 0 of run run: got parameters of {oversized.size_bytes} bytes, "
-        f"expected {original.size_bytes} by the bundle's manifest"
+        f"expected {original.size_bytes} by the bundle's manifest [FN-0828]"
     )
     assert set(script.served_bytes) == {ref.sha256 for ref in script.work.bundle.manifest.chunks}
 

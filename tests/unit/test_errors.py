@@ -26,7 +26,8 @@ def test_each_class_has_a_row() -> None:
 
 
 def test_a_class_of_another_package_counts_as_the_nearest_of_ours() -> None:
-    assert e.kind_of(Mine("text")) is e.InvalidPlan
+    assert e.kind_name(Mine("text")) == "InvalidPlan"
+    assert e.kind_name(e.FaninError("text")) == "Internal"
     assert e.public(Mine("text")) == ("text", e.InvalidPlan.class_code)
 
 

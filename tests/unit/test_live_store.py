@@ -138,14 +138,17 @@ def test_each_round_uses_only_the_current_examples_of_the_store(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (OSError("the database is locked"), "example store: train: OSError: the database is locked"),
+        (OSError("the database is locked"), "example store: train: OSError: the database is locked [FN-0870]"),
         (
             [1.0, 2.0],
-            "example store: train: got list, expected fanin.clients.data.examples.Examples(inputs={'x': ...}, y=...)",
+            (
+                "example store: train: got list, expected fanin.clients.data.examples.Examples(inputs={'x': ...}, "
+                "y=...) [FN-0870]"
+            ),
         ),
         (
             Examples(inputs={"x": np.zeros((2, 7), np.float32)}, y=np.zeros(2, np.int32)),
-            "training: training examples: x: got float32 (2, 7), expected float32 (n, 1)",
+            "training: training examples: x: got float32 (2, 7), expected float32 (n, 1) [FN-0843]",
         ),
     ],
     ids=["raises", "type", "shape"],
@@ -166,14 +169,14 @@ def test_the_traceback_of_a_store_that_fails_again_is_logged_once_a_series(
     store = Growing(bad={2: fault, 3: fault, 5: fault})
     assert run_device(tmp_path, Recording(), store, 5) == (
         2,
-        ["example store: train: OSError: the database is locked"] * 3,
+        ["example store: train: OSError: the database is locked [FN-0870]"] * 3,
     )
     assert caplog.text.count("Traceback") == 2
 
 
 def test_a_store_without_data_at_the_start_may_get_some_later(tmp_path: Path) -> None:
     accepted, reasons = run_device(tmp_path, Recording(), Growing(bad={1: ValueError("no examples yet")}), 2)
-    assert (accepted, reasons) == (1, ["example store: train: ValueError: no examples yet"])
+    assert (accepted, reasons) == (1, ["example store: train: ValueError: no examples yet [FN-0870]"])
 
 
 @pytest.mark.parametrize("partition", [-1, 1.5, "1", None])
@@ -244,7 +247,9 @@ def test_data_that_do_not_fit_are_not_tried_again_until_they_change(tmp_path: Pa
 
     device = VirtualDevice(transport, Counted(runtime, store), (PUBLISHER.public,), random.Random(1), lambda *_: 1.0)
     take_part(fleet, device)
-    assert fleet.failures == ["training: training examples: x: got float32 (2, 7), expected float32 (n, 1)"] * 3
+    assert (
+        fleet.failures == ["training: training examples: x: got float32 (2, 7), expected float32 (n, 1) [FN-0843]"] * 3
+    )
     assert (trained_rounds, device.session.num_accepted) == ([1, 4, 5], 2)
 
 

@@ -156,7 +156,7 @@ class Faulty:
         return replace(change, local=self._local)
 
 
-FORM = ", expected float32 (9,); return them as Change.local"
+FORM = ", expected float32 (9,); return them as Change.local [FN-0841]"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,10 @@ FORM = ", expected float32 (9,); return them as Change.local"
         (np.zeros(9), f"training: got float64 (9,) as personal parameters{FORM}"),
         (
             np.full(9, np.nan, np.float32),
-            ("training: personal parameters: got NaN or infinity, expected finite values; lower the learning rate"),
+            (
+                "training: personal parameters: got NaN or infinity, expected finite values; lower the learning rate "
+                "[FN-0842]"
+            ),
         ),
     ],
 )
@@ -195,7 +198,7 @@ def test_a_trainer_that_returns_no_change_gives_the_round_up(tmp_path: Path) -> 
     fleet = personal_course(tmp_path)
     fleet.works = fleet.works[:1]
     assert take_part(fleet, tmp_path, Forgetful()) == {}
-    assert fleet.failures == ["training: the trainer returned NoneType, expected a Change"]
+    assert fleet.failures == ["training: the trainer returned NoneType, expected a Change [FN-0841]"]
 
 
 def test_the_contract_of_a_trainer_covers_personal_parameters(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def start_lineage(fleet: Course) -> None:
             remove,
             (
                 "version 1 of run run: got the auxiliary tensors [], expected 'control', which the stages of the "
-                "assignment read"
+                "assignment read [FN-0831]"
             ),
             False,
         ),
@@ -108,7 +108,7 @@ def start_lineage(fleet: Course) -> None:
             rename,
             (
                 "version 1 of run run: got the auxiliary tensors ['controls'], expected 'control', which the stages of "
-                "the assignment read"
+                "the assignment read [FN-0831]"
             ),
             False,
         ),
@@ -116,19 +116,23 @@ def start_lineage(fleet: Course) -> None:
             lengthen,
             (
                 "version 1 of run run: got the auxiliary tensor 'control' of 108 bytes, expected 104 by the bundle's "
-                "manifest"
+                "manifest [FN-0828]"
             ),
             False,
         ),
         (
             sign_by_a_stranger,
-            "version 1 of run run: the signature does not match; it was changed after it was signed",
+            "version 1 of run run: the signature does not match; it was changed after it was signed [FN-0373]",
             False,
         ),
-        (exchange, "version 1 of run run: the signature does not match; it was changed after it was signed", False),
+        (
+            exchange,
+            "version 1 of run run: the signature does not match; it was changed after it was signed [FN-0373]",
+            False,
+        ),
         (
             change_layout,
-            "version 1 of run run: auxiliary tensor 'control': names or shapes differ from the bundle's",
+            "version 1 of run run: auxiliary tensor 'control': names or shapes differ from the bundle's [FN-0828]",
             True,
         ),
         (change_bytes, "auxiliary tensors: chunk ", True),
@@ -136,7 +140,7 @@ def start_lineage(fleet: Course) -> None:
             start_lineage,
             (
                 "version 1 of run run: got the auxiliary tensors ['control'], expected none in the first version of a "
-                "lineage"
+                "lineage [FN-0831]"
             ),
             False,
         ),

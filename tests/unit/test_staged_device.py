@@ -276,29 +276,29 @@ def test_a_check_in_names_the_stages_of_the_device(tmp_path: Path) -> None:
             {"stages": (m.StageSpec(name="random_share"),)},
             (
                 "plan: stages: got 'random_share', expected one of ['error_feedback', 'scaffold'], which are installed "
-                "here"
+                "here [FN-0210]"
             ),
         ),
         (
             {"stages": (replace(FEEDBACK, options={"share": 0.5}),)},
-            "plan: stages: error_feedback: options.share: unknown option, expected none; remove it",
+            "plan: stages: error_feedback: options.share: unknown option, expected none; remove it [FN-0216]",
         ),
         (
             {"codec": m.CodecSpec(name="int8", max_shift=4, options={"levels": 7})},
-            "plan: codec.options.levels: unknown option, expected none; remove it",
+            "plan: codec.options.levels: unknown option, expected none; remove it [FN-0216]",
         ),
         (
             {"state": m.StageState(lineage=0, round=1)},
             (
                 "assignment run.1.device: got the state of round 1, lineage 0, expected a round before 1 and a lineage "
-                "up to version 0"
+                "up to version 0 [FN-0831]"
             ),
         ),
         (
             {"state": m.StageState(lineage=1, round=0)},
             (
                 "assignment run.1.device: got the state of round 0, lineage 1, expected a round before 1 and a lineage "
-                "up to version 0"
+                "up to version 0 [FN-0831]"
             ),
         ),
     ],

@@ -5,9 +5,11 @@ one call.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from fanin.protos.errors import Unauthenticated
 from fanin.protos.names import check_name
 
 DEVICE: Final = "fanin-device"
@@ -50,3 +52,28 @@ def device_id_of(public_key: str) -> str:
     device_id = hashlib.sha256(bytes.fromhex(public_key)).hexdigest()[:32]
     check_name("device", device_id)
     return device_id
+
+
+def signed_call(method: str, metadata: Mapping[str, str | bytes], body: bytes) -> tuple[DeviceCall, bytes]:
+    """Return what the metadata of a call claim to have signed, and the signature, which is not checked.
+
+    Raises:
+        Unauthenticated: A key is missing or has no valid value.
+    """
+    signature = metadata.get(SIGNATURE, b"")
+    time_us = text(metadata.get(TIME))
+    is_time = time_us.isascii() and time_us.isdecimal() and len(time_us) <= MAX_TIME_CHARS
+    if not is_time or not isinstance(signature, bytes):
+        raise Unauthenticated(f"call: {method} carries no valid {TIME} and {SIGNATURE}", code="FN-0672")
+    call = DeviceCall(
+        method=method,
+        device_id=text(metadata.get(DEVICE)),
+        time_us=int(time_us),
+        body_sha256=hashlib.sha256(body).hexdigest(),
+    )
+    return call, signature
+
+
+def text(value: str | bytes | None) -> str:
+    """Return a value of the metadata if it is a text, else ""."""
+    return value if isinstance(value, str) else ""

@@ -254,17 +254,26 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
     }
 )
 
-_BY_NAME: Mapping[str, type[FaninError]] = MappingProxyType({error.__name__: error for error in STATUS})
+_BY_NAME: Mapping[str, type[FaninError]] = MappingProxyType(
+    {error.__name__: error for error in STATUS if error is not FaninError}
+)
+INTERNAL: Final = "Internal"
+"""The name, for peers, of an error that has no class of ours, or none but the base."""
 
 
-def kind_of(error: FaninError) -> type[FaninError]:
-    """Return the class of an error that peers know: its own, or for a class of another module the nearest above it."""
-    return next(kind for kind in type(error).__mro__ if kind in STATUS)
+def kind_name(error: FaninError) -> str:
+    """Return the class name of an error for peers: of a class of another module, that of the nearest above in ours."""
+    kind = _kind_of(error)
+    return INTERNAL if kind is FaninError else kind.__name__
 
 
 def status_of(error: FaninError) -> Status:
     """Return the entry of ``STATUS`` for an error."""
-    return STATUS[kind_of(error)]
+    return STATUS[_kind_of(error)]
+
+
+def _kind_of(error: FaninError) -> type[FaninError]:
+    return next(kind for kind in type(error).__mro__ if kind in STATUS)
 
 
 def public(error: FaninError) -> tuple[str, str]:
@@ -289,4 +298,4 @@ def foreign_text(error: Exception) -> str:
 def error_named(name: str, message: str, code: str) -> FaninError | None:
     """Return an error by the class name and the code in a peer's reply; None for an unknown name."""
     kind = _BY_NAME.get(name)
-    return None if kind is None or kind is FaninError else kind(message, code=code if CODE.fullmatch(code) else "")
+    return None if kind is None else kind(message, code=code if CODE.fullmatch(code) else "")

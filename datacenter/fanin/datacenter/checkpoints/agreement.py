@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from fanin.protos.errors import FaninError, error_named, kind_of
+from fanin.protos.errors import FaninError, error_named, kind_name
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class RankGroup:
 
     def raise_first(self, error: FaninError | None) -> None:
         """Raise the first rank's error on all ranks; return if no rank has one. A collective."""
-        for row in self.gather(None if error is None else (kind_of(error).__name__, str(error), error.code)):
+        for row in self.gather(None if error is None else (kind_name(error), str(error), error.code)):
             if row is not None:
                 shared = error_named(*row)
                 assert shared is not None, "one of our own"

@@ -37,7 +37,7 @@ from fanin.datacenter.ranks.mesh import MeshShape
 from fanin.edge.files import replace_file
 from fanin.edge.parameter_files import read_parameters
 from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
-from fanin.protos.errors import FaninError, InvalidInput, error_named, kind_of
+from fanin.protos.errors import FaninError, InvalidInput, error_named, kind_name
 
 FORMAT: Final = 2
 CONFIG_FILE: Final = "config.json"
@@ -225,7 +225,7 @@ def write_error(folder: Path, error: FaninError) -> None:
     A rank stores its error before it closes its connections. The errors of the ranks that lose it are later ones.
     """
     if ERROR_FILE not in {name for name, _ in outcome_files(folder)}:
-        _write_json(folder / ERROR_FILE, {"error": kind_of(error).__name__, "message": str(error), "code": error.code})
+        _write_json(folder / ERROR_FILE, {"error": kind_name(error), "message": str(error), "code": error.code})
 
 
 def is_complete(new: set[tuple[str, int]]) -> bool:

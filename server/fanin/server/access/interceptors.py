@@ -34,16 +34,15 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
-from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
 from fanin.protos.calls import DeviceCall
 from fanin.protos.errors import (
+    INTERNAL,
     FaninError,
     InvalidInput,
-    Unauthenticated,
     Unavailable,
     coded,
-    kind_of,
+    kind_name,
     public,
     status_of,
 )
@@ -270,10 +269,10 @@ class Rim(aio.ServerInterceptor):
             return context
         metadata = dict(context.invocation_metadata() or ())
         if method.startswith(CONTROL):
-            value = _text(metadata.get(calls.AUTHORIZATION))
+            value = calls.text(metadata.get(calls.AUTHORIZATION))
             token = value.removeprefix(calls.BEARER) if value.startswith(calls.BEARER) else ""
             return self._registry.operator(token)
-        call, signature = _signed_call(method, metadata, body)
+        call, signature = calls.signed_call(method, metadata, body)
         if method == ENROLL:
             return Newcomer(call=call, signature=signature)
         device = self._registry.device(call.device_id)
@@ -310,7 +309,7 @@ class Rim(aio.ServerInterceptor):
             self._failure_logger.exception(f"{method}: unexpected error")
             traceback.clear_frames(exc.__traceback__)
             text = "internal error; the coordinator's log has the details"
-            return _Refusal(status=grpc.StatusCode.INTERNAL, text=text, trailing=self._trailing("Internal", "FN-0022"))
+            return _Refusal(status=grpc.StatusCode.INTERNAL, text=text, trailing=self._trailing(INTERNAL, "FN-0022"))
 
     def _refusal(self, error: Exception, shown: FaninError) -> "_Refusal":
         """Return the status of an error, and free the request that its frames hold."""
@@ -319,7 +318,7 @@ class Rim(aio.ServerInterceptor):
         return _Refusal(
             status=grpc.StatusCode[status_of(shown).grpc],
             text=text[:MAX_TEXT_CHARS],
-            trailing=self._trailing(kind_of(shown).__name__, code),
+            trailing=self._trailing(kind_name(shown), code),
         )
 
     @contextmanager
@@ -388,22 +387,3 @@ def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
         raise InvalidInput(
             f"call: {method}: got {len(data)} bytes that do not parse as its request ({exc})", code="FN-0126"
         ) from exc
-
-
-def _signed_call(method: str, metadata: dict[str, str | bytes], body: bytes) -> tuple[DeviceCall, bytes]:
-    signature = metadata.get(calls.SIGNATURE, b"")
-    time_us = _text(metadata.get(calls.TIME))
-    is_time = time_us.isascii() and time_us.isdecimal() and len(time_us) <= calls.MAX_TIME_CHARS
-    if not is_time or not isinstance(signature, bytes):
-        raise Unauthenticated(f"call: {method} carries no valid {calls.TIME} and {calls.SIGNATURE}", code="FN-0672")
-    call = DeviceCall(
-        method=method,
-        device_id=_text(metadata.get(calls.DEVICE)),
-        time_us=int(time_us),
-        body_sha256=sha256_hex(body),
-    )
-    return call, signature
-
-
-def _text(value: str | bytes | None) -> str:
-    return value if isinstance(value, str) else ""
