@@ -8,7 +8,7 @@ set, as in replicas.
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -116,7 +116,8 @@ class ClosedSet:
         ends = [*cuts, len(update.payload)]
         view = memoryview(update.payload)
         pieces = [codec.decode(view[first:last]) for first, last in zip([0, *cuts], ends, strict=True)]
-        return accept(total, self.table, contribution_of(update.header, pieces, self.plan, self.layout, update.lag))
+        contribution = contribution_of(update.header, codec, self.plan, self.layout, update.lag)
+        return accept(total, self.table, replace(contribution, pieces=pieces))
 
     def published(self, total: PartialSum, rng: random.Random) -> tuple[bytes, object]:
         """Return the bytes of the next parameters, all other results for the next Round, and the sum itself.

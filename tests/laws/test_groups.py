@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 from support.laws import plans
+from support.virtual import plan as virtual_plan
 
+from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.codecs.grid import first_grid, next_grid, no_reaches
 from fanin.edge.codecs.scaffold import Scaffold
 from fanin.edge.codecs.stage import Stage
@@ -22,7 +25,7 @@ from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import EXAMPLES, CodecSpec, Statistics, Telemetry, UpdateHeader
 from fanin.protos.plans import CODEC_BITS, HEADROOM_BITS, Plan
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
-from fanin.server.aggregation.fold import Contribution
+from fanin.server.aggregation.fold import Contribution, accept, begin
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
 from fanin.server.aggregation.outer import FedAvg
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, num_trimmed
@@ -137,12 +140,23 @@ def test_a_committed_update_has_the_weight_of_each_group_in_its_blocks(
 ) -> None:
     staleness, unit = min(staleness, plan.aggregation.max_staleness), plan.weight_unit
     lag = Lag(staleness=staleness, shifts=(0,) * 6, scale=scale)
-    update = contribution_of(header(examples, b"", (0,) * 6), (), plan, LAYOUT, lag)
+    update = contribution_of(header(examples, b"", (0,) * 6), CODECS[plan.codec.name], plan, LAYOUT, lag)
     # Halves are rounded up.
     steps = max(math.floor(Fraction(min(examples, plan.max_examples), 1 << scale) + Fraction(1, 2)), 1)
     stale = round(unit / math.sqrt(1 + staleness))
     assert update.weights == (steps * stale,) * 3 + (stale,) * 3
     assert update.fresh_weights == (steps * unit,) * 3 + (unit,) * 3
+
+
+def test_a_stale_update_is_clipped_at_the_bits_of_its_codec_also_of_one_of_another_package() -> None:
+    """The Plan reserves 32 bits for a codec whose bits it does not know."""
+    theirs = replace(virtual_plan(), codec=CodecSpec(name="levels", max_shift=2))
+    assert theirs.codec.bits == 32
+    lag = Lag(staleness=0, shifts=(20,) * 6)
+    update = contribution_of(header(1, b"", (0,) * 6), CODECS["int8"], theirs, LAYOUT, lag)
+    values = np.full(LAYOUT.total_table.num_values, 100, np.int8)
+    total = accept(begin(LAYOUT.total_table), LAYOUT.total_table, replace(update, pieces=(values,)))
+    assert set(total.values.tolist()) == {1 << (8 - 1 + 2)}
 
 
 @given(UPDATES, GRIDS, st.randoms(use_true_random=False))

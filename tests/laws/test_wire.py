@@ -33,6 +33,8 @@ PLAIN = {
     "ListRunsRequest",
     "MissingChunksReply",
     "MissingChunksRequest",
+    "CheckPlanReply",
+    "CheckPlanRequest",
     "PrepareRunReply",
     "PrepareRunRequest",
     "PublishBundleReply",

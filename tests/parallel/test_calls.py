@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,19 @@ def test_a_caller_follows_each_step_and_interrupts_between_two(job: tuple[TrainC
     np.testing.assert_array_equal(second_result.parameters, reference.parameters)
     assert placement.folder is not None
     assert not list(placement.folder.glob("initial-*")) and not (placement.folder / "caller").exists()
+
+
+def test_an_answer_that_is_no_bool_is_one_error(
+    job: tuple[TrainConfig, datacenter.Placement], caplog: pytest.LogCaptureFixture
+) -> None:
+    config, placement = job
+
+    def forgotten() -> Any:
+        """Return nothing, as a function without a return statement."""
+
+    with pytest.raises(InvalidInput, match="FN-1359"):
+        datacenter.train(config, should_continue=forgotten, placement=placement)
+    assert "Traceback" not in caplog.text
 
 
 def test_parameters_by_name_and_flat_ones_begin_a_job(job: tuple[TrainConfig, datacenter.Placement]) -> None:

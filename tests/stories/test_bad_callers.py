@@ -72,7 +72,7 @@ def call(connection: Connection, service: str, name: str, options: CallOptions) 
 
 def test_both_protocols_are_looped_over() -> None:
     assert len(FLEET_RPCS) == 5
-    assert len(CONTROL_RPCS) == 16
+    assert len(CONTROL_RPCS) == 17
 
 
 @pytest.mark.parametrize("name", CONTROL_RPCS)
@@ -155,7 +155,7 @@ def test_the_error_of_an_unknown_device_or_token_names_the_expected_one(
 
 def test_a_device_with_a_wrong_token_ends_with_a_clear_text(host: Hosted, tmp_path: Path) -> None:
     device = Peer(replace(host, device_token="wrong"), f.bundle_in(tmp_path), 0, tmp_path / "device")
-    with pytest.raises(Conflict, match="FN-0844"):
+    with pytest.raises(Conflict, match="FN-0009"):
         device.take_part()
 
 

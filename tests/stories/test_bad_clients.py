@@ -74,7 +74,7 @@ def test_a_client_that_stops_in_mid_chunk_for_ever(
         requests = stalled_requests()
         first = upload_bytes(header)
         call = sign(devices[0].key, "Upload", first)
-        with pytest.raises(Unavailable, match="FN-0015"):
+        with pytest.raises(Unavailable, match="FN-0678"):
             list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
         assert not gave_up, "the client was still silent"
         is_over.set()

@@ -137,14 +137,10 @@ def device(tmp_path: Path, host: Hosted) -> dict[str, object]:
         ("publisher", "junk", "--publisher: {path} is no text ("),
         ("publisher", "ca.pem", "--publisher: {path}: got a public key of "),
         ("publisher", "p.key", "--publisher: {path} has the name of a private key, expected a public one; pass "),
-        ("token-file", "none", "token: {path} cannot be read (No such file or directory)"),
-        ("token-file", "junk", "token: {path} is no text ("),
-        (
-            "token-file",
-            "empty",
-            "token: got none, expected a file that holds it (--token-file) or the variable FANIN_D",
-        ),
-        ("token-file", "ca.pem", "token: got "),
+        ("token-file", "none", "--token-file: {path} cannot be read (No such file or directory)"),
+        ("token-file", "junk", "--token-file: {path} is no text ("),
+        ("token-file", "empty", "--token-file: {path}: got 0 characters that are no token, expected one line of "),
+        ("token-file", "ca.pem", "--token-file: {path}: got "),
         ("state", "token", "{path}"),
     ],
 )
@@ -170,7 +166,7 @@ def test_join_with_an_invalid_file(
         ("partition", "-1", "--partition: got -1, expected at least 0"),
         ("cache-mb", "0", "--cache-mb: got 0, expected at least 1"),
         ("max-updates", "-3", "--max-updates: got -3, expected at least 0"),
-        ("server", "localhost", "server: got 'localhost', expected HOST:PORT, for example localhost:7443"),
+        ("server", "localhost", "--server: got 'localhost', expected HOST:PORT, for example localhost:7443"),
     ],
 )
 def test_join_with_an_invalid_value(

@@ -209,7 +209,7 @@ def test_uploads_beyond_the_limit_are_refused_until_later(tmp_path: Path) -> Non
         host.start_run(f.plan(), bundle, f.PUBLISHER)
         device, *_ = f.peers(host, bundle, tmp_path)
         device.begin()
-        with pytest.raises(Unavailable, match="FN-0015"):
+        with pytest.raises(Unavailable, match="FN-0677"):
             device.upload(*device.update())
     finally:
         host.stop()

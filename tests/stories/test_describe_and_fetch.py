@@ -167,7 +167,9 @@ def test_a_version_is_fetched_as_a_file_of_arrays(fanin: Fanin, host: Hosted, tm
     assert out.stat().st_mtime_ns == mtime_ns
     # Another Version replaces it only with ``--force``.
     message = one_line(fanin(*words, "--version", "0"), "fetch")
-    assert message == f"{out}: something else is there; name another --out, or, if it is a version, --force"
+    assert message == (
+        f"{out}: has another version or another file, which differs; replace it with --force, or name another --out"
+    )
     assert out.stat().st_mtime_ns == mtime_ns
     assert json.loads(fanin(*words, "--version", "0", "--force", "--json").out)["written"] is True
     with np.load(out) as arrays:
@@ -193,6 +195,10 @@ def test_a_version_is_fetched_as_a_folder_with_its_bundle(fanin: Fanin, host: Ho
     assert flat.any()
     # A fetch without the Bundle finds the Version there already. A folder with a file of the user's is never replaced.
     assert fanin(*words).out.endswith(f"is there already: {out}\n")
+    # Another Version of the Run replaces it only with ``--force``.
+    other = ("fetch", "run", "--state", host.state, "--out", out, "--version", "0")
+    message = f"{out}: has version 1 of run run, which differs; replace it with --force, or name another --out"
+    assert one_line(fanin(*other), "fetch") == message
     forced = ("fetch", "run", "--state", host.state, "--out", out, "--version", "0", "--force")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for name in ("notes", ".hidden", "bundle/notes", "bundle/chunks/notes"):

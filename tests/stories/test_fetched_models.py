@@ -60,7 +60,9 @@ def test_a_version_is_fetched_as_a_model_that_runs_without_fanin(fanin: Fanin, h
     assert (row["models"], row["out"], row["written"]) == ([str(path)], str(tmp_path / "v.npz"), True)
     assert row["precision"] == "int8"
     path.write_bytes(b"mine")
-    message = f"{path}: something else is there; name another --onnx, or, if it is a version, --force"
+    message = (
+        f"{path}: has another version or another file, which differs; replace it with --force, or name another --onnx"
+    )
     assert one_line(fanin(*words, "--out", tmp_path / "new.npz"), "fetch") == message
     assert path.read_bytes() == b"mine"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "v.npz"]

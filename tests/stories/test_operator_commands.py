@@ -78,14 +78,60 @@ def test_run_with_an_invalid_plan(fanin: Fanin, host: Hosted, text: str, message
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("aggregation.rule", "trimed_mean", "FN-0210"),
+        ("aggregation.rule_options.trim", "0.1", "FN-0216"),
+        ("aggregation.outer_optimizer", "fedadm", "FN-0210"),
+        ("aggregation.outer_options.rate", "0.5", "FN-0216"),
+        ("cohort.selection", "unifrom", "FN-0210"),
+        ("cohort.selection_options.seed", "1", "FN-0216"),
+        ("codec.name", "fixed33", "FN-0210"),
+        ("codec.options.width", "3", "FN-0216"),
+        ("stages", '[{name="error_feedbak"}]', "FN-0210"),
+        ("stages", '[{name="error_feedback", options={rate=1}}]', "FN-0216"),
+    ],
+)
+def test_a_part_that_the_coordinator_lacks_is_refused_before_a_publication(
+    fanin: Fanin, host: Hosted, key: str, value: str, code: str
+) -> None:
+    plan = host.folder / "parts.toml"
+    plan.write_text(PLAN)
+    before = snapshot(host.state)
+    words = ("run", plan, "--state", host.state, "--key", host.folder / "publisher.key")
+    outcome = fanin(*words, "--set", f"{key}={value}")
+    assert one_line(outcome, "run").startswith(f"{plan} with --set: {key.split('.')[0]}"), outcome.err
+    assert f"[{code}]" in outcome.err
+    assert "publishing" not in outcome.err
+    assert snapshot(host.state) == before
+
+
+def test_a_misspelled_rule_names_the_file_of_the_plan(fanin: Fanin, host: Hosted) -> None:
+    plan = host.folder / "parts.toml"
+    plan.write_text(f'{PLAN}[aggregation]\nrule = "trimed_mean"\n')
+    words = (plan, "--state", host.state, "--key", host.folder / "publisher.key")
+    assert one_line(fanin("run", *words), "run").startswith(f"{plan}: aggregation.rule: got 'trimed_mean', expected ")
+    outcome = fanin("simulate", "none.py:app", plan)
+    assert one_line(outcome, "simulate").startswith(f"{plan}: aggregation.rule: got 'trimed_mean', expected ")
+    outcome = fanin("simulate", "none.py:app", "--set", "aggregation.rule=trimed_mean")
+    assert one_line(outcome, "simulate").startswith("plan with --set: aggregation.rule: got 'trimed_mean', expected ")
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         (
             "evaluation.best=recall",
-            "plan: evaluation.best: got 'recall', expected one of ['accuracy', 'accuracy_int8', 'int8_agreement', ",
+            "{plan} with --set: evaluation.best: got 'recall', expected one of ['accuracy', 'accuracy_int8', ",
         ),
-        ('flower.roles."layer.*"=statistic', "plan: got flower.roles, but the bundle has graphs, which read no such "),
-        ("training.batch_size=5", "plan: got training.batch_size 5, but the bundle's train graphs are for 8; choose "),
+        (
+            'flower.roles."layer.*"=statistic',
+            "{plan} with --set: got flower.roles, but the bundle has graphs, which read no such ",
+        ),
+        (
+            "training.batch_size=5",
+            "{plan} with --set: got training.batch_size 5, but the bundle's train graphs are for 8",
+        ),
     ],
 )
 def test_a_plan_that_the_app_cannot_carry_out_is_refused_before_the_export(
@@ -98,7 +144,7 @@ def test_a_plan_that_the_app_cannot_carry_out_is_refused_before_the_export(
     words = ("run", plan, "--state", host.state, "--key", host.folder / "publisher.key")
     before = snapshot(host.state)
     outcome = fanin(*words, "--set", "evaluation.data=digits", "--set", override)
-    assert one_line(outcome, "run").startswith(message)
+    assert one_line(outcome, "run").startswith(message.format(plan=plan))
     assert "preparing the module" not in outcome.err
     assert snapshot(host.state) == before
 
@@ -200,10 +246,10 @@ def test_an_operator_without_a_coordinator_or_a_token(
     (tmp_path / "ca.pem").write_bytes(host.ca)
     options = ("--state", missing, "--server", host.address, "--ca", tmp_path / "ca.pem")
     assert message(*options) == (
-        "token: got none, expected a file that holds it (--token-file) or the variable FANIN_OPERATOR_TOKEN"
+        "--token-file: got none, expected a file that holds the token, or the variable FANIN_OPERATOR_TOKEN"
     )
     assert message("--state", state, "--token-file", missing) == (
-        f"token: {missing} cannot be read (No such file or directory)"
+        f"--token-file: {missing} cannot be read (No such file or directory)"
     )
     (tmp_path / "token").write_text("wrong")
     assert message("--state", state, "--token-file", tmp_path / "token") == (
@@ -275,7 +321,7 @@ def test_verify_names_the_version_that_differs(
     assert outcome.status == 1
     first, second = outcome.out.splitlines()
     assert first.startswith("version 0 ")
-    assert first.endswith("(made outside): verified")
+    assert first.endswith("(the publisher's initial version): verified")
     assert second.startswith(f"version {version} ")
     assert message in second
     row = json.loads(fanin("verify", "run", "--state", copy, "--json").out)

@@ -171,16 +171,16 @@ def test_operators_of_the_same_machine_reach_a_coordinator_on_any_address(
 def test_an_ambiguous_address_is_refused_with_the_right_form(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: str, reason: str
 ) -> None:
-    fanin, line = fanin_in_process(capsys, monkeypatch), f"server: got {reason}"
+    fanin, line = fanin_in_process(capsys, monkeypatch), f"--server: got {reason}"
     assert usage_line(fanin("runs", *operator_options(folder, server)), "runs") == line
     assert usage_line(fanin("join", *device_options(folder, server)), "join") == line
     ca = (folder / "ca.pem").read_bytes()
     with pytest.raises(InvalidInput) as excinfo, Operator.connect(server, ca, "token"):
         pass
-    assert str(excinfo.value) == line
+    assert str(excinfo.value) == line.removeprefix("--")
     if " no address to " not in line and "port 0" not in line:
         outcome = fanin("serve", "--state", folder / "none", "--listen", server)
-        assert usage_line(outcome, "serve") == line.replace("server", "listen", 1)
+        assert usage_line(outcome, "serve") == line.replace("--server", "listen", 1)
 
 
 # Certificates.

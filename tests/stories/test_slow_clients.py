@@ -74,7 +74,7 @@ def test_a_client_that_trickles_is_ended_although_bytes_arrive_all_the_time(impa
     with nothing_leaks(impatient_host, remaining=spool_files), device.connection() as connection:
         call = sign(device.key, "Upload", upload_bytes(header))
         requests = upload_requests(header, payload, 1, STALL_S / 8, start_s + SETTLE_S)
-        with pytest.raises(Unavailable, match="FN-0015"):
+        with pytest.raises(Unavailable, match="FN-0678"):
             list(connection.stream_stream(f"{FLEET}Upload", requests, pb.UploadReply.FromString, call))
     assert time.monotonic() < start_s + SETTLE_S, "the client still sent"
     # The same device succeeds on a connection that works.

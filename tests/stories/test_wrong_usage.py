@@ -8,7 +8,7 @@ from support.commands import Fanin, fanin_in_process, one_line, usage_line
 from fanin.commands.main import SUBCOMMANDS
 
 SERVER = ("--server", "nonsense")
-ADDRESS = "server: got 'nonsense', expected HOST:PORT, for example nonsense:7443"
+ADDRESS = "--server: got 'nonsense', expected HOST:PORT, for example nonsense:7443"
 DEVICE = ("--ca", "ca.pem", "--publisher", "p.pub", "--data", "x.npz")
 WRONG = {
     "demo": (("--rounds", "-1"), "--rounds, --delay-seed: got -1 and -1, expected at least 0 and -1"),

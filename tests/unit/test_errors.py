@@ -61,6 +61,13 @@ def test_errors_about_the_callers_input_are_public_in_full(kind: type[e.FaninErr
     assert e.public(kind("got 3, expected 4", code="FN-0201")) == ("got 3, expected 4", "FN-0201")
 
 
+@pytest.mark.parametrize("code", ["FN-0677", "FN-0678", "FN-0696"])
+def test_a_call_that_must_wait_has_its_own_text(code: str) -> None:
+    assert e.public(e.Unavailable("upload: 7 are under way", code=code)) == ("upload: 7 are under way", code)
+    # Only this class has such texts.
+    assert e.public(e.StorageUnavailable(SECRET, code=code))[1] == e.StorageUnavailable.class_code
+
+
 @pytest.mark.parametrize("kind", [kind for kind in e.STATUS if kind is not e.FaninError])
 def test_a_peer_rebuilds_the_error_from_name_and_code(kind: type[e.FaninError]) -> None:
     error = e.error_named(kind.__name__, "text", "FN-0201")

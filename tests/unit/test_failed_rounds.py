@@ -14,7 +14,7 @@ from support.staleness import send, settle
 from support.virtual import Place, bundle_in, open_place, place_over, plan, start
 
 from fanin.protos.chunks import Artifact
-from fanin.protos.errors import Corrupted, StorageFull
+from fanin.protos.errors import Corrupted, StorageFull, Unavailable
 from fanin.protos.messages import (
     Command,
     Resume,
@@ -26,6 +26,7 @@ from fanin.protos.messages import (
     RunRested,
     RunState,
     Stop,
+    UpdateHeader,
 )
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.blobs import FolderBlobs
@@ -300,6 +301,47 @@ def test_a_run_whose_uploads_wait_for_space_reports_it_until_one_is_stored(tmp_p
         spool.is_full = False
         await send(place, "a")
         assert (await place.runs.info("run")).reason == ""
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+class FailingSpool(FolderSpool):
+    """A spool whose committed payloads cannot be read while ``error`` is set."""
+
+    error: Exception | None = None
+
+    def read(self, header: UpdateHeader, device: str) -> Iterator[memoryview]:
+        """Raise the error while it is set."""
+        if self.error is not None:
+            raise self.error
+        return super().read(header, device)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            Unavailable("spool: the object store is down"),
+            "Accumulate is tried again: the coordinator's store cannot be",
+        ),
+        (ValueError("a bug"), "Accumulate is tried again: unexpected error (ValueError)"),
+    ],
+)
+def test_only_a_damaged_update_is_reported_as_damaged(tmp_path: Path, error: Exception, reason: str) -> None:
+    async def main() -> None:
+        state = tmp_path / "state"
+        spool = FailingSpool(state / "spool", state / "updates", Durability.PROCESS)
+        place = place_with(open_place(tmp_path), spool=spool)
+        await start(place.runs, bundle_in(tmp_path), ONE_DEVICE)
+        await settle()
+        spool.error = error
+        await send(place, "a")
+        await settle()
+        assert reason in (await place.runs.info("run")).reason
+        spool.error = None
+        await asyncio.sleep(5.0)
+        assert (await place.runs.info("run")).version == 1
         await place.runs.stop()
 
     run_virtual(main())

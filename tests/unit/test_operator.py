@@ -32,6 +32,7 @@ def connection(ca: bytes) -> Iterator[Connection]:
 
 
 WRONG: list[tuple[Callable[[Any], object], str]] = [
+    (lambda operator: operator.check_plan("plan.toml"), "check_plan: plan: got str, expected Plan"),
     (lambda operator: operator.publish_bundle("bundle"), "publish_bundle: bundle: got str, expected Bundle"),
     (lambda operator: operator.start_run(7, None, None, None), "start_run: run_id: got int, expected str"),
     (lambda operator: operator.start_run("run", "plan.toml", None, None), "start_run: plan: got str, expected Plan"),

@@ -37,7 +37,7 @@ SAMPLES: tuple[e.SessionEvent, ...] = (
     e.Moot(reason="moot"),
     e.Unable(reason="unable"),
     e.WorkPaused(reason="unplugged"),
-    e.Denied(reason="denied"),
+    e.Denied(reason="denied", code="FN-0650"),
 )
 # The targets of each row: the phases of the walk in the module's docstring.
 TARGETS: dict[tuple[SessionPhase, type[e.SessionEvent]], set[SessionPhase]] = {
@@ -210,7 +210,7 @@ def test_a_session_stops_after_the_bounded_number_of_failed_trainings_in_a_row()
     expected = (
         "3 trainings failed in a row, the last with: still no data; correct the cause, then start this device again"
     )
-    assert (state.phase, todo.action) == (SessionPhase.STOPPED, e.EndSession(reason=expected))
+    assert (state.phase, todo.action) == (SessionPhase.STOPPED, e.EndSession(reason=expected, code="FN-0844"))
 
 
 @pytest.mark.parametrize("report", [e.Moot(reason="gone"), replied(m.UpdateState.ACCEPTED)])
@@ -272,7 +272,7 @@ def test_devices_come_back_spread_over_their_window() -> None:
 def test_a_device_that_is_too_old_stops_with_the_reason() -> None:
     answer = e.Answered(answer=m.Rejected(reason=m.RejectReason.UPGRADE, text="protocol 1 is too old"))
     state, todo = follow(session(SessionPhase.IDLE), answer)
-    assert todo == e.Step(action=e.EndSession(reason="protocol 1 is too old"))
+    assert todo == e.Step(action=e.EndSession(reason="protocol 1 is too old", code="FN-0844"))
     assert state.begin() == todo
 
 
@@ -286,8 +286,8 @@ def test_a_device_that_suits_no_run_checks_in_again(seed: int) -> None:
 
 
 def test_a_denied_device_stops_and_keeps_its_update() -> None:
-    state, todo = follow(session(SessionPhase.SENDING), e.Denied(reason="not authenticated"))
-    assert todo == e.Step(action=e.EndSession(reason="not authenticated"))
+    state, todo = follow(session(SessionPhase.SENDING), e.Denied(reason="not authenticated", code="FN-0018"))
+    assert todo == e.Step(action=e.EndSession(reason="not authenticated", code="FN-0018"))
     assert state.phase is SessionPhase.STOPPED
 
 

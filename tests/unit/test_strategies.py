@@ -171,7 +171,7 @@ def test_the_command_verify_says_which_versions_it_did_not_recompute(
     outcome = fanin_in_process(capsys, monkeypatch)("verify", "run", "--state", tmp_path / "state")
     assert outcome.status == 0, outcome.err
     first, second = outcome.out.splitlines()
-    assert first.endswith("(made outside): verified")
+    assert first.endswith("(the publisher's initial version): verified")
     text = f"not reproducible: the strategy {MODULE}:Own {NOT_PURE}; the rest of its record is verified"
     assert second.endswith(f"(round 1, 3 updates): {text}")
 

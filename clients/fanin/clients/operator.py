@@ -39,7 +39,7 @@ from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import MAX_TIMES, Plan
 from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import control_pb2 as pb
-from fanin.v1 import fleet_pb2
+from fanin.v1 import fleet_pb2, plan_pb2
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 CONTROL = "/fanin.v1.Control/"
@@ -94,6 +94,14 @@ class Operator:
         check_type("connect: ca_certificate", ca_certificate, bytes)
         with closing(Connection(address, ca_certificate)) as connection:
             yield cls(connection, token)
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raise InvalidPlan unless the coordinator has the parts that a Plan names, with these options.
+
+        ``start_run`` checks them too, when the Bundle is published already.
+        """
+        check_type("check_plan: plan", plan, Plan)
+        self._unary("CheckPlan", pb.CheckPlanRequest(plan=to_proto(plan, plan_pb2.Plan)), pb.CheckPlanReply)
 
     def publish_bundle(self, bundle: Bundle) -> str:
         """Upload the Chunks of a Bundle that the coordinator lacks, then register it. Returns the Bundle's digest."""

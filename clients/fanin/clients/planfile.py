@@ -5,7 +5,8 @@ key, a wrong type or a value out of range is an error. It names the key and its 
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -35,10 +36,9 @@ OPTIONS: Final = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFile:
-    """A Plan and the model that it trains: either an App to export or a Bundle folder."""
+class ModelKeys:
+    """The keys of the model that a Plan trains: either an App to export or a Bundle folder."""
 
-    plan: Plan
     app: Annotated[
         str,
         Key(
@@ -50,7 +50,19 @@ class PlanFile:
     bundle: Annotated[str, Key(text="The folder of a Bundle, relative to the Plan's file.")] = ""
 
 
-ROOT: Final[Fields] = {field.name: field for field in keys_of(PlanFile)} | dict(fields_of(Plan))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile(ModelKeys):
+    """A Plan and the model that it trains.
+
+    Attributes:
+        sources: The names of the file and of the options that set its keys, for errors.
+    """
+
+    plan: Plan
+    sources: str
+
+
+ROOT: Final[Fields] = {field.name: field for field in keys_of(ModelKeys)} | dict(fields_of(Plan))
 """The keys and sections at the top level of a file."""
 
 
@@ -104,7 +116,7 @@ def parse_plan(text: str, where: str, overrides: Sequence[str | Override] = ()) 
         raise InvalidPlan(
             f"{reader.source(path)}: {path}: missing, expected {rate.expected}; add the key", code="FN-0286"
         )
-    return PlanFile(plan=plan, app=app, bundle=bundle)
+    return PlanFile(plan=plan, sources=reader.sources, app=app, bundle=bundle)
 
 
 def read_plan(path: Path, overrides: Sequence[str | Override] = ()) -> PlanFile:
@@ -158,6 +170,15 @@ def _unquoted(path: str, source: str) -> str:
         ((name, table),) = table.items()
         names.append(name)
     return ".".join(names)
+
+
+@contextmanager
+def named_sources(sources: str) -> Iterator[None]:
+    """Name the sources of a Plan in the errors about the whole Plan."""
+    try:
+        yield
+    except InvalidPlan as exc:
+        raise InvalidPlan(f"{sources}: {str(exc).removeprefix('plan: ')}", code=exc.code) from exc
 
 
 def check_overrides(texts: Iterable[str] | None) -> None:
@@ -227,10 +248,8 @@ class _Reader:
 
     def build(self, kind: type[T], row: Mapping[str, object]) -> T:
         """Construct a section. Raises InvalidPlan with the sources if a condition on several keys fails."""
-        try:
+        with named_sources(self.sources):
             return kind(**row)
-        except InvalidPlan as exc:
-            raise InvalidPlan(f"{self.sources}: {str(exc).removeprefix('plan: ')}", code=exc.code) from exc
 
     def _section(self, field: SectionField, value: object, path: str) -> object:
         if field.is_list:

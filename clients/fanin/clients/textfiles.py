@@ -8,18 +8,21 @@ from fanin.clients.arguments import clean_token
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_key
 
+TOKEN_FILE: Final = "--token-file"
 PRIVATE_SUFFIX: Final = ".key"
 """Suffix of the private keys that fanin writes. Their public keys have ``.pub``."""
 
 
 def read_token(path: Path | None, variable: str) -> str:
     """Read a token from a file, or from the environment variable if ``path`` is None. Raises InvalidInput."""
-    text = read_text(path, "token") if path is not None else os.environ.get(variable, "")
+    if path is not None:
+        return clean_token(f"{TOKEN_FILE}: {path}", read_text(path, TOKEN_FILE))
+    text = os.environ.get(variable, "")
     if not text.strip():
         raise InvalidInput(
-            f"token: got none, expected a file that holds it (--token-file) or the variable {variable}", code="FN-0804"
+            f"{TOKEN_FILE}: got none, expected a file that holds the token, or the variable {variable}", code="FN-0804"
         )
-    return clean_token("token", text)
+    return clean_token(variable, text)
 
 
 def read_public_key(path: Path) -> str:

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from fanin.server.evaluation.metrics import evaluate_version, score_of
 from fanin.server.runs.admission import open_bundle
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
+from fanin.server.storage.protocols.files import BlobReader
 
 LOG = logging.getLogger("fanin.commands.evaluator")
 LOWEST_PRIORITY: Final = 19
@@ -49,13 +50,22 @@ class HeldOutData:
     examples: Examples
 
 
-def main() -> None:
-    """Carry out jobs until the input ends."""
+def open_chunks(folder: Path) -> BlobReader:
+    """Open the folder with a coordinator's Chunks."""
+    return FolderBlobs(folder, Durability.PROCESS)
+
+
+def main(open_blobs: Callable[[Path], BlobReader] = open_chunks) -> None:
+    """Carry out jobs until the input ends.
+
+    Args:
+        open_blobs: Opens the blobs of the coordinator. The argument is the folder ``blobs`` in that of its state.
+    """
     _give_way()
     # The output of a library must not mix with the replies.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    evaluator = JobEvaluator()
+    evaluator = JobEvaluator(open_blobs)
     for line in _lines(sys.stdin.buffer):
         replies.write(evaluator.reply(line).to_line())
 
@@ -86,7 +96,8 @@ def _lines(source: BinaryIO) -> Iterator[bytes]:
 class JobEvaluator:
     """Carries out jobs. It keeps the last data set in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_blobs: Callable[[Path], BlobReader] = open_chunks) -> None:
+        self._open_blobs = open_blobs
         self._data: HeldOutData | None = None
 
     def reply(self, line: bytes) -> EvaluationReply:
@@ -104,7 +115,7 @@ class JobEvaluator:
 
     def _evaluate(self, job: EvaluationJob) -> EvaluationReply:
         began_s = time.monotonic()
-        blobs = FolderBlobs(job.blobs, Durability.PROCESS)
+        blobs = self._open_blobs(job.blobs)
         bundle = open_bundle(job.bundle, blobs)
         # onnxruntime if it is installed and the Bundle has graphs for it.
         runtime = open_format(bundle.manifest.signatures["infer"].graphs)

@@ -210,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _check_options(options: argparse.Namespace) -> None:
     """Raise InvalidInput for a value out of range, and for options that exclude each other."""
-    check_remote("server", options.server)
+    check_remote("--server", options.server)
     if options.flower and (options.data or options.serve or options.runtime):
         raise InvalidInput(
             "--flower: got it with --data, --serve or --runtime, expected it alone: the app loads its own data, and "

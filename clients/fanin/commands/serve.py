@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -42,7 +42,7 @@ from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import HeldOutEvaluator
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.fleet.coordinator import Coordinator
-from fanin.server.folder import check_authority, exposed_secrets, hold_folder, open_state
+from fanin.server.folder import BLOBS_FOLDER, check_authority, exposed_secrets, hold_folder, open_state
 from fanin.server.health import watch_storage
 from fanin.server.rounds.worker import LogObserver, Observer
 from fanin.server.runs.catalog import Runs
@@ -51,14 +51,16 @@ from fanin.server.service import Services, bind_server, check_free
 from fanin.server.settings import Settings
 from fanin.server.storage.collector import Collector
 from fanin.server.storage.disk import Durability, write_file
-from fanin.server.storage.lanes import ThreadLane
+from fanin.server.storage.lanes import Lane, ThreadLane
 from fanin.server.storage.records import Role
+from fanin.server.storage.stores import CoordinatorState
 from fanin.server.strategies.process import Strategies, checked_strategies
 
 LOG = logging.getLogger("fanin.commands.serve")
 DISK_THREADS = 4
 DRAIN_S = 5.0
 EVALUATOR = (sys.executable, "-m", "fanin.commands.evaluator")
+OpenStores = Callable[[Path, Durability, tuple[Lane, Lane], Callable[[], float]], CoordinatorState]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -110,8 +112,13 @@ def serve(
     asyncio.run(run_coordinator(settings, LogObserver()))
 
 
-async def run_coordinator(settings: Settings, observer: Observer) -> None:
+async def run_coordinator(settings: Settings, observer: Observer, composition: "Composition | None" = None) -> None:
     """Serve until SIGTERM or SIGINT, then wait for the calls in progress.
+
+    Args:
+        settings: The settings.
+        observer: Sees each effect of each Run.
+        composition: The stores, and the program that evaluates; default: those of ``fanin serve``.
 
     Raises:
         Conflict: The folder or the port is in use. No Run has changed.
@@ -122,12 +129,12 @@ async def run_coordinator(settings: Settings, observer: Observer) -> None:
     with hold_folder(settings.state):
         lanes = Lanes(store=ThreadLane(1, "store"), disk=ThreadLane(DISK_THREADS, "disk"))
         try:
-            await _serve(settings, observer, lanes)
+            await _serve(settings, observer, lanes, composition or Composition())
         finally:
             lanes.close()
 
 
-async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None:
+async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composition: "Composition") -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -139,15 +146,15 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes") -> None
     # Before the database opens: a folder with unusable certificates is rejected with its database unchanged.
     check_authority(settings.state)
     identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
-    state = open_state(settings.state, settings.durability, (lanes.store, lanes.disk), time.time)
+    state = composition.open_stores(settings.state, settings.durability, (lanes.store, lanes.disk), time.time)
     registry = Registry(state.devices, time.time)
     ensure_token(settings.state / DEVICE_TOKEN, Role.DEVICE, registry)
     ensure_token(settings.state / OPERATOR_TOKEN, Role.OPERATOR, registry)
     _warn_of_exposure(settings.state)
-    data = DataSets(blobs=settings.state / "blobs", paths=settings.data, command=EVALUATOR)
+    data = DataSets(blobs=settings.state / BLOBS_FOLDER, paths=settings.data, command=composition.evaluator)
     parts = Parts(check_data=data.check, strategies=Strategies(Path.cwd(), settings.strategies))
     runs = Runs(state.stores, state.files, observer, parts)
-    evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(EVALUATOR))
+    evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(composition.evaluator))
     collector = Collector(state.stores, state.files)
     limits, connections = _share_descriptors(Limits())
     coordinator = Coordinator(runs, state.stores, state.files, limits, random.Random())
@@ -194,6 +201,20 @@ def data_sets(texts: Sequence[str]) -> dict[str, Path]:
             )
         paths[name] = Path(path).absolute()
     return paths
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition:
+    """The exchangeable parts of a coordinator.
+
+    Attributes:
+        open_stores: Opens the stores, as ``fanin.server.folder.open_state`` does.
+        evaluator: The program that evaluates Versions, a call of ``fanin.commands.evaluator.main``. It reads Chunks, so
+            other ``Blobs`` need another one.
+    """
+
+    open_stores: OpenStores = open_state
+    evaluator: Sequence[str] = EVALUATOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import typer
 
 from fanin.clients.flower.initial import read_initial
 from fanin.clients.flower.task import AppFailed, FlowerSettings
-from fanin.clients.planfile import check_overrides, parse_plan, read_plan
+from fanin.clients.planfile import PlanFile, check_overrides, named_sources, parse_plan, read_plan
 from fanin.commands.console.result_files import ResultFiles
 from fanin.commands.console.simulated import SimulationText
 from fanin.commands.console.splits import SimulationData
@@ -28,7 +28,6 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import wrong_usage
 from fanin.edge.tensors import Array
 from fanin.protos.errors import FaninError, InvalidInput
-from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.simulation import (
     ClientFailed,
@@ -183,6 +182,8 @@ def _simulate(
     json: JsonOption = "",
 ) -> int:
     """Train an App or a Flower app on simulated clients of this machine, and print each round."""
+    from fanin.server.runs.recorded_setup import check_names
+    from fanin.server.selection.policies import POLICIES
     from fanin.simulation import DeviceModel, SimulationSettings, read_devices
     from fanin.simulation.arguments import check_validation_fraction
     from fanin.simulation.engines.choice import check_engine_name
@@ -202,10 +203,12 @@ def _simulate(
         check_overrides(overrides)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds, "training.seed": seed}
     text = SimulationText(json_target=json, quiet=quiet, has_seeds=bool(several_seeds))
-    whole = _plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ())
-    print_notes(whole.notes)
+    source = _plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ())
+    with named_sources(source.sources):
+        check_names(source.plan, POLICIES)
+    print_notes(source.plan.notes)
     settings = SimulationSettings(
-        plan=whole,
+        plan=source.plan,
         engine=engine,
         seed=seed or 0,
         seeds=several_seeds,
@@ -354,16 +357,17 @@ def _tracebacks() -> Iterator[None]:
         raise
 
 
-def _plan(model: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> Plan:
-    """Return the Plan: the file's, with the options of the command line. Raises InvalidPlan."""
+def _plan(model: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> PlanFile:
+    """Return the Plan: the file's, or one of plain FedAvg, with the options of the command line. Raises InvalidPlan."""
     first = [f"{key}={value}" for key, value in limits.items() if value is not None]
     if path is None:
         defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
-        plan = parse_plan("", "plan", [*defaults, model, *first, *overrides]).plan
+        source = parse_plan("", "plan", [*defaults, model, *first, *overrides])
         from fanin.simulation.arguments import with_half_quorum
 
-        return with_half_quorum(plan, {text.partition("=")[0].strip() for text in overrides})
-    return read_plan(path, [*([] if _names_model(path) else [model]), *first, *overrides]).plan
+        names = {text.partition("=")[0].strip() for text in overrides}
+        return replace(source, plan=with_half_quorum(source.plan, names))
+    return read_plan(path, [*([] if _names_model(path) else [model]), *first, *overrides])
 
 
 def _names_model(path: Path) -> bool:

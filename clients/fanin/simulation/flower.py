@@ -10,7 +10,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -152,10 +152,11 @@ class FlowerJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlowerOutcome:
-    """The result of a job, and the app's state if the Round counts."""
+    """The result of a job, the app's state if the Round counts, and the warnings."""
 
     change: Change
     state: FlowerState | None
+    warnings: Sequence[str]
 
 
 class FlowerTrainings:
@@ -167,6 +168,7 @@ class FlowerTrainings:
         self._versions = PlacedVersions(backend)
         self._states: dict[int, dict[tuple[int, int], FlowerState]] = {}
         self._newest: dict[int, m.Assignment] = {}
+        self._warned: set[str] = set()
 
     def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Begin a training with the state that the Assignment names. See Trainings."""
@@ -176,6 +178,7 @@ class FlowerTrainings:
 
         def collect() -> Change:
             outcome = pending()
+            self._note(outcome.warnings)
             # The next Assignment names the state before this Round or the one after it.
             before = {(lineage, number): job.state} if job.state is not None else {}
             assert outcome.state is not None, "a training that succeeds has stored its state"
@@ -201,10 +204,18 @@ class FlowerTrainings:
         counts = []
         for client, collect in pending:
             try:
+                # Its warnings are those of the evaluation before the client's training.
                 counts.append(collect().change.counts)
             except FaninError as exc:
                 LOG.warning("client %d cannot evaluate version %d: %s", client, version.number, exc)
         return counts
+
+    def _note(self, warnings: Sequence[str]) -> None:
+        """Log the warnings of a training that none before had, in whatever process."""
+        for text in warnings:
+            if text not in self._warned:
+                self._warned.add(text)
+                LOG.warning("%s", text)
 
     def _job(self, client: int, model: OpenedModel, assignment: m.Assignment) -> FlowerJob:
         lineage, number = assignment.state.lineage, assignment.state.round
@@ -238,19 +249,18 @@ class _Opened:
 
     subject: FlowerSubject
     bundle: Bundle
-    warned: set[str] = field(default_factory=set)
 
 
 def train_flower_job(job: FlowerJob) -> FlowerOutcome:
     """Carry out a job. An evaluation alone has no change. Raises the errors of ``FlowerTrainer``."""
     from fanin.clients.flower.app import FlowerApp
 
-    opened, state = _opened(job.shared), _JobState(state=job.state)
+    opened, state, warnings = _opened(job.shared), _JobState(state=job.state), list[str]()
     # The app's prints belong in the log, because the output of the command has another format.
     with contextlib.redirect_stdout(sys.stderr):
         # Created for each training, so that an app keeps only its state, in any process.
         runner = FlowerApp(opened.subject.client(job.client), opened.subject.app)
-        trainer = FlowerTrainer(runner, state, job.client, opened.warned)
+        trainer = FlowerTrainer(runner, state, job.client, warnings.append)
         model = OpenedModel(bundle=opened.bundle, parameters=job.parameters.get())
         assignment = read_assignment(job.assignment)
         if job.trains:
@@ -258,7 +268,7 @@ def train_flower_job(job: FlowerJob) -> FlowerOutcome:
         else:
             counts = trainer.evaluate(model, assignment, lambda: True)
             change = Change(values=np.empty(0, np.float32), counts=counts)
-    return FlowerOutcome(change=change, state=state.state)
+    return FlowerOutcome(change=change, state=state.state, warnings=warnings)
 
 
 @lru_cache(maxsize=1)

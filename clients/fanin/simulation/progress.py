@@ -125,11 +125,14 @@ def line_of(row: RoundRow) -> str:
     tested = ""
     if math.isfinite(row.test_loss):
         tested = f"  test loss {row.test_loss:.4f}"
+    elif math.isfinite(row.validation_loss):
+        tested = f"  validation loss {row.validation_loss:.4f}"
     if math.isfinite(row.test_accuracy):
         tested += f"  accuracy {row.test_accuracy:.4f}"
     if math.isfinite(row.test_accuracy_int8):
         tested += f"  int8 {row.test_accuracy_int8:.4f}"
-    tested += "".join(f"  {name} {value:.4f}" for name, value in row.metrics.items() if math.isfinite(value))
+    values = (*row.metrics.items(), *row.means.items())
+    tested += "".join(f"  {name} {value:.4f}" for name, value in values if math.isfinite(value))
     trained = f"  {counted(row.num_clients, 'client')}" if row.round else "  initial model"
     if math.isfinite(row.train_loss):
         trained += f"  train loss {row.train_loss:.4f}"

@@ -27,8 +27,8 @@ Each error has a code beside its text, such as FN-0201. The code is stable from 
 code has that of its class.
 
 ``STATUS`` maps each class to a gRPC status name and to the text for peers. A peer receives the full message of an error
-about its own input. For an error inside the coordinator it receives a fixed sentence, and the log has the message. For
-an exception of another package it receives ``foreign_text``, which names no file of this machine.
+about its own input or its own call. For an error inside the coordinator it receives a fixed sentence, and the log has
+the message. For an exception of another package it receives ``foreign_text``, which names no file of this machine.
 """
 
 import re
@@ -254,6 +254,10 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
     }
 )
 
+OF_THE_CALL: Final = frozenset({"FN-0013", "FN-0677", "FN-0678", "FN-0696"})
+"""Codes of ``Unavailable`` whose text is about the peer's own call, so the peer receives the full message: the Run is
+driven elsewhere, too many calls are open, the peer is slow, or the Run is paused."""
+
 _BY_NAME: Mapping[str, type[FaninError]] = MappingProxyType(
     {error.__name__: error for error in STATUS if error is not FaninError}
 )
@@ -279,7 +283,9 @@ def _kind_of(error: FaninError) -> type[FaninError]:
 def public(error: FaninError) -> tuple[str, str]:
     """Return (message, code) of an error for a peer."""
     text = status_of(error).public_text
-    return (str(error), error.code) if text is None else (text, error.class_code)
+    if text is None or (type(error) is Unavailable and error.code in OF_THE_CALL):
+        return str(error), error.code
+    return text, error.class_code
 
 
 def coded(error: FaninError) -> str:

@@ -200,6 +200,41 @@ class PutChunksReply(_message.Message):
 Global___PutChunksReply: _TypeAlias = PutChunksReply  # noqa: Y015
 
 @_typing.final
+class CheckPlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> _plan_pb2.Plan: ...
+    def __init__(
+        self,
+        *,
+        plan: _plan_pb2.Plan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckPlanRequest: _TypeAlias = CheckPlanRequest  # noqa: Y015
+
+@_typing.final
+class CheckPlanReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckPlanReply: _TypeAlias = CheckPlanReply  # noqa: Y015
+
+@_typing.final
 class PublishBundleRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -872,6 +907,8 @@ class RunDescription(_message.Message):
     NUM_DEVICES_FIELD_NUMBER: _builtins.int
     NUM_GAVE_UP_FIELD_NUMBER: _builtins.int
     NUM_REFUSED_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    LAST_FAILURE_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     SATURATED_FIELD_NUMBER: _builtins.int
@@ -885,6 +922,10 @@ class RunDescription(_message.Message):
     """Devices that gave up an Assignment of the open Round."""
     num_refused: _builtins.int
     """Devices whose Update for the open Round was refused."""
+    num_waiting: _builtins.int
+    """Devices whose check-in waits for work at this coordinator."""
+    last_failure: _builtins.str
+    """The reason of the last device that gave up or was refused in the open Round, with its code."""
     @_builtins.property
     def run(self) -> Global___RunInfo: ...
     @_builtins.property
@@ -921,13 +962,15 @@ class RunDescription(_message.Message):
         num_devices: _builtins.int = ...,
         num_gave_up: _builtins.int = ...,
         num_refused: _builtins.int = ...,
+        num_waiting: _builtins.int = ...,
+        last_failure: _builtins.str = ...,
         progress: _abc.Mapping[_builtins.str, _fleet_pb2.TrainingProgress] | None = ...,
         warnings: _abc.Iterable[Global___RunWarned] | None = ...,
         saturated: Global___SaturatedDevices | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "progress", b"progress", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "last_failure", b"last_failure", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "progress", b"progress", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

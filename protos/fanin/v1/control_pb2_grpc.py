@@ -50,6 +50,11 @@ class ControlStub:
                 request_serializer=fanin_dot_v1_dot_fleet__pb2.DownloadRequest.SerializeToString,
                 response_deserializer=fanin_dot_v1_dot_fleet__pb2.DownloadPiece.FromString,
                 _registered_method=True)
+        self.CheckPlan = channel.unary_unary(
+                '/fanin.v1.Control/CheckPlan',
+                request_serializer=fanin_dot_v1_dot_control__pb2.CheckPlanRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_control__pb2.CheckPlanReply.FromString,
+                _registered_method=True)
         self.PublishBundle = channel.unary_unary(
                 '/fanin.v1.Control/PublishBundle',
                 request_serializer=fanin_dot_v1_dot_control__pb2.PublishBundleRequest.SerializeToString,
@@ -138,6 +143,14 @@ class ControlServicer:
 
     def GetChunk(self, request, context):
         """Streams a Chunk, as in the device protocol. DATA_LOSS: it is damaged on the coordinator's disk; send it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckPlan(self, request, context):
+        """Checks that the coordinator has the rule, the outer optimizer, the selection policy, the codec and the stages of a
+        Plan, with their options. It changes nothing. INVALID_ARGUMENT: one is not installed there, or an option is wrong.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -264,6 +277,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetChunk,
                     request_deserializer=fanin_dot_v1_dot_fleet__pb2.DownloadRequest.FromString,
                     response_serializer=fanin_dot_v1_dot_fleet__pb2.DownloadPiece.SerializeToString,
+            ),
+            'CheckPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckPlan,
+                    request_deserializer=fanin_dot_v1_dot_control__pb2.CheckPlanRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_control__pb2.CheckPlanReply.SerializeToString,
             ),
             'PublishBundle': grpc.unary_unary_rpc_method_handler(
                     servicer.PublishBundle,
@@ -412,6 +430,33 @@ class Control:
             '/fanin.v1.Control/GetChunk',
             fanin_dot_v1_dot_fleet__pb2.DownloadRequest.SerializeToString,
             fanin_dot_v1_dot_fleet__pb2.DownloadPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Control/CheckPlan',
+            fanin_dot_v1_dot_control__pb2.CheckPlanRequest.SerializeToString,
+            fanin_dot_v1_dot_control__pb2.CheckPlanReply.FromString,
             options,
             channel_credentials,
             insecure,

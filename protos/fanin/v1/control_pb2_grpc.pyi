@@ -55,6 +55,10 @@ class ControlStub:
     """
     GetChunk: _grpc.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]
     """Streams a Chunk, as in the device protocol. DATA_LOSS: it is damaged on the coordinator's disk; send it again."""
+    CheckPlan: _grpc.UnaryUnaryMultiCallable[_control_pb2.CheckPlanRequest, _control_pb2.CheckPlanReply]
+    """Checks that the coordinator has the rule, the outer optimizer, the selection policy, the codec and the stages of a
+    Plan, with their options. It changes nothing. INVALID_ARGUMENT: one is not installed there, or an option is wrong.
+    """
     PublishBundle: _grpc.UnaryUnaryMultiCallable[_control_pb2.PublishBundleRequest, _control_pb2.PublishBundleReply]
     """Publishes a Bundle after all its Chunks were stored. The coordinator verifies it as a device does.
     INVALID_ARGUMENT: its Chunks or its signature do not match. NOT_FOUND: a Chunk is missing. DATA_LOSS: a Chunk is
@@ -116,6 +120,10 @@ class ControlAsyncStub(ControlStub):
     """
     GetChunk: _aio.UnaryStreamMultiCallable[_fleet_pb2.DownloadRequest, _fleet_pb2.DownloadPiece]  # type: ignore[assignment]
     """Streams a Chunk, as in the device protocol. DATA_LOSS: it is damaged on the coordinator's disk; send it again."""
+    CheckPlan: _aio.UnaryUnaryMultiCallable[_control_pb2.CheckPlanRequest, _control_pb2.CheckPlanReply]  # type: ignore[assignment]
+    """Checks that the coordinator has the rule, the outer optimizer, the selection policy, the codec and the stages of a
+    Plan, with their options. It changes nothing. INVALID_ARGUMENT: one is not installed there, or an option is wrong.
+    """
     PublishBundle: _aio.UnaryUnaryMultiCallable[_control_pb2.PublishBundleRequest, _control_pb2.PublishBundleReply]  # type: ignore[assignment]
     """Publishes a Bundle after all its Chunks were stored. The coordinator verifies it as a device does.
     INVALID_ARGUMENT: its Chunks or its signature do not match. NOT_FOUND: a Chunk is missing. DATA_LOSS: a Chunk is
@@ -192,6 +200,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.DownloadPiece], _abc.AsyncIterator[_fleet_pb2.DownloadPiece]]:
         """Streams a Chunk, as in the device protocol. DATA_LOSS: it is damaged on the coordinator's disk; send it again."""
+
+    @_abc_1.abstractmethod
+    def CheckPlan(
+        self,
+        request: _control_pb2.CheckPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.CheckPlanReply, _abc.Awaitable[_control_pb2.CheckPlanReply]]:
+        """Checks that the coordinator has the rule, the outer optimizer, the selection policy, the codec and the stages of a
+        Plan, with their options. It changes nothing. INVALID_ARGUMENT: one is not installed there, or an option is wrong.
+        """
 
     @_abc_1.abstractmethod
     def PublishBundle(

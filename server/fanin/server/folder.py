@@ -43,6 +43,8 @@ from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
 from fanin.server.storage.stores import CoordinatorState, Files, Stores
 
+BLOBS_FOLDER: Final = "blobs"
+"""The folder of the Chunks, within that of a coordinator."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -126,7 +128,7 @@ def open_state(
         holder=f"{socket.gethostname()}:{os.getpid()}",
     )
     files = Files(
-        blobs=FolderBlobs(folder / "blobs", durability),
+        blobs=FolderBlobs(folder / BLOBS_FOLDER, durability),
         spool=FolderSpool(folder / "spool", folder / "updates", durability),
         lane=disk_lane,
     )
@@ -152,7 +154,7 @@ def open_archive(folder: Path) -> Archive:
     return _ReadOnlyState(
         runs=SqliteRuns(engine),
         rounds=SqliteRounds(engine),
-        blobs=FolderBlobs(folder / "blobs", durability),
+        blobs=FolderBlobs(folder / BLOBS_FOLDER, durability),
         spool=FolderSpool(folder / "spool", folder / "updates", durability),
     )
 

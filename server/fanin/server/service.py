@@ -37,6 +37,7 @@ from fanin.protos.messages import (
     check_from_sequence,
     check_version_number,
 )
+from fanin.protos.plans import Plan
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections
@@ -149,6 +150,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         data = await self._runs.get_chunk(request.sha256, request.offset)
         for start in range(0, len(data), PIECE_BYTES):
             yield fleet_pb2.DownloadPiece(data=data[start : start + PIECE_BYTES])
+
+    async def CheckPlan(self, request: control_pb2.CheckPlanRequest, context: object) -> control_pb2.CheckPlanReply:
+        """See control.proto."""
+        await self._runs.check_plan(from_proto(Plan, request.plan))
+        return control_pb2.CheckPlanReply()
 
     async def PublishBundle(
         self, request: control_pb2.PublishBundleRequest, context: object

@@ -16,6 +16,10 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+
+from fanin.protos.errors import InvalidInput
+
 ASK_EVERY_S: Final = 0.1
 """Shortest time between two calls of ``may_work`` inside a step."""
 LOG = logging.getLogger("fanin.clients")
@@ -116,7 +120,12 @@ class Conditions:
 
     def _ask(self) -> bool:
         try:
-            may_work = bool(self._may_work())
+            answer: object = self._may_work()
+            if not isinstance(answer, bool | np.bool_):
+                raise InvalidInput(
+                    f"returned {type(answer).__name__}, expected True or False; return True to work", code="FN-0801"
+                )
+            may_work = bool(answer)
         except Exception as exc:  # the app's code may raise anything
             if not self._has_failed:
                 LOG.exception(

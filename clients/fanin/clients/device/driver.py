@@ -158,7 +158,7 @@ class SessionDriver:
                 pause_s = conditions.recheck_s
                 continue
             if isinstance(step.action, e.EndSession):
-                raise Conflict(step.action.reason, code="FN-0844")
+                raise Conflict(step.action.reason, code=step.action.code)
             known = self._unfit
             event = await host.guard(step.action, self._attempt(step.action))
             if isinstance(event, e.Unable):

@@ -12,7 +12,7 @@ The app receives no batch sizes and no epochs from the Plan. It reads its ``run_
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -46,18 +46,23 @@ class FlowerTrainer:
         runner: Runs the app. Its warnings are logged.
         states: What the app keeps between Rounds.
         partition: Index of the device's data, a part of the seed in a simulation.
-        warned: The warnings that are already logged. Trainers that share the set log each of them once.
+        log: Receives each warning once.
     """
 
     graph_format = NO_GRAPHS
 
     def __init__(
-        self, runner: FlowerRunner, states: AppStates, partition: int = 0, warned: set[str] | None = None
+        self,
+        runner: FlowerRunner,
+        states: AppStates,
+        partition: int = 0,
+        log: Callable[[str], None] = LOG.warning,
     ) -> None:
         self._runner = runner
         self._states = states
         self._partition = partition
-        self._warned = set() if warned is None else warned
+        self._log = log
+        self._warned: set[str] = set()
         for text in runner.warnings:
             self._warn(text)
 
@@ -170,7 +175,7 @@ class FlowerTrainer:
         """Log a warning once: it would be the same in each Round."""
         if text not in self._warned:
             self._warned.add(text)
-            LOG.warning("%s", text)
+            self._log(text)
 
 
 def _loss_in(metrics: Mapping[str, Number]) -> str:

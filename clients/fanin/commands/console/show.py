@@ -4,16 +4,19 @@ import base64
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, fields
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Final, assert_never
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.chunks import short
+from fanin.protos.errors import FaninError, Unavailable
 from fanin.protos.messages import (
     MAX_SATURATED_SHARE,
     DevicesGone,
@@ -24,6 +27,8 @@ from fanin.protos.messages import (
     RoundClosed,
     RoundFailed,
     RoundOpened,
+    RoundPhase,
+    RunDescription,
     RunEvent,
     RunInfo,
     RunRested,
@@ -43,6 +48,8 @@ WIDE_RISE_PERCENT: Final = 50.0
 """Rise of the squared error in int8 above which the text carries a warning; an export allows at most 10."""
 MAX_SHOWN: Final = 5
 """Devices that one line of text names."""
+OPEN_PHASES: Final = (RoundPhase.SELECTING, RoundPhase.TRAINING)
+"""The phases in which a Round waits for devices."""
 JSON_KEYS: Final = MappingProxyType({"adopted_run_id": "adopted_run", "rounds": "num_rounds"})
 """Keys in the output of --json that differ from the field of an event."""
 OF_LABELS: Final = ("accuracy_float", "accuracy_int8", "int8_agreement")
@@ -100,15 +107,30 @@ def evaluation_text(evaluation: VersionEvaluation) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchPauses:
+    """Seconds without an event until the devices of an open Round are shown, and until they are shown again."""
+
+    first_s: float = 10.0
+    next_s: float = 60.0
+
+
 def follow(
-    events: Iterable[LoggedEvent], json_target: str = "", before: Mapping[str, object] | None = None
+    events: Iterable[LoggedEvent],
+    json_target: str = "",
+    before: Mapping[str, object] | None = None,
+    *,
+    describe: Callable[[], RunDescription],
+    pauses: WatchPauses = WatchPauses(),
 ) -> RunState:
-    """Print the events of a Run as they arrive.
+    """Print the events of a Run as they arrive, and the devices of a Round that waits for them.
 
     Args:
-        events: The events.
+        events: The events. Another thread reads them.
         json_target: A file for JSON lines next to the text, ``-`` for JSON lines instead of it, or empty.
         before: A first JSON line.
+        describe: Returns the Run with its newest Round.
+        pauses: When the devices are shown. They are shown again only if they have changed.
 
     Returns:
         The state in which the Run ended.
@@ -116,18 +138,81 @@ def follow(
     outcome = RunState.RUNNING
     with ExitStack() as stack:
         file = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
-        if before is not None and json_target:
-            file.write(_line(before))
-        for entry in events:
+
+        def show(row: Mapping[str, object], text: str) -> None:
             if json_target:
-                file.write(_line(event_row(entry)))
+                file.write(_line(row))
                 file.flush()
-            if json_target != "-":
-                sys.stdout.write(f"{event_text(entry.event)}\n")
+            if json_target != "-" and text:
+                sys.stdout.write(f"{text}\n")
                 sys.stdout.flush()
+
+        if before is not None:
+            show(before, "")
+        entries, shown, pause_s = _arrivals(events), "", pauses.first_s
+        while True:
+            try:
+                entry = entries.get(timeout=pause_s)
+            except Empty:
+                pause_s = pauses.next_s
+                # A coordinator that restarts: the other thread connects again.
+                with suppress(Unavailable):
+                    description = describe()
+                    text = waits_text(description)
+                    if text not in ("", shown):
+                        show(waits_row(description), text)
+                    shown = text
+                continue
+            if entry is None:
+                return outcome
+            if isinstance(entry, FaninError):
+                raise entry
+            show(event_row(entry), event_text(entry.event))
+            shown, pause_s = "", pauses.first_s
             if isinstance(entry.event, RunRested):
                 outcome = entry.event.state
-    return outcome
+
+
+def _arrivals(events: Iterable[LoggedEvent]) -> "SimpleQueue[LoggedEvent | FaninError | None]":
+    """Return a queue of the events: another thread reads them. Their error, or None, is the last entry."""
+    entries: SimpleQueue[LoggedEvent | FaninError | None] = SimpleQueue()
+
+    def read() -> None:
+        try:
+            for entry in events:
+                entries.put(entry)
+        except FaninError as exc:
+            entries.put(exc)
+        finally:
+            entries.put(None)
+
+    # A daemon: Ctrl-C ends the process while the thread waits for an event.
+    threading.Thread(target=read, name="events of a run", daemon=True).start()
+    return entries
+
+
+def waits_row(description: RunDescription) -> dict[str, object]:
+    """Return the JSON row of the devices of an open Round. It is no event of the record, so it has no sequence."""
+    return {
+        "event": "RoundWaits",
+        "round": description.rounds[0].round,
+        "num_at_work": description.num_at_work,
+        "num_waiting": description.num_waiting,
+        "num_gave_up": description.num_gave_up,
+        "num_refused": description.num_refused,
+        "last_failure": description.last_failure,
+    }
+
+
+def waits_text(description: RunDescription) -> str:
+    """Return the devices of an open Round as text; empty without one."""
+    if not description.rounds or description.rounds[0].phase not in OPEN_PHASES:
+        return ""
+    counts = [f"{description.num_waiting} waiting", f"{description.num_gave_up} gave up"]
+    counts += [f"{description.num_refused} refused"] * bool(description.num_refused)
+    failure = f", the last with: {description.last_failure!r}" if description.last_failure else ""
+    at_work = f"{counted(description.num_at_work, 'device')} at work"
+    return f"round {description.rounds[0].round} waits: {', '.join([at_work, *counts])}{failure}"
 
 
 def _line(row: Mapping[str, object]) -> str:

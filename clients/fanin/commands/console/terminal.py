@@ -174,7 +174,7 @@ def connect(
 
     if server:
         with wrong_usage():
-            check_remote("server", server)
+            check_remote("--server", server)
     address = server or _read(state / ADDRESS_FILE, "--server").strip()
     ca_certificate = _read(ca or state / CA_FILE, "--ca").encode()
     token_path = token_file or state / OPERATOR_TOKEN

@@ -85,6 +85,8 @@ def description_row(description: RunDescription) -> dict[str, object]:
         "progress": {device: asdict(each) for device, each in description.progress.items()},
         "num_gave_up": description.num_gave_up,
         "num_refused": description.num_refused,
+        "num_waiting": description.num_waiting,
+        "last_failure": description.last_failure,
         "saturated": {
             "num_devices": description.saturated.num_devices,
             "num_values": dict(description.saturated.num_values),
@@ -143,10 +145,14 @@ def description_text(description: RunDescription) -> str:
     lines += [f"            {device}{_progress_text(description.progress.get(device))}" for device in at_work]
     if len(at_work) < num_at_work:
         lines.append(f"            and {num_at_work - len(at_work)} more")
+    if description.num_waiting:
+        lines.append(f"  waiting   {counted(description.num_waiting, 'device')} for work of any run")
     if description.num_gave_up:
-        lines.append(f"  gave up   {description.num_gave_up} in this round; the coordinator's log has the reasons")
+        lines.append(f"  gave up   {description.num_gave_up} in this round")
     if description.num_refused:
-        lines.append(f"  refused   {description.num_refused} in this round; the coordinator's log has the reasons")
+        lines.append(f"  refused   {description.num_refused} in this round")
+    if description.last_failure:
+        lines.append(f"  reason    {description.last_failure!r}; the coordinator's log has all reasons")
     lines += [f"  warning   {warning.text}" for warning in description.warnings]
     if description.saturated.num_devices:
         lines.append(f"  saturated in version {info.version}: {saturated_text(description.saturated)}")

@@ -12,6 +12,7 @@ its lock at that time.
 """
 
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -111,8 +112,17 @@ def check_replaced(out: Path, option: str, *, force: bool) -> None:
         )
     if not force:
         raise Conflict(
-            f"{out}: something else is there; name another {option}, or, if it is a version, --force", code="FN-1013"
+            f"{out}: has {_earlier(out)}, which differs; replace it with --force, or name another {option}",
+            code="FN-1013",
         )
+
+
+def _earlier(out: Path) -> str:
+    """Return the content of a file or folder in words: that of an earlier fetch, as far as it is known."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        facts = json.loads((out / FACTS).read_text())
+        return f"version {facts['version']} of run {facts['run_id']}"
+    return "another version or another file" if out.is_file() else "another version"
 
 
 @contextmanager

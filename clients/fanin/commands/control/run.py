@@ -5,12 +5,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fanin.clients.planfile import PlanFile, check_overrides, read_plan
+from fanin.clients.planfile import PlanFile, check_overrides, named_sources, read_plan
 from fanin.commands.console.show import follow, run_row
 from fanin.commands.console.terminal import (
     DEFAULT_KEY,
@@ -93,8 +94,9 @@ def run(
     publisher = publisher_key(key)
     with connect(state, server, ca, token_file) as operator:
         with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
-            # An export takes minutes: a coordinator that cannot be reached is reported before.
-            operator.runs()
+            # An export takes minutes: a coordinator that cannot be reached, or lacks a part, is reported before.
+            with named_sources(source.sources):
+                operator.check_plan(source.plan)
             if source.bundle:
                 bundle = _open(folder, publisher, key)
             else:
@@ -111,7 +113,10 @@ def run(
             sys.stdout.write(f"run {info.run_id} {what}; devices trust {key.with_suffix('.pub')}\n")
         if json and not watch:
             write_json(json, run_row(info))
-        outcome = follow(operator.watch(info.run_id), json, run_row(info)) if watch else RunState.RUNNING
+        outcome = RunState.RUNNING
+        if watch:
+            describe = partial(operator.describe, info.run_id, 1)
+            outcome = follow(operator.watch(info.run_id), json, run_row(info), describe=describe)
     return int(outcome in (RunState.FAILED, RunState.STOPPED))
 
 
@@ -139,10 +144,11 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
 
     app, plan = load_app(source.app), source.plan
     # Stages may be installed on the coordinator alone, so it checks those of SCAFFOLD.
-    check_training("plan", plan, {}, replace(facts_of(app), has_control=False))
-    if plan.evaluation.data:
-        names = [each.name for each in plan.evaluation.metrics]
-        check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
+    with named_sources(source.sources):
+        check_training("plan", plan, {}, replace(facts_of(app), has_control=False))
+        if plan.evaluation.data:
+            names = [each.name for each in plan.evaluation.metrics]
+            check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
     exported = export(app, out, publisher, max_drop=max_int8_drop)
     print_notes(exported.notes)
     return exported.bundle

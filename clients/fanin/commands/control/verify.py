@@ -57,8 +57,13 @@ def verify(
     return int(not good)
 
 
+def _outside(verdict: Verdict) -> str:
+    """Return the origin of a Version that no Round published."""
+    return "published by an operator" if verdict.version else "the publisher's initial version"
+
+
 def _line(verdict: Verdict) -> str:
-    origin = f"round {verdict.round}, {counted(verdict.num_updates, 'update')}" if verdict.round else "made outside"
+    origin = f"round {verdict.round}, {counted(verdict.num_updates, 'update')}" if verdict.round else _outside(verdict)
     digest = verdict.version_sha256 or "of an unknown digest"
     limit = f"not reproducible: {verdict.not_reproducible}; the rest of its record is verified"
     result = verdict.problem or (limit if verdict.not_reproducible else "verified")

@@ -1,6 +1,7 @@
 """``fanin watch``: the events of a Run, past and future, until it ends."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -34,5 +35,5 @@ def watch(
 ) -> int:
     """Follow a run until it ends. Exit status 1 if it failed or was stopped. With --json, print one object a line."""
     with connect(state, server, ca, token_file) as operator:
-        outcome = follow(operator.watch(run_id), json)
+        outcome = follow(operator.watch(run_id), json, describe=partial(operator.describe, run_id, 1))
     return int(outcome in (RunState.FAILED, RunState.STOPPED))

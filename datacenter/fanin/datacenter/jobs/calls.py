@@ -20,11 +20,14 @@ from multiprocessing.connection import Client, Listener
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from fanin.datacenter.config.records import record_of, row_of
 from fanin.datacenter.files.jobfiles import CALLER_FILE
 from fanin.datacenter.jobs.torchrun import LOOPBACK
 from fanin.datacenter.observers.events import Event, StepEnded, StepSettled
 from fanin.datacenter.observers.observer import Interrupt
+from fanin.protos.errors import InvalidInput
 
 LOGGER: Final = logging.getLogger(__name__)
 CONTINUE: Final = b"1"
@@ -58,11 +61,20 @@ class StepCalls:
         try:
             if self._on_step is not None:
                 self._on_step(step)
-            return self._should_continue is None or bool(self._should_continue())
+            goes_on: object = True if self._should_continue is None else self._should_continue()
         except (Exception, SystemExit) as exc:  # Any error: the code is not fanin's. It may even call sys.exit.
             LOGGER.exception("a function of the caller has failed; the training ends after step %d", step.step)
             self.error = exc
             return False
+        if not isinstance(goes_on, bool | np.bool_):
+            # None would end the job: a function that forgets its return statement.
+            self.error = InvalidInput(
+                f"should_continue: returned {type(goes_on).__name__} after step {step.step}, expected True or False; "
+                "return True to continue",
+                code="FN-1359",
+            )
+            return False
+        return bool(goes_on)
 
 
 class CallAfterStep:

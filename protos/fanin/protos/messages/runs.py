@@ -187,6 +187,8 @@ class RunDescription:
         num_devices: Devices that are enrolled at this coordinator.
         num_gave_up: Devices that gave up an Assignment of the open Round.
         num_refused: Devices whose Update for the open Round was refused.
+        num_waiting: Devices whose check-in waits for work at this coordinator.
+        last_failure: The reason of the last device that gave up or was refused in the open Round, with its code.
         progress: The last report of each device in ``at_work`` that reports progress.
         warnings: The warnings of the Run, oldest first.
         saturated: Devices with many saturated values in the Round that published the newest Version.
@@ -201,6 +203,8 @@ class RunDescription:
     num_devices: int
     num_gave_up: int = 0
     num_refused: int = 0
+    num_waiting: int = 0
+    last_failure: str = ""
     progress: Mapping[str, TrainingProgress] = field(default_factory=lambda: MappingProxyType({}))
     warnings: tuple[RunWarned, ...] = ()
     saturated: SaturatedDevices = field(default_factory=SaturatedDevices)

@@ -152,7 +152,10 @@ class CodecSpec:
 
     @property
     def bits(self) -> int:
-        """Bits of one value including its sign, for which the sum of a Round has head-room."""
+        """Bits of one value including its sign, for which the sum of a Round has head-room.
+
+        A codec of another package has at most these: ``Codec.bits`` is the number of its values.
+        """
         return CODEC_BITS.get(self.name, MAX_CODEC_BITS)
 
 

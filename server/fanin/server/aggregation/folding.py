@@ -80,14 +80,12 @@ def lag_of(made_for: RoundRecord, folded_in: RoundRecord, scale: int = 0) -> Lag
     )
 
 
-def contribution_of(
-    header: UpdateHeader, pieces: Iterable[Integers], plan: Plan, layout: VectorLayout, lag: Lag
-) -> Contribution:
-    """Return a committed Update, ready to be added.
+def contribution_of(header: UpdateHeader, codec: Codec, plan: Plan, layout: VectorLayout, lag: Lag) -> Contribution:
+    """Return a committed Update without its values.
 
     Args:
         header: The Update's header.
-        pieces: The decoded values, in consecutive slices.
+        codec: The Run's codec. A Plan does not know the bits of one of another package.
         plan: The Run's Plan.
         layout: The layout of the vector.
         lag: The lag of the Update.
@@ -96,10 +94,10 @@ def contribution_of(
         weights=layout.per_block(weights_of(header, plan, scale=lag.scale, staleness=lag.staleness)),
         fresh_weights=layout.per_block(weights_of(header, plan, scale=lag.scale)),
         shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
-        bits=plan.codec.bits,
+        bits=codec.bits,
         max_shift=plan.codec.max_shift,
         counts=with_examples(header.statistics.counts),
-        pieces=pieces,
+        pieces=(),
         staleness=lag.staleness,
     )
 
@@ -123,7 +121,7 @@ class SpooledUpdates:
             return codec.decode(memoryview(spool.read_part(header, device, first * value_bytes, size_bytes)))
 
         pieces = (codec.decode(piece) for piece in spool.read(header, device))
-        return replace(contribution_of(header, pieces, self.plan, self.layout, lag), read=read)
+        return replace(contribution_of(header, codec, self.plan, self.layout, lag), pieces=pieces, read=read)
 
 
 class OuterStep:

@@ -16,7 +16,7 @@ from fanin.edge.codecs.fixed import Integers
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
-from fanin.protos.errors import Corrupted, FaninError, InvalidPlan, NotFound
+from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
@@ -233,9 +233,7 @@ class RoundWork:
             self._headers[device] = header
             try:
                 self._set_fold.add(device)
-            except InvalidPlan:
-                raise
-            except (FaninError, ValueError) as exc:
+            except Corrupted as exc:
                 raise _damaged_update(device) from exc
             self._statistics[device] = header.statistics.counts
             del self._headers[device]

@@ -33,6 +33,7 @@ from fanin.protos.messages import (
     VersionWithBundle,
 )
 from fanin.protos.names import check_run_id
+from fanin.protos.plans import Plan
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import RepeatedTroubles
 from fanin.server.rounds.worker import Observer
@@ -49,7 +50,7 @@ from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
 from fanin.server.runs.driving.intake import Parked
 from fanin.server.runs.publications import FOLLOW_S, Publications
-from fanin.server.runs.recorded_setup import Parts, check_strategy, recorded_bundle, run_key_of, setup_of
+from fanin.server.runs.recorded_setup import Parts, check_names, check_strategy, recorded_bundle, run_key_of, setup_of
 from fanin.server.runs.view import RunView, read_view
 from fanin.server.storage.decisions import check_next
 from fanin.server.storage.lanes import run_to_end
@@ -122,6 +123,11 @@ class Runs:
     async def get_chunk(self, sha256: str, offset: int) -> bytes:
         """Return a Chunk from an offset on. Raises NotFound."""
         return await self._files.run(self._files.blobs.read, sha256, offset)
+
+    async def check_plan(self, plan: Plan) -> None:
+        """Raise InvalidPlan unless the parts that a Plan names are here and accept their options."""
+        # Not on the event loop: the first use of another package's part imports that package.
+        await self._files.run(check_names, plan, self._parts.policies)
 
     async def publish_bundle(self, bundle: BundleRef) -> str:
         """Verify a Bundle as a device would, and record it.

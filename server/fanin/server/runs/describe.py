@@ -68,6 +68,8 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
         progress=MappingProxyType({device: last for device in at_work if (last := live.progress(device)) is not None}),
         num_gave_up=live.num_gave_up,
         num_refused=live.num_refused,
+        num_waiting=live.num_waiting,
+        last_failure=live.last_failure,
         deadline_s=remaining_s,
         num_devices=stores.devices.num_devices,
         warnings=await stores.runs.warnings(view.run_id),

@@ -52,6 +52,8 @@ class LiveRun:
         at_work: The devices at work in the open Round, sorted.
         num_gave_up: Devices that gave up in the open Round.
         num_refused: Devices whose Update was refused in the open Round.
+        num_waiting: Devices whose check-in waits for work.
+        last_failure: The reason of the last device that gave up or was refused in the open Round.
         progress: Returns the last report of progress of a device, None without one.
         left_s: Seconds to the deadline of the open Round, 0.0 if its clock does not run.
     """
@@ -61,6 +63,8 @@ class LiveRun:
     at_work: tuple[str, ...] = ()
     num_gave_up: int = 0
     num_refused: int = 0
+    num_waiting: int = 0
+    last_failure: str = ""
     progress: Callable[[str], TrainingProgress | None] = lambda _device: None
     left_s: float = 0.0
 

@@ -104,9 +104,10 @@ class Unable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denied:
-    """The coordinator does not know this device, or rejects its token."""
+    """The coordinator does not know this device, or rejects its token. ``code`` is that of the error."""
 
     reason: str
+    code: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,10 +179,11 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndSession:
-    """End, and report the reason to the user."""
+    """End, and report the reason to the user, with a code."""
 
     label: ClassVar[str] = "stop"
     reason: str
+    code: str
 
 
 SessionAction = Enroll | Poll | Refresh | Fetch | Train | Send | Abandon | EndSession

@@ -84,6 +84,7 @@ class Session:
         assignment: The Assignment under way.
         newest: The Version to refresh to.
         failure: Why this device gives up its Assignment, or why it stops.
+        code: The code of the error with which it stops.
         rest_s: Seconds of pause after the report that this device gives up its Assignment.
         num_lost: Consecutive failures of the connection.
         num_accepted: Accepted Updates.
@@ -95,6 +96,7 @@ class Session:
     assignment: Assignment | None = None
     newest: Publication | None = None
     failure: str = ""
+    code: str = "FN-0844"
     rest_s: float = REFUSED_PAUSE_S
     num_lost: int = 0
     num_accepted: int = 0
@@ -122,7 +124,7 @@ def _action_of(state: Session) -> SessionAction:
         assert state.newest is not None, "refreshing without a version"
         return Refresh(publication=state.newest)
     if state.phase is SessionPhase.STOPPED:
-        return EndSession(reason=state.failure)
+        return EndSession(reason=state.failure, code=state.code)
     assert state.assignment is not None, f"{state.phase} without an assignment"
     match state.phase:
         case SessionPhase.FETCHING:
@@ -246,12 +248,12 @@ def _unable(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[S
 
 def _denied(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
     assert isinstance(event, Denied)
-    return _stop(state, event.reason)
+    return _stop(replace(state, code=event.code), event.reason)
 
 
 def _stop(state: Session, reason: str) -> tuple[Session, Step]:
     after = replace(state, phase=SessionPhase.STOPPED, failure=reason)
-    return after, Step(action=EndSession(reason=reason))
+    return after, Step(action=_action_of(after))
 
 
 SessionTransition = Callable[[Session, SessionEvent, random.Random], tuple[Session, Step]]

@@ -25,19 +25,19 @@ from fanin.protos.messages import Assigned, Assignment
 
 def event_of(action: e.SessionAction, error: FaninError | OSError) -> e.SessionEvent:
     """Return the event for an action that raised this error."""
-    # A device reports the reason to the coordinator, and logs it.
+    # A device reports the reason to the coordinator, or logs it. The error that ends a session has its code itself.
     reason = coded(error) if isinstance(error, FaninError) else str(error)
     if isinstance(action, e.Enroll) and isinstance(error, Untrusted):
         # The first call of this process: its address, its authority or its clock is wrong. A device that has enrolled
         # tries again, because a hotel's network or the coordinator's certificate may be the cause, and both pass.
-        return e.Denied(reason=reason)
+        return _denied(error)
     if isinstance(error, Unavailable | StorageFull | OSError):
         return e.Lost(reason=reason)
     if isinstance(action, e.Train):
         # Training calls no coordinator, so an error of any class is this device's own.
         return e.Unable(reason=reason)
     if isinstance(error, Unauthenticated | PermissionDenied):
-        return e.Denied(reason=reason)
+        return _denied(error)
     match action:
         case e.Enroll() | e.Poll() | e.Fetch() if isinstance(error, Corrupted):
             # The coordinator's own state is damaged, and its operator can repair it. Until then all other devices would
@@ -50,7 +50,11 @@ def event_of(action: e.SessionAction, error: FaninError | OSError) -> e.SessionE
             return e.Moot(reason=reason)
         case _:
             # An enrollment or a check-in whose request or reply is invalid: this device cannot repair it.
-            return e.Denied(reason=reason)
+            return _denied(error)
+
+
+def _denied(error: FaninError) -> e.Denied:
+    return e.Denied(reason=str(error), code=error.code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

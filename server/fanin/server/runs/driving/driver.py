@@ -19,7 +19,7 @@ from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.intake import Intake, Parked
-from fanin.server.runs.driving.shortage import failures_of, shortage_of
+from fanin.server.runs.driving.shortage import failures_of, shortage_of, shown_failure
 from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.driving.updates import Updates
 from fanin.server.runs.driving.warnings import UpdateWarnings
@@ -116,6 +116,8 @@ class RunDriver:
             at_work=tuple(sorted(machine.cohort.at_work)),
             num_gave_up=self.course.num_gave_up,
             num_refused=len(self.course.refused),
+            num_waiting=self.intake.num_waiting,
+            last_failure=shown_failure(self.course.last_failure),
             progress=self.course.presence.of,
             left_s=0.0 if machine.deadline is None else max(machine.deadline - self.course.now(), 0.0),
         )

@@ -43,6 +43,11 @@ class Intake:
         self._warned_round = 0
 
     @property
+    def num_waiting(self) -> int:
+        """Number of devices whose check-in waits for work of any Run."""
+        return len(self._parked)
+
+    @property
     def num_places(self) -> int:
         """Number of devices that the open Round can assign now."""
         return self._course.num_places

@@ -1,5 +1,6 @@
 """Why an open Round waits for devices: the texts for operators. They follow from the state of the Run alone."""
 
+import re
 from typing import Final
 
 from fanin.protos.texts import counted
@@ -7,6 +8,8 @@ from fanin.server.runs.driving.course import Course
 
 MAX_SHOWN: Final = 200
 """Characters of a device's reason that are shown to operators."""
+CODE: Final = re.compile(r" \[FN-\d{4}\]\Z", re.ASCII)
+"""The code at the end of a device's reason (``protos.errors.coded``)."""
 
 
 def starvation_of(course: Course) -> str:
@@ -23,8 +26,15 @@ def failures_of(course: Course) -> str:
     num_refused = len(course.refused)
     parts = [f"{counted(course.num_gave_up, 'device')} gave up"] if course.num_gave_up else []
     parts += [f"{counted(num_refused, 'device')} {'was' if num_refused == 1 else 'were'} refused"] * bool(num_refused)
-    # Quoted and cut, because it may be a peer's text.
-    return f"{' and '.join(parts)}, the last with: {course.last_failure!r:.{MAX_SHOWN}}" if parts else ""
+    # Quoted, because it may be a peer's text.
+    return f"{' and '.join(parts)}, the last with: {shown_failure(course.last_failure)!r}" if parts else ""
+
+
+def shown_failure(text: str) -> str:
+    """Return a device's reason for operators: cut, with the code at its end."""
+    code = CODE.search(text)
+    end = "" if code is None else code.group()
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - len(end)]}{end}"
 
 
 def shortage_of(course: Course) -> str:
