@@ -16,7 +16,7 @@ from fanin.datacenter.files.jobfiles import SEED_FILE
 from fanin.datacenter.models.digits_app import app
 from fanin.datacenter.models.seeding import seeded
 from fanin.edge.export.app.app import App
-from fanin.edge.export.app.losses import next_token
+from fanin.edge.export.app.losses import BatchLoss, next_token
 from fanin.edge.export.app.optimizers.recipe import Adapters, Recipe
 
 
@@ -266,3 +266,14 @@ def sleeping() -> NoReturn:
     draft.rename(draft.with_name(f"pids-{os.environ['RANK']}"))
     while True:
         time.sleep(1.0)
+
+
+def contrasted() -> App:
+    """Return an App in float64 whose loss compares each sample with the others of its batch."""
+
+    def contrast(outputs: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        scores = (outputs @ outputs.T).masked_fill(mask == 0, -1e9)
+        losses = torch.nn.functional.cross_entropy(scores, torch.arange(len(mask)), reduction="none")
+        return (mask * losses).sum() / mask.sum()
+
+    return dataclasses.replace(app(), name="contrasted", module=Double(), loss=BatchLoss(contrast))

@@ -42,6 +42,11 @@ PLAIN: dict[str, tuple[tuple[int, ...], Function]] = {
     "ctc_loss: mean, another blank": ((6, 2, 5), partial(ctc, blank=4)),
     "ctc_loss: sum": ((5, 2, 4), partial(ctc, reduction="sum")),
     "ctc_loss without an alignment": ((3, 2, 4), lambda x: ctc(x[:, :1].expand(-1, 2, -1), zero_infinity=True)),
+    "ctc_loss of sharp probabilities": ((40, 2, 4), lambda x: ctc(20.0 * x, reduction="none")),
+    "ctc_loss without labels": (
+        (5, 2, 4),
+        lambda x: F.ctc_loss(x.log_softmax(2), LABELS, torch.tensor([5, 3]), torch.tensor([0, 1]), reduction="none"),
+    ),
     "bilinear": ((6, 2, 4), lambda x: F.bilinear(x, x[..., :3], OTHER[:, :, :3].reshape(2, 4, 3))),
     "bilinear with a bias": ((6, 4), lambda x: F.bilinear(x, x[..., :3], OTHER, OTHER[:, 0, 0])),
     "bilinear by keywords": ((6, 4), lambda x: torch.bilinear(input1=x, input2=x[..., :3], weight=OTHER)),
@@ -114,6 +119,16 @@ def test_a_plain_form_is_torchs_function(name: str) -> None:
         plain = operators(function, x)
     torch.testing.assert_close(actual, expected, **CLOSE)
     assert plain != own, "expected another form than torch's"
+
+
+def test_a_step_of_an_alignment_has_few_operators_with_its_gradient() -> None:
+    def gradient(x: Tensor) -> Tensor:
+        return value_and_gradient(partial(ctc, reduction="none"), x)[1]
+
+    with PlainFunctions():
+        short, long = (operators(gradient, torch.randn(num, 2, 4, dtype=torch.float64)) for num in (10, 20))
+    assert len(long) - len(short) <= 10 * 20
+    assert not any("slice_backward" in name or "select_backward" in name for name in long)
 
 
 @pytest.mark.parametrize("name", TO_TORCH)

@@ -5,7 +5,7 @@ counts. Therefore the engine divides once, by the count of the batch over all ra
 count. Padding contributes nothing to the sum or to the count.
 
 An App's loss is one number per sample, and its mean is over samples. The mean of a token model is over tokens by
-default, or over samples.
+default, or over samples. A loss that compares the samples of a batch does not add up: its batch must not be split.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,8 @@ from fanin.protos.errors import InvalidInput
 
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (B, ...), targets (B, ...)) -> the loss of each sample (B,)."""
+BatchLossSum = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(outputs (B, ...), targets (B, ...), mask of the real samples (B,)) -> the sum of the loss over these, a scalar."""
 
 
 class EvaluationObserver(Protocol):
@@ -105,22 +107,40 @@ def padded_objective(loss: SampleLoss) -> Objective:
     """Return the mean of ``loss`` over the samples that are not padding."""
 
     def losses(outputs: Tensor, targets: Tensor) -> Tensor:
-        real = real_samples(targets)
-        # The loss needs valid targets for padding, too. Its gradient there is zero. Positions without a token inside
-        # of a real sample are left to the loss.
-        valid = targets.nan_to_num() if targets.is_floating_point() else targets.clamp(min=0)
-        safe_targets = torch.where(real.reshape(-1, *[1] * (targets.ndim - 1)), targets, valid)
+        real, safe_targets = _with_valid_padding(targets)
         # A sum of losses in half precision has three digits, and in float16 it may overflow.
         per_sample = loss(_widened(_checked(outputs)), safe_targets)
         if per_sample.shape != real.shape:
             raise InvalidInput(
                 f"loss: got shape {tuple(per_sample.shape)} for {len(real)} samples, expected {tuple(real.shape)}, one "
-                "number for each sample; use reduction='none' and take the mean over the other dimensions",
+                "number for each sample; use reduction='none' and take the mean over the other dimensions, or write "
+                "loss=BatchLoss(function) if it compares samples",
                 code="FN-1305",
             )
         return torch.where(real, per_sample, 0.0)
 
     return Objective(loss_sum=sample_objective(losses).loss_sum, count=lambda targets: real_samples(targets).sum())
+
+
+def batch_objective(loss_sum: BatchLossSum) -> Objective:
+    """Return the mean over the samples that are not padding of a loss that compares them. The batch must be whole."""
+
+    def total(outputs: Tensor, targets: Tensor) -> Tensor:
+        real, safe_targets = _with_valid_padding(targets)
+        wide = _widened(_checked(outputs))
+        return loss_sum(wide, safe_targets, real.to(wide.dtype))
+
+    return Objective(loss_sum=total, count=lambda targets: real_samples(targets).sum())
+
+
+def _with_valid_padding(targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which samples are real (B,), and the targets with valid ones for padding: the loss needs them, too.
+
+    Its gradient there is zero. Positions without a token inside of a real sample are left to the loss.
+    """
+    real = real_samples(targets)
+    valid = targets.nan_to_num() if targets.is_floating_point() else targets.clamp(min=0)
+    return real, torch.where(real.reshape(-1, *[1] * (targets.ndim - 1)), targets, valid)
 
 
 def _widened(outputs: Tensor) -> Tensor:

@@ -29,7 +29,14 @@ from fanin.datacenter.data.samples import DataSplit
 from fanin.datacenter.families.family import FamilyModel, ModelFiles, TokenModel
 from fanin.datacenter.parallel.build import TrainableModel, apply_precision
 from fanin.datacenter.parallel.layout import check_layout
-from fanin.datacenter.parallel.objective import Objective, ScoredObjective, largest, padded_objective, token_objective
+from fanin.datacenter.parallel.objective import (
+    Objective,
+    ScoredObjective,
+    batch_objective,
+    largest,
+    padded_objective,
+    token_objective,
+)
 from fanin.datacenter.parallel.transforms.meta import RepeatedDraws, drop_values, parameters_on_meta
 from fanin.datacenter.training.parameters import load_parameters, parameter_table, trained_module
 from fanin.edge.parameter_files import read_parameters
@@ -99,7 +106,7 @@ def build_job_model(config: TrainConfig, *, rank: int = 0, num_ranks: int = 1) -
     tokens = TokenModel(vocabulary=app.num_classes) if app is not None else _family(settings).tokens
     data = load_data(config, app, tokens)
     over_samples = settings.mean_over == "samples"
-    objective = token_objective(over_samples=over_samples) if app is None else _objective(app)
+    objective = token_objective(over_samples=over_samples) if app is None else _objective(app, config)
     scored = ScoredObjective(objective)
     layout = settings.parallel_layout
     check_layout(layout, module)
@@ -132,17 +139,39 @@ def _seeded_generators(seed: int) -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def _objective(app: "App") -> Objective:
+def _objective(app: "App", config: TrainConfig) -> Objective:
+    """Return the objective of an App. Raises InvalidInput for a BatchLoss in a job that splits its batch."""
+    from fanin.edge.export.app.losses import BatchLoss, loss_sum
     from fanin.edge.export.graph.examples import check_output
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return app.loss(check_output(app, outputs), targets)
 
+    def total(outputs: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+        return loss_sum(app.loss, check_output(app, outputs), targets, mask)
+
     def predict(outputs: Tensor) -> Tensor:
         values = app.predicted(outputs)
         return largest(values) if app.num_classes else values
 
-    return replace(padded_objective(loss), predict=predict)
+    is_of_batch = isinstance(app.loss, BatchLoss)
+    if is_of_batch:
+        _check_whole_batch(app, config)
+    return replace(batch_objective(total) if is_of_batch else padded_objective(loss), predict=predict)
+
+
+def _check_whole_batch(app: "App", config: TrainConfig) -> None:
+    """Raise InvalidInput if a job computes the loss of parts of its batch."""
+    mesh, accumulate = config.parallel.mesh, config.training.accumulate
+    microbatches = config.parallel.microbatches
+    if mesh.dp_replicate * mesh.dp_shard * accumulate * microbatches > 1:
+        raise InvalidInput(
+            f"App {app.name}: loss: got a BatchLoss, mesh {mesh}, accumulate {accumulate} and microbatches "
+            f"{microbatches}, expected the whole batch on one rank at once: a mean over parts of a batch is not the "
+            "loss of the batch, whose samples are compared with each other; use a mesh of tp alone or none, accumulate "
+            "1 and microbatches 1",
+            code="FN-1303",
+        )
 
 
 def _family_module(config: TrainConfig, *, with_values: bool) -> torch.nn.Module:

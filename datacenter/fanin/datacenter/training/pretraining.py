@@ -131,10 +131,12 @@ def fitting_data(app: "App", data: Examples) -> tuple[dict[str, Tensor], Tensor]
 
 
 def _loss(app: "App", module: torch.nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
+    from fanin.edge.export.app.losses import loss_sum
     from fanin.edge.export.graph.examples import check_output
 
     inputs, y = batch
-    return app.loss(check_output(app, app.call(module, inputs)), y).mean()
+    total = loss_sum(app.loss, check_output(app, app.call(module, inputs)), y, torch.ones(len(y)))
+    return total / len(y)
 
 
 def _batches(num: int, batch_size: int) -> Iterator[Tensor]:

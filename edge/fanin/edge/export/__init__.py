@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fanin.edge.export.app.app import App, inputs_of
     from fanin.edge.export.app.decompositions import check_decomposition
     from fanin.edge.export.app.loading import load_app
-    from fanin.edge.export.app.losses import Loss, cross_entropy, next_token, squared_error
+    from fanin.edge.export.app.losses import BatchLoss, Loss, cross_entropy, next_token, squared_error
     from fanin.edge.export.app.optimizers.lion import Lion
     from fanin.edge.export.app.optimizers.optimizer import Optimizer
     from fanin.edge.export.app.optimizers.recipe import Adapters, Recipe
@@ -39,6 +39,7 @@ __all__ = [
     "Adam",
     "Adapters",
     "App",
+    "BatchLoss",
     "Exported",
     "Finding",
     "Lengths",
@@ -64,6 +65,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "Adam": "app.optimizers.rules",
         "Adapters": "app.optimizers.recipe",
         "App": "app.app",
+        "BatchLoss": "app.losses",
         "Exported": "build",
         "Finding": "refusals",
         "Lengths": "fanin.edge.lengths",

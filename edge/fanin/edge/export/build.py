@@ -26,6 +26,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export.app.app import App
 from fanin.edge.export.app.inputs.named import call_module
+from fanin.edge.export.app.losses import function_of
 from fanin.edge.export.formats.apart import apart
 from fanin.edge.export.formats.graphs import FORMATS, Graphs, graphs_of
 from fanin.edge.export.formats.manifest import assembled
@@ -319,4 +320,4 @@ def _owner(app: App, module: torch.nn.Module) -> "Owner":
     def learns() -> bool:
         return output_learns(app.module, lambda trial: app.call(trial, app.examples(app.batch_size)))
 
-    return Owner(module=module, loss=app.loss, learns=learns)
+    return Owner(module=module, loss=function_of(app.loss), learns=learns)

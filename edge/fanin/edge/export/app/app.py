@@ -30,7 +30,7 @@ from fanin.edge.export.app.inputs.named import (
 )
 from fanin.edge.export.app.inputs.outputs import Output, Paths, checked_paths, picked
 from fanin.edge.export.app.inputs.sequences import check_lengths
-from fanin.edge.export.app.losses import Loss, cross_entropy
+from fanin.edge.export.app.losses import Loss, cross_entropy, function_of
 from fanin.edge.export.app.optimizers.fields import integer
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.app.optimizers.recipe import Recipe
@@ -64,7 +64,7 @@ class App:
         num_classes: Number of classes or tokens, 0 for a module that returns values.
         class_axis: Axis of the classes in the logits, not 0: 1 for (B, num_classes, H, W), as torch's losses accept
             them. The loss receives the logits unchanged. All predictions have the classes in the last axis.
-        loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,).
+        loss: Maps the output of the module and y (B, ...) to one loss for each sample (B,). Or a ``BatchLoss``.
         recipe: What learns, and with which optimizer.
         output: Path of the tensor for the loss and the predictions, in an output that is a tuple, a dict or a
             ModelOutput. A path has keys and positions joined by dots, such as ``logits`` or ``0``. "" is the output
@@ -290,11 +290,11 @@ def _check_parts(app: App) -> None:
             "sample, such as fanin.edge.export.cross_entropy or torch.nn.CrossEntropyLoss(reduction='none')",
             code="FN-0718",
         )
-    own = [name for name, value in _named_parameters(app.loss) if value.requires_grad]
+    own = [name for name, value in _named_parameters(function_of(app.loss)) if value.requires_grad]
     if own:
         raise UnsupportedModel(
-            f"{what}: loss: {type(app.loss).__name__} has parameters of its own, {own}, which no device would train; "
-            "move them into the module and return what the loss needs as a further output, or call "
+            f"{what}: loss: {type(function_of(app.loss)).__name__} has parameters of its own, {own}, which no device "
+            "would train; move them into the module and return what the loss needs as a further output, or call "
             "requires_grad_(False) on the loss",
             code="FN-0719",
         )

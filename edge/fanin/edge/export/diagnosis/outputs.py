@@ -14,6 +14,10 @@ UNLABELED: Final = (
     f"a position without a label, such as that of padding, has the label {NO_TOKEN}: write ignore_index={NO_TOKEN} in "
     "F.cross_entropy, or exclude such positions by (y >= 0) from a loss of y.clamp(min=0)"
 )
+OF_PAIRS: Final = (
+    "compares the samples of a batch with each other: a function of (output, y, mask), with the mask of the real "
+    "samples (docs/howto/batch-losses.md)"
+)
 OF_POSITIONS: Final = (
     "cross_entropy and next_token need the classes in the last axis; write loss= as the mean over the positions of "
     f"each sample of F.cross_entropy(output, y, ignore_index={NO_TOKEN}, reduction='none')"
@@ -48,7 +52,10 @@ def advice_on_output(output: object, paths: Sequence[str], num_classes: int, cla
     )
     if output.dim() == 2 and output.shape[0] == output.shape[1] == NUM_TRACED:
         # Two samples with two outputs, or a score for each pair of them.
-        return f"{advice}; if these are scores of pairs of samples, return an embedding of each sample by itself"
+        return (
+            f"{advice}; if these are scores of pairs of samples, return an embedding of each sample by itself and "
+            "compare them in a BatchLoss"
+        )
     return advice
 
 
@@ -80,11 +87,15 @@ def advice_on_loss(
     )
 
 
-def advice_on_losses(losses: object, y: Tensor, num_classes: int) -> str:
-    """Return the remedy for losses of another shape than (B,)."""
+def advice_on_losses(losses: object, y: Tensor, num_classes: int, *, is_of_batch: bool) -> str:
+    """Return the remedy for losses of another shape than (B,), or than () for the loss of a batch."""
+    if is_of_batch:
+        return "write (mask * losses).sum() / mask.sum() for losses (batch,)"
     advice = "use reduction='none'"
     if isinstance(losses, Tensor) and losses.dim() > 1 and losses.shape[0] == len(y):
         advice = "take the mean over the other dimensions: losses.flatten(1).mean(1)"
+    elif isinstance(losses, Tensor) and not losses.dim():
+        advice = f"{advice} and leave the mean out, or write loss=BatchLoss(function) if it {OF_PAIRS}"
     if not num_classes:
         advice = f"y has the shape {tuple(y.shape)}: {advice}, or declare another shape by targets= in the App"
     return advice

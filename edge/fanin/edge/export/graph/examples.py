@@ -14,7 +14,7 @@ from fanin.edge.export.app.app import App
 from fanin.edge.export.app.calls import check_parameters, guarded, succeeds, versions
 from fanin.edge.export.app.inputs.named import forms_of, num_samples, rows_of
 from fanin.edge.export.app.inputs.outputs import Output, paths_of
-from fanin.edge.export.app.losses import cross_entropy, next_token
+from fanin.edge.export.app.losses import BatchLoss, cross_entropy, function_of, next_token, values_of
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.module.kernels import plain_kernels
 from fanin.edge.export.module.prepare import Prepared
@@ -72,18 +72,18 @@ def check_output(app: App, output: object, line: str = "") -> Output:
         line: ``file:line`` by which the forward returns, for the error; "" if unknown.
 
     Raises:
-        WrongOutput: The predictions have another form than logits, or a path names no tensor (B, ...).
+        WrongOutput: The predictions have another form than logits, or a path names no tensor.
     """
     if not isinstance(app.output, tuple):
         return _check_predicted(app, output, line)
     assert isinstance(output, dict), "several paths are picked into a dict"
     first, *others = output
     for path in others:
-        if not isinstance(output[path], Tensor) or not output[path].dim():
+        if not isinstance(output[path], Tensor):
             raise WrongOutput(
                 f"App {app.name}: {app.place(line)} returned {_form(output[path])} at the path {path!r}, expected a "
-                "tensor (batch, ...)",
-                "remove the path from output=, or return a value for each sample",
+                "tensor (batch, ...), or a scalar tensor that depends on parameters alone",
+                "remove the path from output=, or return a tensor",
                 app.place(line),
                 code="FN-0737",
             )
@@ -239,12 +239,19 @@ def constant_batch(what: str, num: int, exc: Untraceable) -> NoForm:
     )
 
 
-def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
-    """Return the losses of a batch. Raises Untraceable; the advice names the shape that y has."""
+def loss_values_of(prepared: Prepared, output: Output, y: Tensor, mask: Tensor) -> Tensor:
+    """Return the result of the loss of a batch: a number for each sample, or a single one of a BatchLoss.
+
+    Raises:
+        Untraceable: The loss fails, or its result has another shape. The advice names the shape that y has.
+    """
     app, what = prepared.app, f"App {prepared.app.name}: the loss"
 
+    def losses_of(labels: Tensor) -> object:
+        return values_of(app.loss, output, loss_targets(labels), mask)
+
     def call() -> object:
-        return app.loss(output, loss_targets(y))
+        return losses_of(y)
 
     try:
         losses = guarded(what, prepared.module, call)
@@ -256,22 +263,24 @@ def sample_losses_of(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
         advice = advice_on_loss(
             y,
             output,
-            accepts=lambda labels: succeeds(lambda: app.loss(output, loss_targets(labels))),
+            accepts=lambda labels: succeeds(lambda: losses_of(labels)),
             has_positions=app.class_axis != -1 and app.loss in (cross_entropy, next_token),
             is_declared=bool(app.num_classes) or app.declared_targets is not None,
         )
         if not advice:
             raise
         raise Untraceable(exc.reason, advice, exc.place, code="FN-0778") from exc
-    if not isinstance(losses, Tensor) or losses.shape != y.shape[:1]:
+    shape, wanted = y.shape[:1], "one loss for each sample"
+    if isinstance(app.loss, BatchLoss):
+        shape, wanted = y.shape[:0], "one number for the batch, the mean over the samples with mask 1"
+    if not isinstance(losses, Tensor) or losses.shape != shape:
         from fanin.edge.export.diagnosis.lines import return_line
         from fanin.edge.export.diagnosis.outputs import advice_on_losses
 
-        place = Place(kind=LOSS, line=return_line(app.loss, call))
+        place = Place(kind=LOSS, line=return_line(function_of(app.loss), call))
         raise Untraceable(
-            f"{what}{f' {place}' if place.line else ''} returned {_form(losses)}, expected {tuple(y.shape[:1])}: one "
-            "loss for each sample",
-            advice_on_losses(losses, y, app.num_classes),
+            f"{what}{f' {place}' if place.line else ''} returned {_form(losses)}, expected {tuple(shape)}: {wanted}",
+            advice_on_losses(losses, y, app.num_classes, is_of_batch=isinstance(app.loss, BatchLoss)),
             place,
             code="FN-0778",
         )

@@ -12,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.inputs.named import arguments_of
 from fanin.edge.export.app.inputs.outputs import Output, picked
+from fanin.edge.export.app.losses import sum_of
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.graph.attention import with_plain_attention
 from fanin.edge.export.graph.decompositions.tables import Forms
@@ -20,7 +21,7 @@ from fanin.edge.export.graph.examples import (
     check_output,
     constant_batch,
     example_batch,
-    sample_losses_of,
+    loss_values_of,
 )
 from fanin.edge.export.graph.reading import FixedShapes, NoReading
 from fanin.edge.export.graph.traced import FlatInputs, Traced, trace_flat, without_writes
@@ -47,7 +48,7 @@ def trace_evaluate(prepared: Prepared, forms: Forms) -> Traced:
         parameters = {name: values[parameter_port(name)] for name in prepared.parameters}
         with prepared.norms(values["mask"], {name: parameters[name] for name in prepared.tracked}):
             output = model_output(prepared, {**frozen, **parameters}, inputs_among(prepared, values))
-        loss_sum = (values["mask"] * sample_losses(prepared, output, values["y"])).sum()
+        loss_sum = summed_loss(prepared, output, values["y"], values["mask"])
         logits = prepared.app.predicted(output)
         return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
 
@@ -154,7 +155,7 @@ def model_output(prepared: Prepared, values: Tensors, inputs: Tensors) -> Output
     return check_output(app, picked(f"App {app.name}", app.place(), output, app.output))
 
 
-def sample_losses(prepared: Prepared, output: Output, y: Tensor) -> Tensor:
-    """Return the loss of each sample (B,). Raises Untraceable if the loss has another shape."""
+def summed_loss(prepared: Prepared, output: Output, y: Tensor, mask: Tensor) -> Tensor:
+    """Return the sum of the loss over the unmasked samples. Raises Untraceable if the loss has another shape."""
     with NoReading(), FixedShapes():
-        return sample_losses_of(prepared, output, y)
+        return sum_of(prepared.app.loss, mask, loss_values_of(prepared, output, y, mask))

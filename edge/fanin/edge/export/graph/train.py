@@ -12,7 +12,7 @@ from fanin.edge.export.app.optimizers.optimizer import StepInputs, Tensors, clip
 from fanin.edge.export.graph.attention import PlainAttention
 from fanin.edge.export.graph.decompositions.tables import Forms
 from fanin.edge.export.graph.examples import example_batch
-from fanin.edge.export.graph.forward import inputs_among, model_output, sample_losses
+from fanin.edge.export.graph.forward import inputs_among, model_output, summed_loss
 from fanin.edge.export.graph.traced import FlatInputs, Traced, disable_inplace, gradients_of, trace_flat
 from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.export.module.frozen_norms import FoldedNorms
@@ -122,7 +122,7 @@ def _gradients(prepared: Prepared, inputs: Tensors, frozen: Tensors) -> tuple[Te
     def mean_loss(values: Tensors) -> tuple[Tensor, Tensors]:
         with FoldedNorms(), PlainAttention(), prepared.norms(mask, statistics) as norms:
             output = model_output(prepared, {**frozen, **statistics, **values}, inputs_among(prepared, inputs))
-        total = (mask * sample_losses(prepared, output, inputs["y"])).sum()
+        total = summed_loss(prepared, output, inputs["y"], mask)
         return total / mask.sum().clamp(min=1.0), norms.following
 
     learned = {name: inputs[parameter_port(name)] for name in prepared.learned}

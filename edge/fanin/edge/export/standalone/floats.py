@@ -20,6 +20,7 @@ from fanin.edge.bundles.quantize import with_derived
 from fanin.edge.export.app.app import App
 from fanin.edge.export.app.inputs.named import numpy_inputs
 from fanin.edge.export.app.inputs.outputs import Output
+from fanin.edge.export.app.losses import loss_sum
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.formats.graphs import FORMATS
 from fanin.edge.export.formats.int8.folding import Infer, fold_norms
@@ -113,7 +114,7 @@ def _check_app(prepared: Prepared, bundle: Bundle, runtime: Runtime, trained: tu
         ) from exc
     with torch.no_grad():
         output = _output(app, module, inputs)
-        expected = float((app.loss(output, loss_targets(y)) * mask).sum())
+        expected = float(loss_sum(app.loss, output, loss_targets(y), mask))
     loss = evaluation.loss_sum
     if not abs(loss - expected) <= TOLERANCE * max(1.0, abs(expected)):
         raise InvalidInput(

@@ -18,7 +18,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.app.app import App
 from fanin.edge.export.app.inputs.named import num_samples, numpy_inputs, rows_of
 from fanin.edge.export.app.inputs.sequences import groups_of
-from fanin.edge.export.app.losses import Loss, squared_error
+from fanin.edge.export.app.losses import Loss, loss_sum, squared_error
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.graph.examples import example_batch, loss_targets
 from fanin.edge.export.module.draws import refused
@@ -56,7 +56,7 @@ def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
     total = math.nan
     # Any error: the loss is the user's code, and values of int8 may be outside its domain, such as a share of 1.001.
     with torch.no_grad(), suppress(Exception):
-        total = sum(float(app.loss(output, loss_targets(y)).sum()) for y, _, output in rows)
+        total = sum(float(_sum_of_real(app.loss, output, y)) for y, _, output in rows)
     constant = None
     if app.loss is not squared_error:  # of this one the spread of the targets is known
         constant = constant_loss(app.loss, [each for _, each, _ in rows], [y for y, _, _ in rows])
@@ -91,7 +91,7 @@ def constant_loss(loss: Loss, outputs: Sequence[Tensor], targets: Sequence[Tenso
 
     def step() -> Tensor:
         optimizer.zero_grad()
-        parts = [loss(constant.expand(len(y), *constant.shape[1:]), loss_targets(y)).sum() for y in targets]
+        parts = [_sum_of_real(loss, constant.expand(len(y), *constant.shape[1:]), y) for y in targets]
         total = torch.stack(parts).sum()
         values.append(float(total.detach()))
         mean = total / num
@@ -103,6 +103,11 @@ def constant_loss(loss: Loss, outputs: Sequence[Tensor], targets: Sequence[Tenso
         optimizer.step(step)  # type: ignore[no-untyped-call]  # torch's
     best = min(value for value in values if not math.isnan(value))
     return best if math.isfinite(best) else None
+
+
+def _sum_of_real(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
+    """Return the sum of a loss over samples that are all real."""
+    return loss_sum(loss, output, loss_targets(y), torch.ones(len(y)))
 
 
 def validation_batches(app: App) -> Iterator[PaddedBatch]:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fanin.edge.export.app.inputs.named import numpy_inputs, rows_of
+from fanin.edge.export.app.losses import loss_sum
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.graph.examples import (
     ExampleBatch,
@@ -148,8 +149,8 @@ def eager_pass(
     """
     inputs, y, mask = examples
     inputs = {name: _as(part, dtype) for name, part in inputs.items()}
-    y = _as(y, dtype)
-    output, loss_sum = _evaluation(prepared, (inputs, y, mask), dtype)
+    y, mask = _as(y, dtype), _as(mask, dtype)
+    output, evaluated = _evaluation(prepared, (inputs, y, mask), dtype)
     app, module = prepared.app, copy.deepcopy(prepared.eager).to(dtype)
     learned = {name: value for name, value in module.named_parameters() if value.requires_grad}
     with ExitStack() as stack:
@@ -159,8 +160,8 @@ def eager_pass(
             stack.enter_context(plain_kernels())
             stack.enter_context(fixed_draws(draws.ports, values_of(draws.ports, draws.key, draws.step)))
         trained = check_output(app, app.call(module, rows_of(inputs, rows)))
-        losses = app.loss(trained, loss_targets(y[rows]))
-    loss = (mask[rows] * losses).sum() / mask.sum()
+        total = loss_sum(app.loss, trained, loss_targets(y[rows]), mask[rows])
+    loss = total / mask.sum()
     # A parameter without a gradient has a gradient of 0 here; no step moves it.
     gradients = torch.autograd.grad(loss, list(learned.values()), allow_unused=True, materialize_grads=True)
     buffers = dict(module.named_buffers())
@@ -170,7 +171,7 @@ def eager_pass(
         gradients=dict(zip(learned, gradients, strict=True)),
         tracked={name: buffers[name].detach() for name in prepared.tracked},
         output=output,
-        loss_sum=loss_sum,
+        loss_sum=evaluated,
     )
 
 
@@ -180,7 +181,7 @@ def _evaluation(prepared: Prepared, examples: ExampleBatch, dtype: torch.dtype) 
     app, (inputs, y, mask) = prepared.app, examples
     with plain_encoders():
         output = check_output(app, app.call(copy.deepcopy(prepared.eager).to(dtype).eval(), inputs))
-    return app.predicted(output), float((mask * app.loss(output, loss_targets(y))).sum())
+    return app.predicted(output), float(loss_sum(app.loss, output, loss_targets(y), mask))
 
 
 def _as(part: Tensor, dtype: torch.dtype) -> Tensor:

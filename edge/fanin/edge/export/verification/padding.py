@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fanin.edge.export.app.app import App
 from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.inputs.outputs import Output
+from fanin.edge.export.app.losses import values_of
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.graph.examples import ExampleBatch, checked_output, example_batch, loss_targets
 from fanin.edge.export.module.draws import refused
@@ -129,7 +130,8 @@ def _dependent(app: App, lengths: Lengths, batch: ExampleBatch) -> str:
 
     def pass_of(data: Tensors, targets: Tensor) -> tuple[Tensor, Tensor]:
         output: Output = checked_output(app, module, data)
-        prediction, losses = app.predicted(output), app.loss(output, loss_targets(targets))
+        mask = torch.ones(len(targets))
+        prediction, losses = app.predicted(output), values_of(app.loss, output, loss_targets(targets), mask)
         if axis:
             rows = prediction.movedim(axis, 1)
             prediction = rows[torch.arange(rows.shape[1]) < ends[:, None]]

@@ -200,7 +200,12 @@ DRAW_WITH_TORCH: Final = (
 )
 ONE_BY_ONE: Final = (
     "compute it from that sample alone: the last batch of a device is padded, so a result over pairs of samples or "
-    "over the whole batch would count samples that do not exist"
+    "over the whole batch would count samples that do not exist. Compare samples in loss=BatchLoss(function)"
+)
+OF_BATCH: Final = (
+    "the last batch of a device is padded, so this loss would count samples that do not exist: write "
+    "loss=BatchLoss(function) for a function of (output, y, mask) that leaves samples with mask 0 out "
+    "(docs/howto/batch-losses.md), or compute the loss of a sample from that sample alone"
 )
 
 
@@ -231,7 +236,9 @@ def check_repeats(what: str, module: nn.Module, call: Callable[[], object]) -> N
     )
 
 
-def check_samples(what: str, module: nn.Module, call: Callable[[slice], object], num: int) -> None:
+def check_samples(
+    what: str, module: nn.Module, call: Callable[[slice], object], num: int, advice: str = ONE_BY_ONE
+) -> None:
     """Check that a sample's result does not depend on the other samples.
 
     Args:
@@ -239,6 +246,7 @@ def check_samples(what: str, module: nn.Module, call: Callable[[slice], object],
         module: The module that the call runs.
         call: Returns tensors (n, ...) for some rows of a batch, from these rows alone.
         num: Samples of the batch.
+        advice: The remedy.
 
     Raises:
         Untraceable: The first half of the batch alone has other results. The message has the place of the first call
@@ -257,7 +265,7 @@ def check_samples(what: str, module: nn.Module, call: Callable[[slice], object],
         of_all, of_half = (events_of(module, partial(call, rows)) for rows in (total, half))
         place = first_difference(of_all, of_half, close_rows)
         where = "" if place == NOWHERE else f", first in {place}" if place.kind else f", first {place}"
-        raise Untraceable(f"{what} depends on the other samples of its batch{where}", ONE_BY_ONE, place, code="FN-0780")
+        raise Untraceable(f"{what} depends on the other samples of its batch{where}", advice, place, code="FN-0780")
 
 
 def _first_rows(of_all: object, of_half: object, nums: tuple[int, int]) -> object:

@@ -17,16 +17,17 @@ from fanin.edge.export.app.calls import check_parameters, guarded, versions
 from fanin.edge.export.app.inputs.checks import check_target_shape
 from fanin.edge.export.app.inputs.named import call_module, num_samples, rows_of
 from fanin.edge.export.app.inputs.outputs import Output, of_rows
+from fanin.edge.export.app.losses import BatchLoss, function_of, values_of
 from fanin.edge.export.app.optimizers.fields import are_names
-from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.formats.graphs import FORMATS
 from fanin.edge.export.graph.examples import (
+    ExampleBatch,
     check_output,
     checked_output,
     example_batch,
     loss_targets,
+    loss_values_of,
     other_batch,
-    sample_losses_of,
 )
 from fanin.edge.export.graph.forward import trace_evaluate, trace_infer
 from fanin.edge.export.graph.train import trace_train
@@ -34,10 +35,11 @@ from fanin.edge.export.module.draws import ended, recorded, refused
 from fanin.edge.export.module.kernels import plain_kernels
 from fanin.edge.export.module.lengths import check_targets, each_length
 from fanin.edge.export.module.prepare import Prepared, prepare
-from fanin.edge.export.refusals import Untraceable
+from fanin.edge.export.refusals import LOSS, NOWHERE, Place, Untraceable
+from fanin.edge.export.verification.batch_loss import check_batch_loss
 from fanin.edge.export.verification.norm_rows import with_rows
 from fanin.edge.export.verification.padding import notes_on_encoders, notes_on_padding
-from fanin.edge.export.verification.pure import are_close, check_samples, check_state
+from fanin.edge.export.verification.pure import OF_BATCH, are_close, check_samples, check_state
 from fanin.edge.runtimes.randomness import MAX_RANDOM_BYTES, RandomPort
 from fanin.protos.errors import InvalidInput, UnsupportedModel
 from fanin.protos.numbers import is_number
@@ -90,7 +92,7 @@ def check_kept(prepared: Prepared) -> tuple[RandomPort, ...]:
             with end:
                 run()
         with recorded(draws, MAX_RANDOM_BYTES):
-            _check_loss(prepared, output, inputs, y)
+            _check_loss(prepared, output, (inputs, y, mask))
         _check_calibrated(prepared)
         check_parameters(f"App {app.name}", module, before_parameters, run)
         after = dict(module.named_buffers())
@@ -123,21 +125,24 @@ def _are_caches(prepared: Prepared, names: Sequence[str], run: Callable[[], obje
     )
 
 
-def _check_loss(prepared: Prepared, output: Output, inputs: Tensors, y: Tensor) -> None:
+def _check_loss(prepared: Prepared, output: Output, examples: ExampleBatch) -> None:
     """Raise Untraceable for a loss that fails, or that is not finite."""
-    app = prepared.app
-    losses = sample_losses_of(prepared, output, y)
+    app, (inputs, y, mask) = prepared.app, examples
+    losses = loss_values_of(prepared, output, y, mask)
     if not bool(losses.isfinite().all()):
         seen = [output] if isinstance(output, Tensor) else output.values()
         is_finite = all(bool(value.isfinite().all()) for value in seen)
-        cause = "the module's output is finite"
+        from fanin.edge.export.diagnosis.lines import first_line_of
+
+        cause, place = "the module's output is finite", Place(kind=LOSS, line=first_line_of(function_of(app.loss)))
         if not is_finite:
             from fanin.edge.export.diagnosis.watched import first_not_finite
 
-            cause = first_not_finite(prepared.module, partial(call_module, prepared.module, inputs))
+            cause, place = first_not_finite(prepared.module, partial(call_module, prepared.module, inputs)), NOWHERE
         raise Untraceable(
             f"App {app.name}: the loss is not finite on the calibration data; {cause}",
             "hide a class by a large negative number (masked_fill with -1e9), not by -inf, and keep outputs finite",
+            place,
             code="FN-0781",
         )
 
@@ -182,7 +187,7 @@ def check_pure(prepared: Prepared) -> None:
     def passed() -> object:
         with recorded([]), prepared.norms(mask):
             output = check_output(app, app.call(prepared.module, inputs))
-            return output, app.loss(output, y)
+            return output, values_of(app.loss, output, y, mask)
 
     def output_of(rows: slice, chance: float | None = 0.5, chances: list[float] | None = None) -> Output:
         with refused(chance, chances):
@@ -193,7 +198,7 @@ def check_pure(prepared: Prepared) -> None:
             return app.loss(of_rows(output_of(slice(None)), rows), y[rows])
 
     def check() -> None:
-        check_state(f"{prepared.what}: the train step", prepared.module, app.loss, passed)
+        check_state(f"{prepared.what}: the train step", prepared.module, function_of(app.loss), passed)
         chances: list[float] = []
         output_of(slice(None), 0.0, chances)
         if chances and not are_close(output_of(slice(None), 0.0), output_of(slice(None), ALMOST_ONE)):
@@ -201,9 +206,12 @@ def check_pure(prepared: Prepared) -> None:
         # Rounded activations may be rounded another way by sums in another order.
         if not app.recipe.quantization_aware:
             check_samples(f"{prepared.what}: the output of a sample", evaluated, output_of, len(y))
+        if isinstance(app.loss, BatchLoss):
+            check_batch_loss(prepared, app.loss, output_of(slice(None)), y)
+            return
         losses_of(slice(None))
         if not drawn:
-            check_samples(f"{prepared.what}: the loss of a sample", evaluated, losses_of, len(y))
+            check_samples(f"{prepared.what}: the loss of a sample", evaluated, losses_of, len(y), OF_BATCH)
 
     with torch.no_grad(), plain_kernels():
         guarded(prepared.what, evaluated, check)

@@ -16,7 +16,8 @@ from fanin.protos.errors import UnsupportedModel
 Paths = str | tuple[str, ...]
 """The path of one tensor, or the paths of several."""
 Output = Tensor | Tensors
-"""The part of a module's output that a loss receives: a tensor (B, ...), or several by their paths."""
+"""The part of a module's output that a loss receives: a tensor (B, ...), or several by their paths. All of them but the
+first may be scalars."""
 
 
 def checked_paths(what: str, value: object) -> Paths:
@@ -50,8 +51,10 @@ def picked(what: str, place: Place, output: object, paths: Paths) -> object:
 
 
 def of_rows(output: Output, rows: slice) -> Output:
-    """Return some samples of an output."""
-    return output[rows] if isinstance(output, Tensor) else {path: part[rows] for path, part in output.items()}
+    """Return some samples of an output. A scalar, such as a learned temperature, belongs to all of them."""
+    if isinstance(output, Tensor):
+        return output[rows]
+    return {path: part[rows] if part.dim() else part for path, part in output.items()}
 
 
 def _part(what: str, place: Place, output: object, path: str) -> object:
