@@ -39,19 +39,29 @@ package names (`InvalidInput(text, code="FN-0002")`), else that of its class.
 
 This page is generated from the entries in `protos/fanin/protos/codes/`. After you change an entry, or the text of an
 error, run `python tests/golden/errors.py`.
+
+| area | codes |
+|---|---|
 """
 BASE: Final = "FaninError"
 
 
 def page() -> str:
     """Return the text of docs/reference/errors.md."""
-    parts = [HEAD]
+    index, tables = [], []
     for path in sorted(Path(codes.__file__).parent.glob("*.toml"), key=lambda path: min(codes.area(path))):
-        title = path.read_text().partition("\n")[0].removeprefix("# ").removesuffix(".")
-        parts.append(f"\n## {title}\n")
-        for code, entry in codes.area(path).items():
-            parts.append(f"\n### {code}\n\n{entry.meaning}\n\n*Cause:* {entry.cause}\n\n*Remedy:* {entry.remedy}\n")
-    return "".join(parts)
+        title, area = path.read_text().partition("\n")[0].removeprefix("# ").removesuffix("."), codes.area(path)
+        index.append(f"| [{title}](#{_anchor(title)}) | {min(area)} to {max(area)} |\n")
+        tables.append(f"\n## {title}\n\n| code | meaning | remedy | cause |\n|---|---|---|---|\n")
+        for code, entry in area.items():
+            cells = (f'<span id="{code.lower()}">{code}</span>', entry.meaning, entry.remedy, entry.cause)
+            tables.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n")
+    return "".join((HEAD, *index, *tables))
+
+
+def _anchor(title: str) -> str:
+    """Return the anchor of a heading on the site."""
+    return "-".join("".join(char for char in title.lower() if char.isalnum() or char in " -").split())
 
 
 def texts() -> str:

@@ -42,6 +42,29 @@ def test_the_quickstart_is_simulated_with_ten_clients(
         assert (120, 16 * 5 * 5) in {final[name].shape for name in final.files}
 
 
+def test_a_first_change_that_would_be_cut_is_a_note_at_the_start(
+    fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "quickstart"
+    shutil.copytree(EXAMPLE, project)
+    monkeypatch.chdir(project)
+    words = ("simulate", "plan.toml", *QUICKSTART, "--clients", 2, "--cohort", 2, "--rounds", 1, "--quiet")
+    note = "note: codec.max_shift: got 0, so the first Round cuts a change of a small value to 4; "
+    assert note in fanin(*words, "--set", "codec.max_shift=0").err
+    # The Plan of the example has room for a change of 1024.
+    assert "note: " not in fanin(*words).err
+
+
+def test_a_warning_of_several_worker_processes_is_printed_once(
+    fanin: Fanin, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(EXAMPLE)
+    words = ("--clients", 2, "--cohort", 2, "--rounds", 2, "--processes", 2)
+    assert fanin("simulate", *QUICKSTART, *words).status == 0
+    (line,) = [text for text in caplog.messages if "without [[statistics]]" in text]
+    assert "evaluate.eval_acc" in line
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

@@ -68,16 +68,6 @@ def test_work_that_raises_an_unexpected_error_is_abandoned_and_reported(
     assert "Traceback" in caplog.text
 
 
-def test_a_may_work_that_returns_no_bool_pauses_the_client_with_one_error(
-    script: Script, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    client_of(script, tmp_path, may_work=Answers([None, None])).run()
-    (record,) = [record for record in caplog.records if "may_work" in record.getMessage()]
-    assert (
-        "may_work: InvalidInput: returned NoneType, expected True or False; return True to work" in record.getMessage()
-    )
-
-
 @dataclass
 class Answers:
     """A ``may_work`` that returns these answers, then True. It raises an answer that is an exception."""

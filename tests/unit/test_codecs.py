@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.errors import raises
 
-from fanin.edge.codecs.codec import checked_codec, codec_of
+from fanin.edge.codecs.codec import codec_of, guarded_codec
 from fanin.edge.codecs.contract import check_codec
 from fanin.edge.codecs.fixed import CODECS, DIVERGED, SLICE_VALUES, Encoded, largest_value
 from fanin.edge.tensors import TensorTable
@@ -210,7 +210,7 @@ def test_the_contract_detects_a_codec_that_breaks_it(method: str, change: Any, t
 
 
 def test_a_training_that_diverged_is_no_fault_of_the_codec() -> None:
-    codec = checked_codec(Own("encode", failing), "codec")
+    codec = guarded_codec(Own("encode", failing), "codec")
     with raises(ValueError, DIVERGED):
         codec.encode(TABLE, np.full(4, np.nan, np.float32), (0, 0), 0, np.random.default_rng(0))
 

@@ -14,6 +14,7 @@ from fanin.edge.codecs.grid import (
     NUM_REACHES,
     Reaches,
     common_column,
+    first_change_notes,
     first_grid,
     largest_magnitude,
     next_grid,
@@ -45,6 +46,14 @@ def reaches(*rows: tuple[int | None, ...]) -> Reaches:
 def test_a_first_grid_lets_a_block_move_by_its_size_or_by_1(spec: CodecSpec, exponent: int) -> None:
     assert first_grid((0.0, 0.5, 1.0), spec) == (exponent, exponent, exponent)
     assert first_grid((3.0, 0.0, 0.0), spec) == (exponent + 1, exponent, exponent)
+
+
+@pytest.mark.parametrize(("spec", "shift"), [(FIXED32, 8), (BARE_INT8, 32), (INT8, 32)])
+def test_a_first_change_without_room_is_a_note_with_the_shift_that_has_room(spec: CodecSpec, shift: int) -> None:
+    (note,) = first_change_notes(spec)
+    assert "cuts a change of a small value to 4; " in note
+    assert f"codec.max_shift={shift} " in note
+    assert first_change_notes(CodecSpec(name=spec.name, max_shift=shift)) == ()
 
 
 @pytest.mark.parametrize("wrong", [float("inf"), float("nan")])

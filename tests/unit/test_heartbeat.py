@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from support.values import assignment
@@ -167,3 +168,11 @@ def test_a_late_reply_does_not_end_the_next_assignment(conditions: Conditions) -
     time.sleep(5 * INTERVAL_S)
     heartbeat.stop()
     assert conditions.should_continue()
+
+
+def test_a_may_work_that_returns_no_bool_counts_as_false_with_one_error(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[Any] = [None, None]
+    conditions = Conditions(lambda: answers.pop(0) if answers else True, time.monotonic)
+    assert [conditions.hold() for _ in range(3)] == [False, False, True]
+    (text,) = caplog.messages
+    assert "may_work: InvalidInput: returned NoneType, expected True or False; return True to work" in text

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from support.scenes import Scene, play, versions, wait_for_end
 from support.staleness import assignment, check_in, send, settle
 from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
+from fanin.clients.device.session.events import SessionPhase
 from fanin.protos import messages as m
 from fanin.protos.messages import RoundFailed, RunState
+from fanin.protos.plans import StopPlan
 from fanin.simulation import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
 
 TWO = plan(concurrency=2, buffer=2, quorum=2, deadline_s=60.0, max_rounds=2)
@@ -35,6 +38,25 @@ def test_a_run_continues_as_soon_as_its_second_device_connects(tmp_path: Path, r
     events = play(tmp_path, story, TWO, devices=1)
     assert [event.number for event in versions(events)] == [1, 2]
     assert not [event for event in events if isinstance(event, RoundFailed)]
+
+
+def test_a_simulated_device_ends_its_work_once_the_round_has_closed(tmp_path: Path) -> None:
+    """As a device does: the reply to a report of progress says that the Round does not need its Update."""
+
+    async def story(scene: Scene) -> None:
+        line = LoopbackTransport(fleet=scene.place.coordinator, device="slow", latency_s=0.01)
+        slow = VirtualDevice(
+            line, SyntheticTrainer(partition=9), (PUBLISHER.public,), random.Random(9), lambda *_: 50_000.0
+        )
+        scene.tasks.append(asyncio.create_task(slow.run()))
+        await wait_for_end(scene)
+        assert slow.session.phase is SessionPhase.TRAINING
+        await asyncio.sleep(1000.0)
+        assert slow.session.phase is SessionPhase.IDLE
+
+    play(
+        tmp_path, story, replace(TWO, cohort=replace(TWO.cohort, concurrency=3), stop=StopPlan(max_rounds=1)), devices=2
+    )
 
 
 def test_a_run_without_devices_keeps_waiting(tmp_path: Path) -> None:

@@ -65,8 +65,7 @@ SETTING_RULE = (
 FORM = "1 to 128 letters, digits or ._:+- that do not begin with a dot"
 BRACKETS = "expected a list of sections [[stages]]; write it with double brackets"
 STAGES_RULE = "expected at most 8 of different names; remove stages"
-NINE = [f"stage-{number}" for number in range(9)]
-WORDS = '[[statistics]]\nname = "words"\nbound = 9\n'
+NINE, WORDS = [f"stage-{number}" for number in range(9)], '[[statistics]]\nname = "words"\nbound = 9\n'
 WRONG = [
     (
         RATE,
@@ -293,12 +292,11 @@ def test_a_document_beyond_the_limits_of_the_parser_is_refused(text: str) -> Non
 
 
 def test_a_plan_is_read_from_its_file(tmp_path: Path) -> None:
-    path = tmp_path / "plan.toml"
-    with pytest.raises(InvalidPlan, match="FN-0280"):
-        read_plan(path)
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidPlan, match="FN-0280"):
-        read_plan(path)
+    path, junk = tmp_path / "plan.toml", tmp_path / "junk.toml"
+    junk.write_bytes(b"\xff\xfe")
+    for wrong in (path, junk):
+        with pytest.raises(InvalidPlan, match="FN-0280"):
+            read_plan(wrong)
     path.write_text(SHORTEST)
     assert read_plan(path) == parse_plan(SHORTEST, str(path))
 

@@ -199,6 +199,7 @@ def test_an_interrupted_simulation_names_its_files(
     write_app(tmp_path / "app", "interrupted_app", CLIENTS.replace("STOP", "3"))
     monkeypatch.chdir(tmp_path / "app")
     command = ["simulate", "--flower", "interrupted_app:Client", "--clients", "3", "--cohort", "2", "--quiet"]
+    command += ["--set", "codec.max_shift=8"]
     files = tmp_path / "rounds.csv", tmp_path / "clients.csv"
     assert main([*command, "--csv", str(files[0]), "--clients-csv", str(files[1])]) == 130
     text = capsys.readouterr().err
@@ -219,6 +220,7 @@ def test_a_run_that_stops_writes_its_rounds(
     (tmp_path / "trace.csv").write_text("client,time,state\n0,0,on\n0,1.5,off\n")
     (tmp_path / "devices.toml").write_text('traces = "trace.csv"\n')
     command = ["simulate", "--flower", "stopped_app:Client", "--clients", "3", "--cohort", "2", "--quiet"]
+    command += ["--set", "codec.max_shift=8"]
     file = tmp_path / "rounds.csv"
     assert main([*command, "--devices", str(tmp_path / "devices.toml"), "--csv", str(file)]) == 1
     assert len(file.read_text().splitlines()) == 3

@@ -26,6 +26,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.console.usage import wrong_usage
+from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.tensors import Array
 from fanin.protos.errors import FaninError, InvalidInput
 from fanin.protos.texts import counted
@@ -206,7 +207,7 @@ def _simulate(
     source = _plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ())
     with named_sources(source.sources):
         check_names(source.plan, POLICIES)
-    print_notes(source.plan.notes)
+    print_notes((*source.plan.notes, *(first_change_notes(source.plan.codec) if flower else ())))
     settings = SimulationSettings(
         plan=source.plan,
         engine=engine,

@@ -18,6 +18,7 @@ from typing import Final
 from fanin.clients.data.stores import num_held_out
 from fanin.edge.bundles.arrays import read_layout
 from fanin.edge.bundles.manifest import NO_GRAPHS
+from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
@@ -115,7 +116,9 @@ def simulate(
             tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder,
         ):
             prepared = prepare(subject, settings, Path(folder))
-            for note in studies[0][1].notes:
+            first = studies[0][1]
+            notes = () if isinstance(subject, ModuleSubject) else first_change_notes(first.codec)
+            for note in (*first.notes, *notes):
                 prepared.progress.show(f"note: {note}")
             for each, plan in studies:
                 results.append(_simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1))

@@ -5,7 +5,7 @@ Modules, in reading order:
     embed.py       ``join``: take part from within an app
     client.py      the client: a session in a process, over a transport; its reports of progress
     session/       the state machine of a session
-    driver.py      carries out the actions of a session
+    session_driver.py  carries out the actions of a session
     conditions.py  whether the device may work now
     updates.py     the trainer's interface, and the encoding of its result as an Update
     contract.py    ``check_trainer``, the contract of a Trainer
@@ -19,13 +19,13 @@ Modules, in reading order:
 
 An Update passes these files on its way from the trainer to the wire:
 
-    1. driver.py           begins the training of an Assignment whose Update is not stored yet
+    1. session_driver.py   begins the training of an Assignment whose Update is not stored yet
     2. updates.py          ``begin_stages`` reads the states of the stages
     3. client.py           calls the trainer, on the thread of the client
     4. training.py         trains, and returns a ``Change``
     5. updates.py          ``apply_stages`` takes the Change through the stages, then through the codec
                            (``fanin.edge.codecs.pipeline``); ``header_of`` adds statistics and telemetry
     6. storage/            stores the personal parameters, the states, the payload and, last, the header
-    7. driver.py           reads the stored payload slice by slice, and asks ``conditions.py`` before each
+    7. session_driver.py   reads the stored payload slice by slice, and asks ``conditions.py`` before each
     8. ../transport.py     sends the header and the slices, from the offset that the coordinator names
 """

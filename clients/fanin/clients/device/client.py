@@ -22,12 +22,12 @@ from typing import Final
 
 from fanin.clients.device.conditions import ASK_EVERY_S, RECHECK_S, Conditions, ShouldContinue
 from fanin.clients.device.downloads import Fetching, StoreChunk
-from fanin.clients.device.driver import DriverParts, SessionDriver, run_blocking
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
 from fanin.clients.device.session.progress import progress
+from fanin.clients.device.session_driver import DriverParts, SessionDriver, run_blocking
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change, ReportsSteps, Trainer
 from fanin.clients.transport import ReadPayload, Transport

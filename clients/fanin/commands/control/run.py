@@ -34,6 +34,7 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import wrong_usage
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.codecs.grid import first_change_notes
 from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.protos.messages import RunState
@@ -99,6 +100,8 @@ def run(
                 operator.check_plan(source.plan)
             if source.bundle:
                 bundle = _open(folder, publisher, key)
+                if not bundle.manifest.signatures:
+                    print_notes(first_change_notes(source.plan.codec))
             else:
                 step(f"exporting the App {source.app}")
                 bundle = _export(source, Path(scratch), publisher, max_int8_drop)

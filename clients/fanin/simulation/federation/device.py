@@ -5,18 +5,19 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from fanin.clients.device.conditions import Conditions, ShouldContinue
 from fanin.clients.device.downloads import StoreChunk
-from fanin.clients.device.driver import DriverParts, SessionDriver
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
+from fanin.clients.device.session_driver import DriverParts, SessionDriver
 from fanin.clients.device.updates import Change, Trainer
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
-from fanin.protos.errors import FaninError
+from fanin.protos.errors import FaninError, NotFound
 from fanin.simulation.federation.loopback import LoopbackTransport
 from fanin.simulation.federation.memory import MemoryFolder
 
@@ -51,14 +52,15 @@ class VirtualDevice:
         work_s: WorkTime,
     ) -> None:
         self.folder = MemoryFolder()
+        conditions = Conditions(lambda: True, _now)
         self._parts = DriverParts(
-            host=_VirtualHost(line, trainer, rng, work_s),
+            host=_VirtualHost(line, trainer, _Working(rng=rng, work_s=work_s, conditions=conditions)),
             calls=_VirtualCalls(line),
             store=self.folder,
             trainer=trainer,
             trusted=trusted,
             rng=rng,
-            conditions=Conditions(lambda: True, _now),
+            conditions=conditions,
         )
         self._driver = SessionDriver(self._parts)
 
@@ -76,17 +78,26 @@ class VirtualDevice:
         self._driver = SessionDriver(self._parts, Session(num_accepted=self.session.num_accepted))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Working:
+    """The duration of a training, and what ends it early."""
+
+    rng: random.Random
+    work_s: WorkTime
+    conditions: Conditions
+
+
 class _VirtualHost:
     """The ``SessionHost`` on the event loop's clock. An unexpected error ends the device, and so the test."""
 
-    def __init__(self, line: LoopbackTransport, trainer: Trainer, rng: random.Random, work_s: WorkTime) -> None:
+    def __init__(self, line: LoopbackTransport, trainer: Trainer, working: _Working) -> None:
         self._line = line
+        self._working = working
+        self._is_over = asyncio.Event()
         self._following = ""
         self._heartbeat: asyncio.Task[None] | None = None
         self._trainer = trainer
         self._early = trainer if isinstance(trainer, EarlyTrainer) else None
-        self._rng = rng
-        self._work_s = work_s
 
     def now(self) -> float:
         return _now()
@@ -96,10 +107,12 @@ class _VirtualHost:
         return True
 
     async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        work_s = self._work_s(self._rng, assignment)
+        work_s = self._working.work_s(self._working.rng, assignment)
         if self._early is not None:
             self._early.begin(model, assignment, self.now() + work_s)
-        await asyncio.sleep(work_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_over.wait(), work_s)
+        self._working.conditions.check_assignment()
         return self._trainer.train(model, assignment, should_continue)
 
     def follow(self, assignment: m.Assignment | None) -> None:
@@ -107,6 +120,9 @@ class _VirtualHost:
         if following == self._following:
             return
         self._following = following
+        # A new one: a later event loop may drive this device.
+        self._is_over = asyncio.Event()
+        self._working.conditions.begin_assignment()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             self._heartbeat = None
@@ -117,8 +133,19 @@ class _VirtualHost:
         report = m.Report(assignment_id=assignment.assignment_id, progress=m.TrainingProgress())
         while True:
             await asyncio.sleep(assignment.progress_s)
-            with suppress(FaninError):
-                await self._line.report(report)
+            reason = ""
+            try:
+                if (await self._line.report(report)).round_state is m.RoundState.CLOSED:
+                    reason = "the round has closed, or does not need this update"
+            except NotFound as exc:
+                reason = str(exc)
+            except FaninError:
+                # The session notices a broken connection by its own calls.
+                continue
+            if reason:
+                self._working.conditions.end_assignment(f"the assignment is over: {reason}")
+                self._is_over.set()
+                return
 
     def observe(self, session: Session, action: e.SessionAction, event: e.SessionEvent) -> None:
         """The coordinator's log has the outcome."""

@@ -56,14 +56,14 @@ def load_parameters(module: torch.nn.Module, table: TensorTable, flat: Float32s)
         differences = count_differences(received.keys() - known.keys(), wrong, known.keys() - received.keys())
         raise InvalidInput(
             f"parameters: got {counted(len(received), 'tensor')}: {differences or 'in another order'}, such as "
-            f"{_examples(set(table.specs) ^ set(expected.specs))}; expected the parameters of this model; name another "
-            "file, or correct the model",
+            f"{_examples(set(table.specs) ^ set(expected.specs))}; expected each parameter of this model and no "
+            "other; complete them, or correct the model",
             code="FN-1315",
         )
     if not np.isfinite(flat).all():
         raise InvalidInput(
             f"parameters: got {counted(int((~np.isfinite(flat)).sum()), 'value')} that are not finite, expected finite "
-            "ones; name an earlier checkpoint or another file",
+            "ones; use earlier values",
             code="FN-1312",
         )
     views = table.views(flat)

@@ -40,10 +40,10 @@ def codec_of(spec: CodecSpec) -> RunCodec:
         InvalidPlan: No codec has this name, its options are wrong, or its package returned something else.
     """
     choice = Choice(key="codec.name", name=spec.name, options_key="codec.options", options=spec.options)
-    return RunCodec(codec=created(choice, FACTORIES, GROUP, checked=checked_codec), max_shift=spec.max_shift)
+    return RunCodec(codec=created(choice, FACTORIES, GROUP, checked=guarded_codec), max_shift=spec.max_shift)
 
 
-def checked_codec(codec: Codec, where: str) -> Codec:
+def guarded_codec(codec: Codec, where: str) -> Codec:
     """Return a codec of another package with its checks.
 
     Args:

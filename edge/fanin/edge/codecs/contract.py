@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.codec import checked_codec
+from fanin.edge.codecs.codec import guarded_codec
 from fanin.edge.codecs.fixed import CODECS, Codec, Encoded, Integers, RunCodec, largest_value
 from fanin.edge.codecs.pipeline import UpdatePipeline, first_states, form_of, read_only, stage_error
 from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
@@ -139,7 +139,7 @@ def check_codec(codec: Codec, *, seed: int = 1) -> None:
         AssertionError: The codec breaks the contract. The text says how.
         InvalidPlan: A result has another form, or a method raises an exception.
     """
-    codec = checked_codec(codec, "codec")
+    codec = guarded_codec(codec, "codec")
     rng = np.random.default_rng(seed)
     for scale in (0.0, 2.0**-12, 0.1, 3.0, 1e4):
         change = rng.normal(0.0, scale, _TABLE.num_values).astype(np.float32)

@@ -40,6 +40,8 @@ FIRST_BITS: Final = 1
 """Bits that a first Round leaves above that range."""
 FIRST_RESOLVED_BITS: Final = 30
 """A first step need not be finer than 2^-30 of that range, which is finer than float32 resolves it."""
+ROOMY_CHANGE: Final = 1024.0
+"""A first change of values of an unknown scale for which there is room."""
 RESOLVED_BITS: Final = 25
 """A step need not be finer than 2^-25 of a block's reach: 3e-8, finer than float32 resolves it."""
 MIN_GROWTH_BITS: Final = 1
@@ -87,6 +89,25 @@ def first_grid(maxima: Sequence[float], codec: Precision) -> tuple[int, ...]:
     own_bits = codec.bits - 1 - FIRST_BITS
     fraction_bits = min(own_bits + codec.max_shift, FIRST_RESOLVED_BITS)
     return tuple(_limited(math.frexp(max(largest, FIRST_RANGE))[1] - fraction_bits) for largest in maxima)
+
+
+def first_change_notes(codec: Precision) -> tuple[str, ...]:
+    """Return a note for arrays whose scale is unknown, such as those of a Flower app, unless a first change has room.
+
+    Args:
+        codec: The codec of the Run.
+    """
+    (exponent,) = first_grid([0.0], codec)
+    largest = math.ldexp(1.0, codec.bits - 1 + codec.max_shift + exponent)
+    if largest >= ROOMY_CHANGE:
+        return ()
+    shift = FIRST_RESOLVED_BITS - 1 + round(math.log2(ROOMY_CHANGE)) - (codec.bits - 1)
+    note = (
+        f"codec.max_shift: got {codec.max_shift}, so the first Round cuts a change of a small value to {largest:g}; if "
+        f"arrays have no scale, such as coefficients of raw columns, set codec.max_shift={shift} "
+        "(docs/howto/flower.md#large-changes)"
+    )
+    return (note,)
 
 
 def next_grid(grid: Sequence[int], reaches: Reaches, first: Sequence[int], codec: Precision) -> tuple[int, ...]:

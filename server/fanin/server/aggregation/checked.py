@@ -95,13 +95,13 @@ def rule_of(plan: Plan) -> Rule | ColumnRule:
     choice = Choice(
         key="aggregation.rule", name=ours.rule, options_key="aggregation.rule_options", options=ours.rule_options
     )
-    rule = created(choice, RULES, rules.GROUP, plan, checked=checked_rule)
+    rule = created(choice, RULES, rules.GROUP, plan, checked=guarded_rule)
     if isinstance(rule, ColumnRule):
         check_column_plan(plan)
     return rule
 
 
-def checked_rule(rule: Rule | ColumnRule, where: str) -> Rule | ColumnRule:
+def guarded_rule(rule: Rule | ColumnRule, where: str) -> Rule | ColumnRule:
     """Return a rule of another package with its checks. ``where`` begins the error of an object that is no rule."""
     rules.check_members(rule, where)
     return CheckedColumnRule(rule) if isinstance(rule, ColumnRule) else CheckedRule(rule)
@@ -119,10 +119,10 @@ def optimizer_of(plan: Plan) -> OuterOptimizer:
     choice = Choice(
         key=key, name=ours.outer_optimizer, options_key="aggregation.outer_options", options=ours.outer_options
     )
-    return created(choice, OPTIMIZERS, outer.GROUP, plan, checked=checked_optimizer)
+    return created(choice, OPTIMIZERS, outer.GROUP, plan, checked=guarded_optimizer)
 
 
-def checked_optimizer(optimizer: OuterOptimizer, where: str) -> OuterOptimizer:
+def guarded_optimizer(optimizer: OuterOptimizer, where: str) -> OuterOptimizer:
     """Return an optimizer of another package with its checks. ``where`` begins the error of another object."""
     outer.check_members(optimizer, where)
     return CheckedOptimizer(optimizer)

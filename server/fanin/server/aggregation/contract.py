@@ -18,7 +18,7 @@ from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, Float64s, Int32s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import CodecSpec
-from fanin.server.aggregation.checked import checked_optimizer, checked_rule
+from fanin.server.aggregation.checked import guarded_optimizer, guarded_rule
 from fanin.server.aggregation.fold import Contribution, PartialSum
 from fanin.server.aggregation.folding import OuterStep
 from fanin.server.aggregation.outer import OuterOptimizer
@@ -43,7 +43,7 @@ def check_rule(rule: Rule | ColumnRule, *, num_updates: int = 7, seed: int = 1) 
         AssertionError: The rule breaks the contract. The text is that of the coordinator.
     """
     with _refusals_as_assertions():
-        _check_folds(checked_rule(rule, "rule"), num_updates, seed)
+        _check_folds(guarded_rule(rule, "rule"), num_updates, seed)
 
 
 def _check_folds(rule: Rule | ColumnRule, num_updates: int, seed: int) -> None:
@@ -83,7 +83,7 @@ def check_optimizer(optimizer: OuterOptimizer, *, num_steps: int = 4, seed: int 
         AssertionError: The optimizer breaks the contract. The text is that of the coordinator.
     """
     with _refusals_as_assertions():
-        optimizer = checked_optimizer(optimizer, "outer optimizer")
+        optimizer = guarded_optimizer(optimizer, "outer optimizer")
         expected = _steps(optimizer, num_steps, seed, cuts=())
         assert _steps(optimizer, num_steps, seed, cuts=()) == expected, "step: a repetition gave other bits"
         for cuts in ((1,), (5, 6, 40), tuple(range(1, _TABLE.num_values))):

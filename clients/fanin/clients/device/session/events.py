@@ -1,7 +1,7 @@
 """The vocabulary of a device's session: its phases, the events that it accepts and the actions that it requests.
 
-The driver (``device.driver``) carries out one action and reports its outcome as an event. ``machine`` has the table
-that leads from one to the other.
+The driver (``device.session_driver``) carries out one action and reports its outcome as an event. ``machine`` has the
+table that leads from one to the other.
 """
 
 from dataclasses import dataclass

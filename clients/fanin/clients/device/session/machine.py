@@ -2,7 +2,7 @@
 
 1. Every transition is in ``TRANSITIONS``.
 2. The machine has no clock and no IO. ``step(event, rng)`` returns the next session and the next action. The driver
-   (``device.driver``) carries the action out and reports its outcome as an event.
+   (``device.session_driver``) carries the action out and reports its outcome as an event.
 3. An event that the table does not list raises ``IllegalSessionEvent`` and changes nothing.
 
 The usual path is ENROLLING once, then IDLE (check in) -> FETCHING -> TRAINING -> SENDING -> IDLE. After a failure of

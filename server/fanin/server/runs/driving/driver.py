@@ -21,7 +21,7 @@ from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.intake import Intake, Parked
 from fanin.server.runs.driving.shortage import failures_of, shortage_of, shown_failure
 from fanin.server.runs.driving.stopping import History
-from fanin.server.runs.driving.updates import Updates
+from fanin.server.runs.driving.updates import UpdateDecisions
 from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.view import LiveRun
@@ -61,7 +61,7 @@ class RunDriver:
         self.course = course
         self._publications = publications
         self.intake = Intake(course, stores, parked)
-        self.updates = Updates(course, stores, files)
+        self.updates = UpdateDecisions(course, stores, files)
         self._stores = stores
         self._files = files
         self._history = History(course.run.start.plan.stop)

@@ -26,7 +26,7 @@ from fanin.server.storage.records import CommittedUpdate
 from fanin.server.storage.stores import DriverStores, Files
 
 
-class Updates:
+class UpdateDecisions:
     """The Updates of one Run.
 
     Args:
