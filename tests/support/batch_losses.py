@@ -94,9 +94,11 @@ def triplet(output: Output, y: Tensor) -> Tensor:
 def masked_triplet(output: Output, y: Tensor, mask: Tensor) -> Tensor:
     a, b = output["0"], output["1"]
     distances = functional.pairwise_distance(a[:, None], b[None])
-    nearest = distances.masked_fill(torch.eye(len(a), dtype=torch.bool) | (mask == 0), -HIDDEN).argmin(dim=1)
+    hidden = torch.eye(len(a), dtype=torch.bool) | (mask == 0)
+    nearest = distances.masked_fill(hidden, -HIDDEN).argmin(dim=1)
     losses = nn.TripletMarginLoss(margin=0.5, reduction="none")(a, b, b[nearest])
-    return (mask * losses).sum() / mask.sum()
+    # A single sample has no negative.
+    return (mask * losses).sum() / mask.sum() * (mask.sum() > 1)
 
 
 def off_diagonal(x: Tensor) -> Tensor:

@@ -82,7 +82,21 @@ def nearest_of_all(output: Output, y: Tensor, mask: Tensor) -> Tensor:
     return (mask * nearest).sum() / mask.sum()
 
 
-@pytest.mark.parametrize("loss", [by_length, without_mask, leaking_gradient, padded_negatives, nearest_of_all])
+def anchored(output: Output, y: Tensor, mask: Tensor) -> Tensor:
+    """The first sample of the batch is the anchor, whether it is real or not."""
+    distances = (output["0"] - output["0"][:1]).square().sum(1)
+    return (mask * distances).sum() / mask.sum()
+
+
+def faint(output: Output, y: Tensor, mask: Tensor) -> Tensor:
+    """A padded sample has a small share in an output with small gradients, beside another one with large ones."""
+    return masked_simclr({"0": 1e-2 * output["0"], "1": 1e-2 * output["0"]}, y, mask) + output["1"].sum(1).mean() * 1e-3
+
+
+LEAKING = (by_length, without_mask, leaking_gradient, padded_negatives, nearest_of_all, anchored, faint)
+
+
+@pytest.mark.parametrize("loss", LEAKING)
 def test_a_loss_that_counts_masked_samples_is_refused_with_its_line(loss: Masked) -> None:
     (finding,) = check_app(app_of(loss), ["onnx"])
     assert (finding.kind, finding.line) == ("loss", f"test_batch_losses.py:{loss.__code__.co_firstlineno}")

@@ -1,11 +1,12 @@
 """The check of a BatchLoss: its value and its gradient are those of the real samples alone.
 
 A device pads the last batch of its data, and the mask excludes the padding. In eager torch the loss is computed for
-batches with few and with many real samples. Each time, the others have different contents, and then they are cut off.
+batches with few and with many real samples, at the begin and at the end. Each time, the others have different contents,
+and then they are cut off.
 The gradient is compared, too: a loss may have the right value and still train on padding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +22,8 @@ from fanin.protos.texts import counted
 
 TOLERANCE: Final = 1e-3
 """Relative to the largest value of all batches: above other orders of additions, below a padded sample that counts."""
+FLOOR: Final = 1e-4
+"""Floor of the scale of an output's gradient, relative to the largest of all outputs: less is rounding."""
 LEAVE_OUT: Final = (
     "leave samples with mask 0 out of each sum, mean and comparison: multiply by the mask and divide by mask.sum(), "
     "not by len(y); hide them by masked_fill(mask == 0, -1e9) before a softmax, a logsumexp or a maximum "
@@ -34,10 +37,17 @@ KEEP_FINITE: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Result:
-    """The value of a loss (1,), and its gradient by the outputs as one row for each sample (B, ...)."""
+    """The value of a loss, and its gradient by each output: one row for each sample (B, ...), or a scalar."""
 
     value: Tensor
-    gradient: Tensor
+    gradients: Sequence[Tensor]
+
+    @property
+    def not_finite(self) -> str:
+        """The part that is not finite; "" if all are."""
+        is_finite = bool(self.value.isfinite().all())
+        gradients_are = all(bool(each.isfinite().all()) for each in self.gradients)
+        return "" if is_finite and gradients_are else "gradient" if is_finite else "value"
 
 
 def check_batch_loss(prepared: Prepared, loss: BatchLoss, output: Output, y: Tensor) -> None:
@@ -54,27 +64,26 @@ def check_batch_loss(prepared: Prepared, loss: BatchLoss, output: Output, y: Ten
     """
     num, what = len(y), f"App {prepared.app.name}: the loss"
 
-    def computed(outputs: Output, targets: Tensor, mask: Tensor) -> _Result:
-        return guarded(what, prepared.module, lambda: _result(loss, outputs, targets, mask))
+    def computed(rows: Tensor, mask: Tensor) -> _Result:
+        return guarded(what, prepared.module, lambda: _result(loss, of_rows(output, rows), y[rows], mask))
 
+    every = torch.arange(num)
     sizes = sorted({1, min(2, num), (num + 1) // 2, max(1, num - 1), num})
-    masks = {size: (torch.arange(num) < size).float() for size in sizes}
-    results = {size: computed(output, y, mask) for size, mask in masks.items()}
-    for size, result in results.items():
-        if not bool(result.value.isfinite().all() and result.gradient.isfinite().all()):
-            part = "gradient" if bool(result.value.isfinite().all()) else "value"
-            reason = f"its {part} is not finite for a batch with {counted(size, 'real sample')}"
-            raise _refusal(loss, f"{what}: {reason}", KEEP_FINITE, "FN-0781")
-    spread = _Result(
-        value=torch.stack([each.value.abs().max() for each in results.values()]).max(),
-        gradient=torch.stack([each.gradient.abs().max() for each in results.values()]).max(),
-    )
-    for size, result in results.items():
-        others = [("with another content", computed(*each, masks[size])) for each in _contents(output, y, size)]
-        rows = slice(size)
-        others.append(("without them", computed(of_rows(output, rows), y[rows], torch.ones(size))))
-        for how, other in others:
-            if part := _difference(result, other, size, spread):
+    masks = [mask for size in sizes for mask in (every < size, every >= num - size)]
+    results = [computed(every, mask.float()) for mask in masks]
+    for mask, result in zip(masks, results, strict=True):
+        if part := result.not_finite:
+            reason = f"{what}: its {part} is not finite for a batch with {counted(int(mask.sum()), 'real sample')}"
+            raise _refusal(loss, reason, KEEP_FINITE, "FN-0781")
+    spreads = [max(float(each.value.abs()) for each in results)]
+    spreads += [
+        max(float(each.abs().max()) for each in parts)
+        for parts in zip(*(result.gradients for result in results), strict=True)
+    ]
+    for mask, result in zip(masks, results, strict=True):
+        for how, other in _others(mask, computed):
+            if part := _difference(mask, result, other, spreads):
+                size = int(mask.sum())
                 raise _refusal(
                     loss,
                     f"{what} of a batch of {num} with {counted(size, 'real sample')} depends on the {num - size} "
@@ -85,44 +94,51 @@ def check_batch_loss(prepared: Prepared, loss: BatchLoss, output: Output, y: Ten
 
 
 def _result(loss: BatchLoss, output: Output, y: Tensor, mask: Tensor) -> _Result:
-    parts = [output] if isinstance(output, Tensor) else [*output.values()]
+    parts = {"": output} if isinstance(output, Tensor) else output
     with torch.enable_grad():
-        leaves = [part.detach().clone().requires_grad_(part.is_floating_point()) for part in parts]
-        outputs = leaves[0] if isinstance(output, Tensor) else dict(zip(output, leaves, strict=True))
-        value = loss(outputs, y, mask)
-        learning = [leaf for leaf in leaves if leaf.requires_grad]
-        gradients = [torch.zeros_like(leaf) for leaf in learning]
+        leaves = {path: part.detach().clone().requires_grad_(part.is_floating_point()) for path, part in parts.items()}
+        value = loss(leaves[""] if isinstance(output, Tensor) else leaves, y, mask)
+        learning = [leaf for leaf in leaves.values() if leaf.requires_grad]
+        gradients: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in learning]
         if value.requires_grad:
-            gradients = [*torch.autograd.grad(value, learning, allow_unused=True, materialize_grads=True)]
-    # The gradient of a scalar output is that of all samples; the first one is always real.
-    first = (torch.arange(len(y)) == 0).float()[:, None]
-    rows = [
-        each.flatten(1) if each.dim() > 1 else each.reshape(-1, 1) * (1.0 if each.dim() else first)
-        for each in gradients
-    ]
-    return _Result(value=value.detach().reshape(-1), gradient=torch.cat(rows, dim=1))
+            gradients = torch.autograd.grad(value, learning, allow_unused=True, materialize_grads=True)
+    return _Result(value=value.detach(), gradients=gradients)
 
 
-def _contents(output: Output, y: Tensor, size: int) -> Iterator[tuple[Output, Tensor]]:
-    """Yield the batch with other samples after the first ``size``: copies of the first, as on a device, and several."""
-    num = len(y)
-    if size == num:
-        return
-    real = torch.arange(size)
-    for padding in (torch.zeros(num - size, dtype=torch.int64), torch.arange(num - size)):
-        index = torch.cat([real, padding])
-        parts = {"": output} if isinstance(output, Tensor) else output
-        taken = {path: part[index] if part.dim() else part for path, part in parts.items()}
-        yield taken[""] if isinstance(output, Tensor) else taken, y[index]
+def _others(mask: Tensor, computed: Callable[[Tensor, Tensor], _Result]) -> Iterator[tuple[str, _Result]]:
+    """Yield the results of the real samples with copies of the first one, as on a device, with others, and alone.
+
+    Args:
+        mask: The real samples (B,).
+        computed: Computes the loss of these samples with this mask.
+    """
+    every, real = torch.arange(len(mask)), mask.nonzero()[:, 0]
+    if len(real) < len(mask):
+        for padding in (real[:1], every.flip(0)):
+            yield "with another content", computed(torch.where(mask, every, padding), mask.float())
+        yield "without them", computed(real, torch.ones(len(real)))
 
 
-def _difference(one: _Result, other: _Result, size: int, spread: _Result) -> str:
-    """Return in what two results differ: ``value``, ``gradient`` or neither ("")."""
-    if float((one.value - other.value).abs().max()) > TOLERANCE * float(spread.value):
+def _difference(mask: Tensor, one: _Result, other: _Result, spreads: Sequence[float]) -> str:
+    """Return in what two results differ: ``value``, ``gradient`` or neither ("").
+
+    Args:
+        mask: The real samples (B,).
+        one: The result of the batch.
+        other: That of another one with the same real samples, or of these alone.
+        spreads: The largest value, and the largest gradient of each output.
+    """
+    if float((one.value - other.value).abs()) > TOLERANCE * spreads[0]:
         return "value"
-    padding = torch.cat([each.gradient[size:].flatten() for each in (one, other)])
-    wrong = torch.cat([(one.gradient[:size] - other.gradient[:size]).flatten(), padding]).abs()
-    return "gradient" if float(wrong.max()) > TOLERANCE * float(spread.gradient) else ""
+    for first, second, spread in zip(one.gradients, other.gradients, spreads[1:], strict=True):
+        limit = TOLERANCE * max(spread, FLOOR * max(spreads[1:]))
+        expected = second
+        if first.dim():
+            expected = torch.zeros_like(first)
+            expected[mask] = second[mask] if len(second) == len(mask) else second
+        if float((first - expected).abs().max()) > limit:
+            return "gradient"
+    return ""
 
 
 def _refusal(loss: BatchLoss, reason: str, advice: str, code: str) -> Untraceable:

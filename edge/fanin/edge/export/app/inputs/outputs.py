@@ -50,7 +50,7 @@ def picked(what: str, place: Place, output: object, paths: Paths) -> object:
     return {path: _part(what, place, output, path) for path in paths}
 
 
-def of_rows(output: Output, rows: slice) -> Output:
+def of_rows(output: Output, rows: slice | Tensor) -> Output:
     """Return some samples of an output. A scalar, such as a learned temperature, belongs to all of them."""
     if isinstance(output, Tensor):
         return output[rows]
