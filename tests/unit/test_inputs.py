@@ -142,7 +142,7 @@ def test_wrong_inputs_raise_one_error(calibration: object, message: str) -> None
         ({"output": ("states.1", "logits")}, r"returned \(2, 16\), expected logits of shape \(batch, 4\)"),
         (
             {"output": ("logits", "states")},
-            r"returned tuple at the path 'states', expected a tensor \(batch, ...\); remove the path from output=",
+            r"returned tuple at the path 'states', expected a tensor \(batch, ...\), or a scalar",
         ),
         (
             {"output": "scores"},

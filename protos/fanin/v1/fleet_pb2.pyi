@@ -117,7 +117,7 @@ The kinds, by status. A kind tells more than a status; decide by it where you ca
     RESOURCE_EXHAUSTED    StorageFull, Throttled
     UNAVAILABLE           Unavailable, Untrusted, StorageUnavailable, Untimely
     DATA_LOSS             Corrupted
-    INTERNAL              Internal, FaninError
+    INTERNAL              Internal
 
 RATE OF CALLS
 
