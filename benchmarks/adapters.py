@@ -34,6 +34,7 @@ from fanin.datacenter.parallel.settings import TrainingSettings
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import Adapters, App, Recipe, Sgd, export, next_token
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.messages import CodecSpec, RoundClosed, RunRested, Training, VersionPublished
@@ -165,7 +166,9 @@ def federate(
                 say(f"  round {entry.event.round} closed")
         assert rests is not None and len(versions) == num_rounds, f"the run ended early: {rests}"
         parameters = operator.parameters(operator.version("run").version)
-    measured = measure(open_runtime("onnx"), bundle, parameters, batches_in_order(held_out, BATCH_SIZE))
+    measured = measure(
+        open_runtime("onnx"), bundle, VersionValues(parameters=parameters), batches_in_order(held_out, BATCH_SIZE)
+    )
     return Federated(
         measured=measured,
         # The first Round also downloads the graphs, once.

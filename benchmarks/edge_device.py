@@ -18,7 +18,7 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.npz import read_npz
 from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Runtime, StepSettings
+from fanin.edge.runtimes.base import Runtime, StepSettings, VersionValues
 from fanin.edge.runtimes.measure import measure
 
 Call = Callable[[], object]
@@ -42,7 +42,7 @@ class Device:
 
     def counts(self) -> dict[str, int]:
         """Return the number of correct labels in float and in int8."""
-        result = measure(self._runtime, self._bundle, self._parameters, self._batches)
+        result = measure(self._runtime, self._bundle, VersionValues(parameters=self._parameters), self._batches)
         return {
             "num_examples": result.num_predictions,
             "num_correct_float": result.num_correct_float,

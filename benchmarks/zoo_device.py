@@ -20,7 +20,7 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.npz import read_npz
 from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Inputs, Runtime, StepSettings
+from fanin.edge.runtimes.base import Inputs, Runtime, StepSettings, VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
@@ -63,7 +63,9 @@ class ZooDevice:
         """
         rows: list[tuple[Inputs, Inputs, Inputs]] = []
         batches = batches_in_order(read_npz(self._folder / "held-out.npz"), self._bundle.manifest.batch_size)
-        measure(self._runtime, self._bundle, parameters, batches, lambda *row: rows.append(row))
+        measure(
+            self._runtime, self._bundle, VersionValues(parameters=parameters), batches, lambda *row: rows.append(row)
+        )
         y, in_float, in_int8 = (np.concatenate(parts) for parts in zip(*rows, strict=True))
         if self._bundle.manifest.num_classes:
             return {"int8_agreement": float((in_float == in_int8).mean()), "accuracy": float((in_float == y).mean())}

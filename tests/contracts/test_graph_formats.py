@@ -12,7 +12,7 @@ from fanin.edge.bundles.formats import FILE_FORMATS
 
 if TYPE_CHECKING:
     from fanin.edge.export.formats.graphs import GraphFormat, Graphs
-    from fanin.edge.export.formats.int8.grids import Grids
+    from fanin.edge.export.formats.int8.activations import Ranges
     from fanin.edge.export.graph.traced import Traced
     from fanin.edge.export.module.prepare import Prepared
     from fanin.edge.signatures import Ports
@@ -119,12 +119,12 @@ def test_a_writer_that_accepts_any_operator_breaks_it(onnx: "GraphFormat") -> No
         check_refusal(replace(onnx, encode=lambda signature, traced, what: b""))
 
 
-def test_graphs_that_ignore_their_grids_break_it(onnx: "GraphFormat", mlp: Bundle) -> None:
+def test_graphs_that_ignore_their_ranges_break_it(onnx: "GraphFormat", mlp: Bundle) -> None:
     from support.graph_formats import check_make
     from support.models import app_of
 
-    def make(prepared: "Prepared", grids: "Grids | None") -> "Graphs":
+    def make(prepared: "Prepared", ranges: "Ranges | None") -> "Graphs":
         return onnx.make(prepared, None)
 
-    with pytest.raises(AssertionError, match="make: ignored the grid of 'flatten'"):
+    with pytest.raises(AssertionError, match="make: ignored the range of 'flatten'"):
         check_make(replace(onnx, make=make), app_of("mlp"), mlp)

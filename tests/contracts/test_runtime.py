@@ -33,6 +33,7 @@ from support.remote_runtime import PYTHON, ROOT, SOURCES, runtime_of
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.initializers import fill_constants
 from fanin.edge.bundles.quantize import fill_slots
+from fanin.edge.ranges import grids_of
 from fanin.edge.runtimes.available import RUNTIMES as AVAILABLE
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
@@ -195,7 +196,8 @@ def test_the_engine_of_another_environment_keeps_the_contract(bundle: Bundle, tm
 
 def test_the_slotted_graph_is_the_edited_graph_bit_for_bit(bundle: Bundle) -> None:
     parameters = trained(bundle, open_runtime("onnx"), epochs=2).parameters
-    values = fill_slots(bundle.manifest.slots["onnx"], bundle.manifest.table, parameters)
+    grids = grids_of(bundle.manifest.activations)
+    values = fill_slots(bundle.manifest.slots["onnx"], bundle.manifest.table, parameters, grids=grids)
     edited = onnx.load_from_string(fill_constants(bundle.graph("infer", "onnx"), values, "graph"))
     x, _ = samples(50, seed=4)
     (expected,) = plain_session(edited).run(None, {"x": x})

@@ -49,6 +49,7 @@ FOLDER: Final = Path(__file__).parent / "frames"
 _LINE_CHARS: Final = 96
 
 HEADER, PAYLOAD = update(assignment(), saturated=1, train_loss_q16=-5)
+MEASURED: Final = replace(HEADER, ranges=m.RangeCounts(cells=(3, 4, 130), counts=(60, 4, 64)))
 VERSION: Final = version(parent=version())
 STAGED: Final = replace(
     assignment(),
@@ -258,6 +259,7 @@ def frames() -> dict[str, Frame]:
         "fleet-download-request": _frame(download, fleet_pb2.DownloadRequest),
         "fleet-download-request-more": _frame(more, fleet_pb2.DownloadRequest),
         "fleet-download-piece": _plain(fleet_pb2.DownloadPiece(data=b"\0\xffpiece")),
+        "fleet-upload-request-header-with-ranges": _frame(m.UploadRequest(part=MEASURED), fleet_pb2.UploadRequest),
         "fleet-upload-request-header": _frame(m.UploadRequest(part=HEADER), fleet_pb2.UploadRequest),
         "fleet-upload-request-piece": _frame(
             m.UploadRequest(part=m.Piece(offset=1 << 33, data=PAYLOAD)), fleet_pb2.UploadRequest

@@ -8,6 +8,8 @@ writes ``slots.json``: a list of cases, each with
     parameters    {NAME: {"shape": [dim, ..], "values": [number, ..]}} in C order; each number is a float32 value
     derived       as in a manifest
     slots         as one format in a manifest
+    activations   as in a manifest
+    ranges        low and high of each activation in a Version; null for those of the manifest
     folded        {NAME: hex of its float32 values}
     values        {INITIALIZER: {"dtype", "shape", "data": hex}}: what the slots hold
 
@@ -17,7 +19,7 @@ All bytes are little-endian and in C order. A change there changes every int8 mo
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +29,10 @@ if __name__ == "__main__":
 import numpy as np
 
 from fanin.edge.bundles.derived import NOTHING, Derived, FoldedTensor, derived_row
-from fanin.edge.bundles.manifest_json import slot_row
+from fanin.edge.bundles.manifest_json import activation_row, slot_row
 from fanin.edge.bundles.quantize import fill_slots, with_derived
 from fanin.edge.bundles.slots import Slot, SlotKind, check_slots
+from fanin.edge.ranges import Activation, grids_of
 from fanin.edge.tensors import Float32s, TensorTable
 
 FILE: Final = Path(__file__).with_name("slots.json")
@@ -44,6 +47,8 @@ class Case:
     parameters: Mapping[str, Float32s]
     slots: Sequence[Slot]
     derived: Derived = NOTHING
+    activations: tuple[Activation, ...] = ()
+    ranges: Float32s | None = None
 
 
 def layer(
@@ -57,6 +62,21 @@ def layer(
         Slot(initializer="ws", kind=SlotKind.WEIGHT_SCALE, parameter=weight, shape=(shape[axis],), axis=axis),
         Slot(initializer="b", kind=SlotKind.BIAS, parameter=bias, **own),
         Slot(initializer="bs", kind=SlotKind.BIAS_SCALE, parameter=bias, **own),
+    )
+
+
+def refreshed() -> tuple[Slot, ...]:
+    """Return the slots of a layer whose input is the activation ``a``, and of the grids of four activations."""
+    of_a = {"input_scale": 0.0, "activation": "a"}
+    own = tuple(replace(slot, **of_a) if slot.initializer in ("b", "bs") else slot for slot in layer("w", "b", (3, 2)))
+    kinds = ((SlotKind.ACTIVATION_SCALE, ()), (SlotKind.ZERO_POINT, ()), (SlotKind.ZERO_POINT64, (1,)))
+    return (
+        *own,
+        *(
+            Slot(initializer=f"{name}.{kind}", kind=kind, parameter="", shape=shape, activation=name)
+            for name in "abcd"
+            for kind, shape in kinds
+        ),
     )
 
 
@@ -86,6 +106,11 @@ def cases() -> tuple[Case, ...]:
         "b:folded": FoldedTensor(mean="mean", gain="gain", variance="variance", epsilon=0.001, offset="offset"),
         "all": folding,
     }
+    activations = tuple(
+        Activation(name=name, graph_format="onnx", low=low, high=high)
+        for name, low, high in (("a", -1.0, 1.0), ("b", 0.0, 6.0), ("c", -3.5, 0.0), ("d", 0.0, 0.0))
+    )
+    quantized = {"w": array(0.3, -0.2, 0.1, 0.7, -0.9, 0.05, shape=(3, 2)), "b": array(1.0, -0.3, 25.0)}
     frozen = Derived(constants={"scales": np.array([0.5, 0.0], "<f4").tobytes()})
     return (
         Case(
@@ -114,6 +139,26 @@ def cases() -> tuple[Case, ...]:
                 *layer("w:folded", "b:folded", (3, 2)),
                 Slot(initializer="f", kind=SlotKind.FLOAT, parameter="all", shape=(3, 2)),
             ),
+        ),
+        Case(
+            name="a layer whose input is an activation, with the ranges of the export",
+            parameters=quantized,
+            slots=refreshed(),
+            activations=activations,
+        ),
+        Case(
+            name="the same layer with the ranges of a Version: one in the middle of a step, and small ones",
+            parameters=quantized,
+            slots=refreshed(),
+            activations=activations,
+            ranges=array(-0.3, 2.7, 0.0, 1e-30, -0.00001, 0.000002, -127.5, 127.5),
+        ),
+        Case(
+            name="the same layer with ranges at the end of float32",
+            parameters=quantized,
+            slots=refreshed(),
+            activations=activations,
+            ranges=array(-0.3, 2.7, -LARGEST, LARGEST, 0.0, 0.0, -127.5, 127.5),
         ),
         Case(
             name="the bias of a frozen weight, whose scales are a constant",
@@ -146,11 +191,11 @@ def cases() -> tuple[Case, ...]:
 def row_of(case: Case) -> dict[str, object]:
     """Return the JSON form of a case, computed by the code of devices."""
     shapes = {name: value.shape for name, value in case.parameters.items()}
-    check_slots(tuple(case.slots), shapes, case.derived)
+    check_slots(tuple(case.slots), shapes, case.derived, [row.name for row in case.activations])
     table = TensorTable.of(shapes)
     flat = table.flatten(case.parameters)
     sources = with_derived(table.views(flat), case.derived)
-    values = fill_slots(case.slots, table, flat, case.derived)
+    values = fill_slots(case.slots, table, flat, case.derived, grids_of(case.activations, case.ranges))
     return {
         "name": case.name,
         "parameters": {
@@ -159,6 +204,8 @@ def row_of(case: Case) -> dict[str, object]:
         },
         "derived": derived_row(case.derived),
         "slots": [slot_row(slot) for slot in case.slots],
+        "activations": [activation_row(row) for row in case.activations],
+        "ranges": None if case.ranges is None else [float(bound) for bound in case.ranges],
         "folded": {name: sources[name].astype("<f4").tobytes().hex() for name in case.derived.folded},
         "values": {
             name: {

@@ -20,7 +20,9 @@ from fanin.edge.bundles.manifest_json import KEYS, OPTIONAL_KEYS, dump_manifest
 from fanin.edge.bundles.quantize import BIAS_ROOM, MAX_BIAS_CODE, MAX_CODE, MIN_SCALE
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.codecs.fixed import CODECS
+from fanin.edge.codecs.statistics import range_counts_of
 from fanin.edge.lengths import Lengths
+from fanin.edge.ranges import EDGES, NUM_BINS, counts
 from fanin.edge.runtimes import evaluations
 from fanin.edge.runtimes.graphs import CONTROL, PARAMETER_PREFIX, SETTING_PREFIX
 from fanin.edge.signatures import DEVICE_SIGNATURES, RANDOM_PREFIXES
@@ -210,3 +212,15 @@ def test_the_codecs_encode_the_vectors_of_the_prose() -> None:
             int(rounded),
             int(saturated),
         )
+
+
+def test_the_vector_of_ranges_is_what_a_device_counts() -> None:
+    lows, highs = (np.array(values, np.float32)[:, None] for values in ((-1, -1, -3), (0, 0.5, 1e30)))
+    result = range_counts_of(counts(lows, highs), np.array([1]))
+    cells, sizes = (" ".join(map(str, row)) for row in (result.cells, result.counts))
+    assert f"have the cells {cells} with the counts {sizes}." in PROSE
+    assert f"add 1 to the largest remainders until the sum is {m.RANGE_WEIGHT}" in PROSE
+    assert f"(2 a + s) * {NUM_BINS} + b" in PROSE
+    roots = ", ".join(str(float(edge)) for edge in EDGES[:4] * np.float32(2.0**16))
+    assert f"({roots})[b mod 4]".replace("(1.0,", "(1,") in PROSE
+    assert f"In rising order, at most {m.MAX_RANGE_CELLS}." in PROSE

@@ -17,7 +17,8 @@ from golden import slots
 HINT = "if this is meant, run `python tests/golden/slots.py` and say in CHANGELOG.md which int8 models change"
 CASES: Final = json.loads(slots.FILE.read_text())
 MAX: Final = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
-CODES: Final = {"int8": "b", "int32": "i", "float32": "f"}
+CODES: Final = {"int8": "b", "int32": "i", "int64": "q", "float32": "f"}
+OF_ACTIVATION: Final = {"activation_scale": "float32", "zero_point": "int8", "zero_point64": "int64"}
 
 
 def test_the_file_is_what_the_code_of_devices_computes() -> None:
@@ -38,7 +39,13 @@ class Words:
     """What fleet.proto says under SLOTS. A source is a dictionary of values by index."""
 
     def __init__(self, case: dict[str, Any]) -> None:
-        self.slots = case["slots"]
+        self.grids = dict(grids(case))
+        self.slots = [
+            slot | {"input_scale": self.grids[slot["activation"]][0]}
+            if slot["activation"] and slot["kind"] in ("bias", "bias_scale")
+            else slot
+            for slot in case["slots"]
+        ]
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.sources: dict[str, dict[tuple[int, ...], float]] = {}
         for name, tensor in case["parameters"].items():
@@ -91,6 +98,8 @@ class Words:
     def value(self, slot: dict[str, Any]) -> tuple[str, list[float]]:
         """Return the element type and the values of a slot, in C order."""
         name, kind = slot["parameter"], slot["kind"]
+        if kind in OF_ACTIVATION:
+            return OF_ACTIVATION[kind], [self.grids[slot["activation"]][kind != "activation_scale"]]
         source = self.sources[name]
         if kind == "float":
             return "float32", self._permuted(slot, source)
@@ -116,6 +125,24 @@ class Words:
         ]
 
 
+def grids(case: dict[str, Any]) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Yield the scale and the zero point of each activation."""
+    rows, bounds = case["activations"], case["ranges"]
+    spans = [
+        (row["low"], row["high"]) if bounds is None else tuple(bounds[2 * index :][:2])
+        for index, row in enumerate(rows)
+    ]
+    steps = [min((high - low) / 255, 2.0**60) for low, high in spans]
+    for row, (low, _), q in zip(rows, spans, steps, strict=True):
+        others = (step for other, step in zip(rows, steps, strict=True) if other["graph_format"] == row["graph_format"])
+        least = max(others) / 2.0**18
+        if q < 2.0**-60:
+            yield row["name"], (f32(max(1.0, least)), 0.0)
+        else:
+            step = max(q, least)
+            yield row["name"], (f32(step), clip(rint(-128 - low / step), -128, 127))
+
+
 def indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Yield all indices in C order."""
     return product(*map(range, shape))
@@ -133,7 +160,7 @@ def test_the_words_of_the_protocol_give_the_same_bytes(case: dict[str, Any]) -> 
         values = list(words.sources[name].values())
         assert struct.pack(f"<{len(values)}f", *values).hex() == data, name
     assert {slot["initializer"] for slot in case["slots"]} == set(case["values"])
-    for slot in case["slots"]:
+    for slot in words.slots:
         dtype, values = words.value(slot)
         expected = case["values"][slot["initializer"]]
         assert (dtype, math.prod(expected["shape"])) == (expected["dtype"], len(values))
@@ -143,7 +170,7 @@ def test_the_words_of_the_protocol_give_the_same_bytes(case: dict[str, Any]) -> 
 
 def test_the_cases_reach_every_kind_and_every_limit() -> None:
     kinds = {slot["kind"] for case in CASES for slot in case["slots"]}
-    assert kinds == {"weight", "weight_scale", "bias", "bias_scale", "float"}
+    assert kinds == {"weight", "weight_scale", "bias", "bias_scale", "float", *OF_ACTIVATION}
     limits = next(case["values"] for case in CASES if "zeros" in case["name"])
     assert struct.unpack("<3f", bytes.fromhex(limits["ws"]["data"]))[0] == 2.0**-64
     _, grown, largest = struct.unpack("<3i", bytes.fromhex(limits["b"]["data"]))

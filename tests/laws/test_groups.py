@@ -183,7 +183,7 @@ def auxiliary_step(mean: Sequence[float], stage: Stage, num_updates: int = 3) ->
     aggregate = Aggregate(
         part=lambda first, last: values[first:last], reaches=no_reaches(LAYOUT.total_table), counts={}, shifts=()
     )
-    return AuxiliaryStep(aggregate, LAYOUT, {"scaffold": stage}, num_updates)
+    return AuxiliaryStep(aggregate, LAYOUT, {"scaffold": stage}, num_updates, ())
 
 
 @given(FLOATS, FLOATS, st.integers(1, 50), st.integers(1, 50), st.lists(st.integers(0, NUM), max_size=3).map(sorted))

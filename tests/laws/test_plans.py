@@ -19,7 +19,7 @@ from fanin.protos.roles import TensorRole
 def toml_of(plan: Plan) -> str:
     """Return the Plan as TOML with all its keys."""
     lines = [f'name = "{plan.name}"', 'bundle = "bundle"']
-    for table in ("cohort", "training", "codec", "aggregation", "stop", "evaluation"):
+    for table in ("cohort", "training", "codec", "aggregation", "stop", "evaluation", "int8"):
         lines.append(f"[{table}]")
         part = getattr(plan, table)
         for name in type(part).__slots__:

@@ -104,12 +104,20 @@ def test_a_summary_is_printed_and_a_bundle_is_never_overwritten(fanin: Fanin, sp
             "optimizer.momentum = {default = 0.9, below = 1.0}\n[graphs.onnx]",
             "bundle: optimizer: got the setting 'momentum', expected an input 'optimizer.momentum' of the train graph",
         ),
-        ("name =", "title =", "linear.toml: got unknown ['title'] and no ['name'], expected ['batch_size', 'graphs'"),
-        ("num_classes =", "classes =", "linear.toml: got unknown ['classes'], expected ['batch_size', 'graphs', 'n"),
+        (
+            "name =",
+            "title =",
+            "linear.toml: got unknown ['title'] and no ['name'], expected ['activations', ",
+        ),
+        (
+            "num_classes =",
+            "classes =",
+            "linear.toml: got unknown ['classes'], expected ['activations', 'batch_size', ",
+        ),
         (
             "[graphs.onnx]",
             "[[slots.onnx]]\nparameter = 'b'\nplace = 3\n[graphs.onnx]",
-            "linear.toml.slots.onnx[0]: got unknown ['place'], expected ['axis', ",
+            "linear.toml.slots.onnx[0]: got unknown ['place'], expected ['activation', 'axis', ",
         ),
         ("batch_size = 4", 'batch_size = "4"', "linear.toml.batch_size: got str, expected int"),
         ("batch_size = 4", "batch_size = 8", "train graph: got 'mask' as float32 (4,), expected float32 (8,)"),

@@ -60,7 +60,7 @@ class Ending:
 def full_plan(concurrency: int, max_rounds: int) -> Plan:
     """Return a Plan without spare places.
 
-    It has a rule that reads payloads again, and an optimizer and stages that have state.
+    It has a rule that reads payloads again, an optimizer and stages that have state, and ranges that devices report.
     """
     return plan(
         concurrency=concurrency,
@@ -72,6 +72,7 @@ def full_plan(concurrency: int, max_rounds: int) -> Plan:
         rule_options={"trim": 0.4},
         outer_optimizer="nesterov",
         stages=(scaffold(NUM_DEVICES), FEEDBACK),
+        ranges="devices",
     )
 
 

@@ -28,6 +28,7 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.npz import read_npz
 from fanin.edge.metrics.metric import metrics_of
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.tensors import Float32s, sha256_hex
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import VersionEvaluation, VersionPublished
@@ -67,7 +68,9 @@ def test_each_due_version_has_the_metrics_of_its_parameters(tmp_path: Path) -> N
     batches = tuple(batches_in_order(read_npz(bench.data), bench.bundle.manifest.batch_size))
     runtime = open_runtime("onnx")
     for evaluation, flat in zip(page, (bench.bundle.initial_parameters(), versions(5)[1], versions(5)[3]), strict=True):
-        expected = evaluate_version(runtime, bench.bundle, flat, batches, metrics_of(["macro_f1"]))
+        expected = evaluate_version(
+            runtime, bench.bundle, VersionValues(parameters=flat), batches, metrics_of(["macro_f1"])
+        )
         assert (evaluation.values, evaluation.num_examples) == (expected.values, 30)
         assert (evaluation.data, evaluation.data_sha256) == (NAME, sha256_hex(bench.data.read_bytes()))
         assert (evaluation.runtime, evaluation.problem) == (runtime.name, "")

@@ -26,6 +26,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.npz import write_npz
 from fanin.edge.export.formats.graphs import FORMATS
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.protos.messages import Training
 
@@ -90,7 +91,8 @@ def test_devices_with_several_inputs_learn_together_and_serve(
         parameters = operator.parameters(operator.version("run").version)
     examples = list(batches_in_order(several_examples(80, seed=5), BATCH_SIZE))
     first, last = (
-        measure(open_runtime("onnx"), bundle, values, examples) for values in (bundle.initial_parameters(), parameters)
+        measure(open_runtime("onnx"), bundle, VersionValues(parameters=values), examples)
+        for values in (bundle.initial_parameters(), parameters)
     )
     assert last.loss_sum < 0.9 * first.loss_sum
     fanin = fanin_in_process(capsys, monkeypatch)
@@ -120,7 +122,8 @@ def test_a_device_with_sequences_of_any_length_learns_and_serves(
         parameters = operator.parameters(operator.version("run").version)
     examples = list(batches_in_order(rows(80, seed=5), bundle.manifest.batch_size, bundle.manifest.lengths))
     first, last = (
-        measure(open_runtime("onnx"), bundle, values, examples) for values in (bundle.initial_parameters(), parameters)
+        measure(open_runtime("onnx"), bundle, VersionValues(parameters=values), examples)
+        for values in (bundle.initial_parameters(), parameters)
     )
     assert last.loss_sum < 0.9 * first.loss_sum
     outputs: Any = _predictions(fanin_in_process(capsys, monkeypatch), host, "onnx")["outputs"]

@@ -160,7 +160,7 @@ def control_of(state: CoordinatorState, number: int) -> Float32s:
     version = state.runs.version("run", number)
     assert version is not None
     layout = layout_of(TABLE, stages_of(PLAN.stages))
-    return np.concatenate(list(auxiliary_pieces(state.blobs, version, "control", layout)))
+    return np.concatenate(list(auxiliary_pieces(state.blobs, version, "control", layout.auxiliary)))
 
 
 @pytest.mark.parametrize("seed", in_ci(range(NUM_SEEDS), range(4)))

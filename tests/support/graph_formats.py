@@ -58,10 +58,10 @@ def check_make(row: GraphFormat, app: App, bundle: Bundle) -> None:
     prepared = prepare(app)
     graphs = row.make(prepared, None)
     check_same(row, graphs, bundle)
-    assert graphs.grids, "make: got no grids, expected those of the activations of infer"
-    name, (first, second) = next(iter(graphs.grids.items()))
-    others = {**graphs.grids, name: (first, second + 1.0)}
-    assert row.make(prepared, others).grids == others, f"make: ignored the grid of {name!r}"
+    assert graphs.ranges, "make: got no ranges, expected those of the activations of infer"
+    name, (first, second) = next(iter(graphs.ranges.items()))
+    others = {**graphs.ranges, name: (first, second + 1.0)}
+    assert row.make(prepared, others).ranges == others, f"make: ignored the range of {name!r}"
     try:
         row.make(prepared, {"of another graph": (first, second)})
     except UnsupportedModel:

@@ -133,6 +133,9 @@ EVALUATION_PLANS: Final = st.builds(
 )
 
 
+INT8_PLANS: Final = st.builds(p.Int8Plan, ranges=st.sampled_from(["export", "devices"]))
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> p.Plan:
     """Draw any Plan, up to the limit of the headroom."""
@@ -164,6 +167,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
             max_int8_drop=draw(st.floats(0.0, 100.0)),
         ),
         evaluation=draw(EVALUATION_PLANS),
+        int8=draw(INT8_PLANS),
         flower=flower,
     )
 

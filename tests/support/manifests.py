@@ -8,6 +8,7 @@ import numpy as np
 from fanin.edge.bundles.derived import Derived, FoldedTensor
 from fanin.edge.bundles.manifest import Manifest, OptimizerSetting
 from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.ranges import Activation
 from fanin.edge.signatures import Port, Signature
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
@@ -34,6 +35,7 @@ DERIVED: Final = Derived(
     ),
 )
 FOLDED: Final = Slot(initializer="f", kind=SlotKind.FLOAT, parameter="dense.weight:folded", shape=(4, 3))
+ACTIVATION: Final = Activation(name="onnx:hidden", graph_format="onnx", low=-1.5, high=14.4375)
 _SCALE: Final = 0.0625
 
 
@@ -62,6 +64,14 @@ def slots() -> tuple[Slot, ...]:
             input_scale=_SCALE,
         ),
         Slot(initializer="g", kind=SlotKind.FLOAT, parameter="gain", shape=()),
+        *(
+            Slot(initializer=name, kind=kind, parameter="", shape=(), activation=ACTIVATION.name)
+            for name, kind in (
+                ("as", SlotKind.ACTIVATION_SCALE),
+                ("az", SlotKind.ZERO_POINT),
+                ("aw", SlotKind.ZERO_POINT64),
+            )
+        ),
     )
 
 
@@ -84,5 +94,6 @@ def manifest() -> Manifest:
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in ARTIFACTS.items()}),
         initial="initial",
         derived=DERIVED,
+        activations=(ACTIVATION,),
         optimizer=MappingProxyType({"momentum": OptimizerSetting(default=0.9, below=1.0)}),
     )

@@ -20,6 +20,7 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import (
     BatchEvaluation,
     LoadedModel,
+    MeasureRanges,
     ModelPort,
     NamedInputs,
     PaddedBatch,
@@ -104,8 +105,12 @@ class RemoteRuntime:
     def open_evaluate(self, bundle: Bundle) -> "_Evaluate":
         return _Evaluate(self, self._open("open_evaluate", bundle, {}))
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        return _Predict(self, self._open("open_predict", bundle, {"parameters": parameters}))
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
+        arrays = {"parameters": parameters} | ({} if ranges is None else {"ranges": ranges})
+        return _Predict(self, self._open("open_predict", bundle, arrays))
+
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        return _Ranges(self, self._open("open_ranges", bundle, {"parameters": parameters}))
 
     def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         row = {"do": "open_model", "what": what, "signature": signature}
@@ -135,6 +140,15 @@ class _TrainStep:
         arrays |= {name: value for name, value in extras.items() if value is not None}
         answer, values = self._remote.ask(row, arrays)
         return state_of(answer, values), float(str(answer["loss"]))
+
+
+class _Ranges:
+    def __init__(self, remote: RemoteRuntime, number: int) -> None:
+        self._remote, self._number = remote, number
+
+    def __call__(self, inputs: NamedInputs) -> tuple[Float32s, Float32s]:
+        _, values = self._remote.ask({"do": "measure", "number": self._number}, dict(inputs))
+        return values["lows"].astype(np.float32), values["highs"].astype(np.float32)
 
 
 class _Evaluate:

@@ -11,12 +11,15 @@ from fanin.simulation import LoopbackTransport
 from support.virtual import SHAPES
 
 TABLE = TensorTable.of(SHAPES)
+NO_RANGES = m.RangeCounts()
 
 
-async def finish_round(line: LoopbackTransport, work: m.Assignment, change: float = 0.5) -> None:
+async def finish_round(
+    line: LoopbackTransport, work: m.Assignment, change: float = 0.5, ranges: m.RangeCounts = NO_RANGES
+) -> None:
     """Upload an Update that changes all parameters by the same value. It must be accepted."""
     values = np.full(TABLE.num_values, change, np.float32)
-    result = Change(values=values, counts=MappingProxyType({m.EXAMPLES: 10}))
+    result = Change(values=values, counts=MappingProxyType({m.EXAMPLES: 10}), ranges=ranges)
     header, payload = make_update(work, TABLE, result, m.Telemetry(runtime="synthetic 1"))
     reply = await line.upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
     assert reply.update_state is m.UpdateState.ACCEPTED, reply

@@ -47,7 +47,10 @@ class Server:
         return self._keep(self._runtime.open_evaluate(bundle_at(row)))
 
     def do_open_predict(self, row: Row, arrays: Arrays) -> Answer:
-        return self._keep(self._runtime.open_predict(bundle_at(row), arrays["parameters"]))
+        return self._keep(self._runtime.open_predict(bundle_at(row), arrays["parameters"], arrays.get("ranges")))
+
+    def do_open_ranges(self, row: Row, arrays: Arrays) -> Answer:
+        return self._keep(self._runtime.open_ranges(bundle_at(row), arrays["parameters"]))
 
     def do_open_model(self, row: Row, arrays: Arrays) -> Answer:
         model = self._runtime.open_model(arrays["graph"].tobytes(), row["what"], row["signature"])
@@ -79,6 +82,10 @@ class Server:
 
     def do_predict(self, row: Row, arrays: Arrays) -> Answer:
         return {}, {"logits": self._opened[row["number"]](arrays)}
+
+    def do_measure(self, row: Row, arrays: Arrays) -> Answer:
+        lows, highs = self._opened[row["number"]](arrays)
+        return {}, {"lows": lows, "highs": highs}
 
     def do_run(self, row: Row, arrays: Arrays) -> Answer:
         return {}, self._opened[row["number"]](arrays)

@@ -19,7 +19,7 @@ from fanin.clients.operator import ref_of
 from fanin.clients.transport import ReadPayload
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.versions import sign_version
-from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, PaddedBatch, Predict, Runtime, TrainStep
+from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, MeasureRanges, PaddedBatch, Predict, Runtime, TrainStep
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import cut
@@ -177,8 +177,11 @@ class LosingRuntime:
 
         return evaluate
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
         return lambda inputs: np.zeros((len(inputs["x"]), 1), np.float32) if self.infer is None else self.infer
+
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        raise AssertionError("no ranges are measured here")
 
 
 @dataclass(frozen=True)

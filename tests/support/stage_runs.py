@@ -5,18 +5,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from sqlalchemy import text
 
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.versions import add_auxiliary
 from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.pipeline import States, UpdatePipeline, first_states
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos import messages as m
-from fanin.protos.chunks import artifact_of
+from fanin.protos.chunks import Artifact, artifact_of
 from fanin.protos.messages import Adopt, Command, Pause
 from fanin.protos.plans import Plan
+from fanin.protos.wire import to_proto
 from fanin.server.aggregation.parameters import auxiliary_pieces
 from fanin.server.aggregation.verify import verify_run
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.sqlite.engine import open_engine
 from fanin.simulation import LoopbackTransport
+from fanin.v1 import fleet_pb2
 from support.staleness import settle
 from support.virtual import SHAPES, Place, bundle_in, open_place, plan, start
 
@@ -158,7 +165,7 @@ async def control_of(place: Place) -> Float32s:
     """Return the control variate of the newest Version, or zeros without one."""
     version = await place.state.stores.runs.newest_version("run")
     setup = place.runs.driver("run").setup
-    return np.concatenate(list(auxiliary_pieces(place.state.blobs, version, "control", setup.layout)))
+    return np.concatenate(list(auxiliary_pieces(place.state.blobs, version, "control", setup.layout.auxiliary)))
 
 
 async def take_round(place: Place, devices: Sequence[StagedDevice]) -> None:
@@ -175,3 +182,19 @@ async def roll_back(place: Place, number: int, command_id: str) -> None:
     adopt = Adopt(from_run_id="run", number=number, rounds=50)
     await place.runs.command(Command(command_id=command_id, run_id="run", what=adopt))
     await settle()
+
+
+def falsify(folder: Path, place: Place, auxiliary: dict[str, Artifact], number: int = 1) -> None:
+    """Replace a recorded Version by one with other auxiliary tensors, signed with the Run's key."""
+    runs = place.state.runs
+    before = runs.version("run", number)
+    assert before is not None
+    key = SigningKey(runs.run_key("run", 1, b"", 0.0))
+    assert (before.parent, before.public_key) == (number - 1, key.public)
+    replacement = add_auxiliary(key, before, auxiliary)
+    data = to_proto(replacement, fleet_pb2.Version).SerializeToString()
+    engine = open_engine(folder / "state" / "fanin.db", Durability.PROCESS)
+    with engine.begin() as connection:
+        statement = text("UPDATE versions SET version_proto = :data WHERE number = :number")
+        connection.execute(statement, {"data": data, "number": number})
+    engine.dispose()

@@ -125,7 +125,7 @@ class Stranger:
         manifest = self.download(work.assignment_id, bundle.manifest)
         verify(bundle.public_key, bundle.signature, "fanin bundle manifest v1", manifest)
         facts = json.loads(manifest)
-        assert facts["format"] == 2
+        assert facts["format"] == 3
         assert (version.run_id, version.bundle_sha256) == (work.run_id, bundle.manifest.sha256)
         if version.public_key != self.publisher:
             delegation = version.delegation

@@ -8,7 +8,7 @@ from pathlib import Path
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
-from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.protos.plans import AggregationPlan, CohortPlan, Int8Plan, Plan, StopPlan
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
@@ -34,7 +34,7 @@ def plan(**changes: object) -> Plan:
     aggregation = {key: fields.pop(key) for key in tuple(fields) if key in AGGREGATION}
     stop = StopPlan(max_rounds=int(fields.pop("max_rounds")))
     codec = fields.pop("codec", CodecSpec(name="fixed32", max_shift=0))
-    stages = fields.pop("stages", ())
+    stages, ranges = fields.pop("stages", ()), fields.pop("ranges", "export")
     return Plan(
         name="virtual",
         cohort=CohortPlan(**fields),
@@ -43,6 +43,7 @@ def plan(**changes: object) -> Plan:
         stages=stages,
         aggregation=AggregationPlan(**aggregation),
         stop=stop,
+        int8=Int8Plan(ranges=ranges),
     )
 
 

@@ -35,7 +35,7 @@ from fanin.edge.export.vectorized.step import VectorSettings, VectorStep
 from fanin.edge.export.verification.cost import measure_app
 from fanin.edge.export.verification.ready import checked
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import StepSettings
+from fanin.edge.runtimes.base import StepSettings, VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.models import check_targets
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -101,7 +101,7 @@ def test_int8_and_a_float_file_return_the_classes_as_the_last_dimension() -> Non
     np.testing.assert_allclose(runtime.open_predict(bundle, initial)(data.inputs), expected, rtol=0, atol=0.05)
     session = InferenceSession(float_models(app, bundle, initial, "onnx")["infer"])
     np.testing.assert_allclose(session.run(None, data.inputs)[0], expected, rtol=0, atol=1e-5)
-    quality = measure(runtime, bundle, initial, batches_of("class axis"))
+    quality = measure(runtime, bundle, VersionValues(parameters=initial), batches_of("class axis"))
     assert quality.num_predictions == np.count_nonzero(data.y >= 0)
     assert quality.num_correct_float == np.count_nonzero(expected.argmax(-1) == data.y)
 
@@ -109,7 +109,7 @@ def test_int8_and_a_float_file_return_the_classes_as_the_last_dimension() -> Non
 def test_int8_is_compared_with_float_if_targets_have_another_shape() -> None:
     bundle, runtime = targets_bundle("quantiles", ("onnx",)), open_runtime("onnx")
     initial = bundle.initial_parameters()
-    quality = measure(runtime, bundle, initial, batches_of("quantiles"))
+    quality = measure(runtime, bundle, VersionValues(parameters=initial), batches_of("quantiles"))
     rows = examples_of("quantiles").inputs
     int8_outputs = runtime.open_predict(bundle, initial)(rows)
     with torch.no_grad():
@@ -117,7 +117,7 @@ def test_int8_is_compared_with_float_if_targets_have_another_shape() -> None:
     assert quality.squares_float == 0.0 and quality.has_other_targets
     assert quality.squares_int8 == pytest.approx(np.square(int8_outputs - float_outputs).sum(), rel=1e-3)
     assert quality.squares_wanted == pytest.approx(np.square(float_outputs - float_outputs.mean(0)).sum(), rel=1e-3)
-    values = evaluate_version(runtime, bundle, initial, batches_of("quantiles")).values
+    values = evaluate_version(runtime, bundle, VersionValues(parameters=initial), batches_of("quantiles")).values
     assert values.keys() == {"loss"}
     assert math.isfinite(values["loss"])
 
@@ -270,8 +270,8 @@ def test_integers_next_to_values_are_no_values() -> None:
     bundle, runtime, y = targets_bundle("counts", ("onnx",)), open_runtime("onnx"), examples_of("counts").y
     initial, batches = bundle.initial_parameters(), batches_of("counts")
     # Targets have the shape of the output, but are counts and numbers of classes. So int8 is compared with float.
-    assert measure(runtime, bundle, initial, batches).squares_float == 0.0
-    assert evaluate_version(runtime, bundle, initial, batches).values.keys() == {"loss"}
+    assert measure(runtime, bundle, VersionValues(parameters=initial), batches).squares_float == 0.0
+    assert evaluate_version(runtime, bundle, VersionValues(parameters=initial), batches).values.keys() == {"loss"}
     with pytest.raises(ValueError, match=r"y: got float32 \(77, 4\), expected int32 \(n, 4\); .* y.astype\('int32'\)"):
         check_targets(bundle.manifest, y.astype(np.float32))
     examples = replace(examples_of("counts"), y=y.astype(np.float32))

@@ -29,6 +29,7 @@ from fanin.edge.export.graph.forward import trace_evaluate
 from fanin.edge.export.graph.traced import Traced
 from fanin.edge.export.graph.train import trace_train
 from fanin.edge.export.module.prepare import prepare
+from fanin.edge.ranges import Activation
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings
 from fanin.protos.errors import InvalidBundle, InvalidInput
@@ -109,6 +110,38 @@ def test_explicit_slots_are_used(tmp_path: Path) -> None:
     x = one_batch(3).inputs["x"]
     predictions = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters())({"x": x})
     np.testing.assert_allclose(predictions, x @ WEIGHT + BIAS, atol=1e-6)
+
+
+def test_activations_may_be_listed(tmp_path: Path) -> None:
+    ports = [linear.port("x", "n", 6)], [linear.port("logits", "n", WEIGHT.shape[1])]
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["codes"]),
+        onnx.helper.make_node("DequantizeLinear", ["codes", "scale", "zero"], ["rounded"]),
+        onnx.helper.make_node("MatMul", ["rounded", "w"], ["product"]),
+        onnx.helper.make_node("Add", ["product", "b"], ["logits"]),
+    ]
+    grid = {"scale": np.array(1.0, np.float32), "zero": np.array(0, np.int8)}
+    spec = with_graphs(infer=linear.file(nodes, *ports, {**grid, "w": WEIGHT, "b": BIAS}))
+    activation = Activation(name="onnx:x", graph_format="onnx", low=-4.0, high=4.0)
+    floats = tuple(
+        Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=value.shape)
+        for name, value in spec.parameters.items()
+    )
+    kinds = (("scale", SlotKind.ACTIVATION_SCALE), ("zero", SlotKind.ZERO_POINT))
+    grids = tuple(
+        Slot(initializer=name, kind=kind, parameter="", shape=(), activation="onnx:x") for name, kind in kinds
+    )
+    listed = replace(spec, slots={"onnx": (*floats, *grids)}, activations=(activation,))
+    bundle = assemble(listed, tmp_path, PUBLISHER)
+    x, runtime, parameters = one_batch(3).inputs["x"], open_runtime("onnx"), bundle.initial_parameters()
+    coarse, fine = (
+        runtime.open_predict(bundle, parameters, np.array([-high, high], np.float32))({"x": x}) for high in (400.0, 4.0)
+    )
+    np.testing.assert_array_equal(fine, runtime.open_predict(bundle, parameters)({"x": x}))
+    exact = x @ WEIGHT + BIAS
+    assert np.abs(fine - exact).max() < 0.1 * np.abs(coarse - exact).max()
+    lows, highs = runtime.open_ranges(bundle, parameters)({"x": x})
+    np.testing.assert_array_equal(np.stack([lows, highs]), [x.min(axis=1)[:, None], x.max(axis=1)[:, None]])
 
 
 @cache

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import text
 from support.errors import raises
 from support.stage_runs import (
     CAPABILITIES,
@@ -14,6 +13,7 @@ from support.stage_runs import (
     STAGED_PLAN,
     StagedDevice,
     change_of,
+    falsify,
     open_run,
     problems,
     roll_back,
@@ -21,38 +21,17 @@ from support.stage_runs import (
     take_round,
 )
 from support.staleness import settle
-from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
+from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
-from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.tensors import TensorTable, encode_parameters
 from fanin.protos import messages as m
-from fanin.protos.chunks import Artifact, artifact_of, cut
+from fanin.protos.chunks import artifact_of, cut
 from fanin.protos.errors import InvalidPlan, InvalidUpdate, InvalidVersion, NotFound
 from fanin.protos.messages import Command, Pause, RoundFailed
-from fanin.protos.wire import to_proto
-from fanin.server.storage.disk import Durability
-from fanin.server.storage.sqlite.engine import open_engine
 from fanin.simulation import run_virtual
-from fanin.v1 import fleet_pb2
 
 # Verification.
-
-
-def falsify(folder: Path, place: Place, auxiliary: dict[str, Artifact], number: int = 1) -> None:
-    """Replace a recorded Version by one with other auxiliary tensors, signed with the Run's key."""
-    runs = place.state.runs
-    before = runs.version("run", number)
-    assert before is not None
-    key = SigningKey(runs.run_key("run", 1, b"", 0.0))
-    assert (before.parent, before.public_key) == (number - 1, key.public)
-    replacement = add_auxiliary(key, before, auxiliary)
-    data = to_proto(replacement, fleet_pb2.Version).SerializeToString()
-    engine = open_engine(folder / "state" / "fanin.db", Durability.PROCESS)
-    with engine.begin() as connection:
-        statement = text("UPDATE versions SET version_proto = :data WHERE number = :number")
-        connection.execute(statement, {"data": data, "number": number})
-    engine.dispose()
 
 
 def test_verify_finds_a_false_auxiliary_tensor(tmp_path: Path) -> None:
@@ -85,7 +64,7 @@ def test_verify_finds_an_auxiliary_tensor_of_a_version_from_outside(tmp_path: Pa
         first = place.state.runs.version("run", 1)
         assert first is not None
         falsify(tmp_path, place, dict(first.auxiliary), number=2)
-        assert problems(place) == ["has the auxiliary tensors ['control'], which no version from outside has"]
+        assert problems(place) == ["has the auxiliary tensors ['control'], which it adopted from no version"]
 
     run_virtual(main())
 

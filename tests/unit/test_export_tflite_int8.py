@@ -22,14 +22,17 @@ from fanin.edge.bundles.formats import fill_offsets
 from fanin.edge.bundles.quantize import fill_slots, with_derived
 from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.export import Adapters, App, Recipe, next_token
+from fanin.edge.export.formats.int8.activations import activation_name, activations_of
 from fanin.edge.export.formats.int8.folding import Infer, fold_norms
 from fanin.edge.export.formats.tflite.flatgraph import FlatGraph
-from fanin.edge.export.formats.tflite.int8 import INFER, Int8File, build_infer, emptied, infer_ranges, quantize_infer
+from fanin.edge.export.formats.tflite.int8 import INFER, Int8File, build_infer, emptied, infer_spans, quantize_infer
 from fanin.edge.export.formats.tflite.operators import check_operators
+from fanin.edge.export.formats.tflite.ranges import Range
 from fanin.edge.export.formats.tflite.writer import to_tflite
 from fanin.edge.export.graph.decompositions.tables import TFLITE
 from fanin.edge.export.graph.forward import trace_infer
 from fanin.edge.export.module.prepare import Prepared, prepare
+from fanin.edge.ranges import Activation, grids_of, initial_ranges
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
@@ -170,17 +173,35 @@ class CaseFiles:
                 np.abs(value, out=value)
         return values
 
-    def build(self, parameters: Mapping[str, Float32s]) -> Int8File:
-        """Build a new file from these parameters and the ranges of Version 0."""
-        model = schema.ModelT.InitFromPackedBuf(self.data)
-        ranges = infer_ranges(model, self.infer, {"x": self.calibration})[0]
-        values = with_derived(parameters, self.infer.derived)
-        return build_infer(model, self.infer, values, ranges, self.prepared.kept_float)
+    @property
+    def activations(self) -> tuple[Activation, ...]:
+        """The activations whose grids are slots."""
+        return activations_of("tflite", self.empty.ranges, self.empty.slots)
 
-    def fill(self, parameters: Mapping[str, Float32s]) -> bytes:
-        """Return the exported file, filled with these parameters."""
+    @property
+    def wider(self) -> Float32s:
+        """Other ranges of the activations."""
+        return initial_ranges(self.activations) * np.float32(1.75) + np.tile(
+            np.float32([-0.25, 0.125]), len(self.activations)
+        )
+
+    def build(self, parameters: Mapping[str, Float32s], ranges: Float32s | None = None) -> Int8File:
+        """Build a new file from these parameters, and from the ranges of Version 0 or others."""
+        model = schema.ModelT.InitFromPackedBuf(self.data)
+        spans = infer_spans(model, self.infer, {"x": self.calibration})
+        if ranges is not None:
+            bounds = dict(zip((row.name for row in self.activations), ranges.reshape(-1, 2).tolist(), strict=True))
+            names = {tensor: activation_name("tflite", name) for tensor, name in spans.names.items()}
+            changed = {tensor: Range(*bounds[name]) for tensor, name in names.items() if name in bounds}
+            spans = replace(spans, grids={**spans.grids, **changed})
+        values = with_derived(parameters, self.infer.derived)
+        return build_infer(model, self.infer, values, spans, self.prepared.kept_float)
+
+    def fill(self, parameters: Mapping[str, Float32s], ranges: Float32s | None = None) -> bytes:
+        """Return the exported file, filled with these parameters and ranges."""
         table, slots = self.prepared.table, self.empty.slots
-        values = fill_slots(slots, table, table.flatten(parameters), self.infer.derived)
+        grids = grids_of(self.activations, ranges)
+        values = fill_slots(slots, table, table.flatten(parameters), self.infer.derived, grids)
         return fill_offsets(self.empty.data, slots, values, "graph")
 
     def torch_logits(self, parameters: Mapping[str, Float32s]) -> Float32s:
@@ -236,6 +257,7 @@ def test_a_filled_file_is_bit_identical_to_a_new_one(name: str) -> None:
     assert built_files[0].slots == built_files[1].slots == files.empty.slots
     assert built_files[0].data != built_files[1].data
     assert emptied(built_files[1]) == files.empty
+    assert files.fill(files.second, files.wider) == files.build(files.second, files.wider).data != built_files[1].data
 
 
 @pytest.mark.parametrize("name", in_ci(("plain", "odd", "tokens", "norm", "bias", "shaped"), ("plain",)))
@@ -278,7 +300,7 @@ def test_linear_layers_on_sequences_are_int8_and_attention_is_not() -> None:
 
 
 def test_only_trained_tensors_are_slots() -> None:
-    kinds = {name: Counter(slot.kind for slot in files_of(name).empty.slots) for name in CASES}
+    kinds = {name: Counter(slot.kind for slot in files_of(name).empty.slots if slot.parameter) for name in CASES}
     product_kinds = {SlotKind.WEIGHT: 1, SlotKind.WEIGHT_SCALE: 1, SlotKind.BIAS: 1, SlotKind.BIAS_SCALE: 1}
     # A bias of a frozen weight uses the weight's scales. The bias of the norm without a product is float.
     assert kinds["bias"] == {SlotKind.BIAS: 5, SlotKind.BIAS_SCALE: 5, SlotKind.FLOAT: 1}
@@ -296,7 +318,7 @@ def test_frozen_products_are_int8_next_to_float_adapters() -> None:
 @pytest.mark.parametrize("name", in_ci(CASES, CI_CASES))
 def test_slots_do_not_overlap_within_the_file(name: str) -> None:
     int8_file = files_of(name).empty
-    sizes = {SlotKind.WEIGHT: 1}
+    sizes = {SlotKind.WEIGHT: 1, SlotKind.ZERO_POINT64: 8}
     ranges = sorted(
         (slot.offset, slot.offset + int(np.prod(slot.shape)) * sizes.get(slot.kind, 4)) for slot in int8_file.slots
     )
@@ -304,7 +326,7 @@ def test_slots_do_not_overlap_within_the_file(name: str) -> None:
     assert all(end <= begin for (_, end), (begin, _) in pairwise(ranges))
     assert all(begin % 4 == 0 for begin, _ in ranges)
     derived = files_of(name).infer.derived
-    origins = {origin for slot in int8_file.slots for origin in derived.origins(slot.parameter)}
+    origins = {origin for slot in int8_file.slots if slot.parameter for origin in derived.origins(slot.parameter)}
     assert origins == set(files_of(name).first) | origins & set(derived.constants)
 
 
@@ -357,9 +379,9 @@ def test_every_runtime_has_the_operators(name: str) -> None:
 def test_ranges_beyond_float_keep_a_product_float() -> None:
     files = files_of("plain")
     model = schema.ModelT.InitFromPackedBuf(files.data)
-    ranges = infer_ranges(model, files.infer, {"x": files.calibration})[0]
-    infinite_ranges = {tensor: replace(row, high=float("inf")) for tensor, row in ranges.items()}
-    int8_file = build_infer(model, files.infer, files.first, infinite_ranges, ())
+    spans = infer_spans(model, files.infer, {"x": files.calibration})
+    infinite = {tensor: replace(row, high=float("inf")) for tensor, row in spans.ranges.items()}
+    int8_file = build_infer(model, files.infer, files.first, replace(spans, ranges=infinite, grids=infinite), ())
     graph = FlatGraph(schema.ModelT.InitFromPackedBuf(int8_file.data), INFER)
     assert not {"QUANTIZE", "DEQUANTIZE"} & {graph.kind(row) for row in graph.operators}
     assert {slot.kind for slot in int8_file.slots} == {SlotKind.FLOAT}

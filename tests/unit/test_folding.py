@@ -23,11 +23,13 @@ from fanin.edge.bundles.quantize import fill_slots, weight_codes, weight_scales,
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export import App, Recipe
 from fanin.edge.export.formats.graphs import onnx_infer
+from fanin.edge.export.formats.int8.activations import activations_of
 from fanin.edge.export.formats.int8.folding import Infer, fold_norms
 from fanin.edge.export.formats.onnx.int8 import Int8Model
 from fanin.edge.export.graph.decompositions.tables import ONNX, TFLITE
 from fanin.edge.export.graph.forward import trace_infer
 from fanin.edge.export.module.prepare import Prepared, prepare
+from fanin.edge.ranges import Grids, grids_of
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import UnsupportedModel
 
@@ -51,9 +53,14 @@ class FoldedCase:
         table = self.prepared.table
         return table.flatten({spec.name: tensors[spec.name].detach().numpy() for spec in table.specs})
 
+    @property
+    def grids(self) -> Grids:
+        """The grids of the activations at the export."""
+        return grids_of(activations_of("onnx", self.int8.ranges, self.int8.slots))
+
     def fill(self, parameters: Float32s) -> onnx.ModelProto:
         """Return the int8 graph of a Version."""
-        values = fill_slots(self.int8.slots, self.prepared.table, parameters, self.infer.derived)
+        values = fill_slots(self.int8.slots, self.prepared.table, parameters, self.infer.derived, self.grids)
         return onnx.load_from_string(fill_constants(self.int8.model.SerializeToString(), values, "graph"))
 
     def logits(self, parameters: Float32s) -> Float32s:
@@ -165,7 +172,7 @@ def slots_of(case: FoldedCase, parameter: str) -> dict[SlotKind, Slot]:
 def test_a_slot_is_bit_identical_to_a_quantized_fused_layer(name: str) -> None:
     case = case_of(name)
     parameters = case.parameters_of(case.prepared.eager)
-    values = fill_slots(case.int8.slots, case.prepared.table, parameters, case.infer.derived)
+    values = fill_slots(case.int8.slots, case.prepared.table, parameters, case.infer.derived, case.grids)
     layers = {name: layer.double() for name, layer in Normed().named_children()}
     tensors = case.prepared.eager.state_dict()
     for child, layer in layers.items():
@@ -180,13 +187,14 @@ def test_a_slot_is_bit_identical_to_a_quantized_fused_layer(name: str) -> None:
         np.testing.assert_array_equal(values[slots[SlotKind.WEIGHT_SCALE].initializer], scales)
         np.testing.assert_array_equal(values[slots[SlotKind.WEIGHT].initializer], weight_codes(weight, 0, scales))
         slot = slots_of(case, f"{folded_name}.bias")[SlotKind.BIAS]
-        codes = np.rint(bias / (scales.astype(np.float64) * slot.input_scale).astype(np.float32).astype(np.float64))
+        input_scale = float(case.grids[slot.activation][0])
+        codes = np.rint(bias / (scales.astype(np.float64) * input_scale).astype(np.float32).astype(np.float64))
         np.testing.assert_array_equal(values[slot.initializer], codes)
 
 
 def test_a_bias_of_a_frozen_weight_uses_its_scales() -> None:
     case = case_of("bias")
-    kinds = Counter(slot.kind for slot in case.int8.slots)
+    kinds = Counter(slot.kind for slot in case.int8.slots if slot.parameter)
     assert kinds == {SlotKind.BIAS: 5, SlotKind.BIAS_SCALE: 5, SlotKind.FLOAT: 1}
     model = case.fill(case.parameters_of(case.prepared.eager))
     constants = {value.name: onnx.numpy_helper.to_array(value) for value in model.graph.initializer}
@@ -201,12 +209,16 @@ def test_a_bias_of_a_frozen_weight_uses_its_scales() -> None:
         )
         scales = case.infer.derived.constant(slot.weight)
         np.testing.assert_array_equal(constants[producers[product.input[1]].input[1]], scales)
-        grid = scales.astype(np.float64) * slot.input_scale
+        grid = scales.astype(np.float64) * float(case.grids[slot.activation][0])
         np.testing.assert_array_equal(constants[producers[product.input[2]].input[1]], grid.astype(np.float32))
 
 
 def test_a_frozen_product_is_a_constant_of_the_graph() -> None:
-    assert {slot.parameter for slot in case_of("head").int8.slots} == {"head.weight", "head.bias"}
+    slots = case_of("head").int8.slots
+    assert {slot.parameter for slot in slots} - {""} == {"head.weight", "head.bias"}
+    # The codes of a frozen bias are on the grid of its input, which is fixed. The head has no frozen bias.
+    fixed = set(case_of("head").int8.ranges) - {slot.activation.removeprefix("onnx:") for slot in slots}
+    assert fixed and {slot.activation for slot in slots if slot.kind is SlotKind.BIAS} <= set(case_of("head").grids)
     assert not case_of("head").infer.derived.folded
 
 

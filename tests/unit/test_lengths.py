@@ -28,13 +28,14 @@ from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.export import App, Lengths, export
 from fanin.edge.export.formats.graphs import FORMATS, Graphs, graphs_of, onnx_infer
+from fanin.edge.export.formats.int8.activations import Ranges, check_names
 from fanin.edge.export.formats.int8.folding import fold_norms
-from fanin.edge.export.formats.int8.grids import Grids, check_grids
 from fanin.edge.export.graph.forward import trace_infer
 from fanin.edge.export.module.lengths import at_length
 from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.signatures import Port
 from fanin.protos import messages as m
@@ -140,9 +141,9 @@ def test_an_export_of_tags_needs_the_axis_of_the_targets(sizes: tuple[int, ...],
 def test_graphs_of_lengths_with_other_constants_are_refused() -> None:
     prepared, ports = prepare(tags_app()), {"train": ((Port(name="y", dtype="int32", shape=(4, 16)),), ())}
 
-    def make(single: Prepared, grids: Grids | None) -> Graphs:
+    def make(single: Prepared, ranges: Ranges | None) -> Graphs:
         derived = Derived(constants={"mean": np.float32(single.app.input_shapes["x"]).tobytes()})
-        return Graphs(files={}, signatures={}, ports=ports, slots=(), derived=derived, grids={})
+        return Graphs(files={}, signatures={}, ports=ports, slots=(), derived=derived, ranges={}, activations=())
 
     with pytest.raises(UnsupportedModel, match="FN-0742"):
         graphs_of(prepared, replace(FORMATS["onnx"], make=make))
@@ -160,26 +161,24 @@ class Pooled(torch.nn.Module):
         return self.head(self.table(x).mean(1))
 
 
-def test_a_quantized_output_has_the_grid_of_the_longest_length() -> None:
+def test_a_quantized_output_has_the_range_of_the_longest_length() -> None:
     torch.manual_seed(0)
     lengths, x = Lengths(sizes=(2, 4), axes={"x": 1}), torch.randint(NUM_WORDS, (32, 4), dtype=torch.int32)
     app = App(name="rows", module=Pooled(), calibration=x, batch_size=4, num_classes=3, lengths=lengths)
 
-    def grids_of(size: int, grids: Grids | None) -> Grids:
+    def ranges_at(size: int, ranges: Ranges | None) -> Ranges:
         single = at_length(prepare(app), size)
-        return onnx_infer(single, fold_norms(trace_infer(single), single, FORMATS["onnx"].forms), grids).grids
+        return onnx_infer(single, fold_norms(trace_infer(single), single, FORMATS["onnx"].forms), ranges).ranges
 
-    grids = grids_of(4, None)
-    assert grids_of(2, grids) == grids
+    ranges = ranges_at(4, None)
+    assert ranges_at(2, ranges) == ranges
 
 
-def test_graphs_of_lengths_with_other_grids_are_refused() -> None:
-    grids = {"x": (0.5, 0.0), "y": (0.25, 3.0)}
-    check_grids(grids, None)
-    check_grids(dict(grids), grids)
-    for others in (grids | {"y": (0.25, 2.0)}, {"x": grids["x"]}):
+def test_graphs_of_lengths_with_other_activations_are_refused() -> None:
+    check_names(["x", "y"], {"y": (0.0, 3.0), "x": (-0.5, 0.0)})
+    for others in (["x", "y", "z"], ["x"]):
         with pytest.raises(UnsupportedModel, match="FN-0742"):
-            check_grids(others, grids)
+            check_names(others, ["x", "y"])
 
 
 def test_one_length_of_an_app_has_the_same_parameters() -> None:
@@ -200,7 +199,7 @@ def test_a_bundle_measures_data_of_all_lengths() -> None:
     quality = measure(
         open_runtime("onnx"),
         bundle,
-        bundle.initial_parameters(),
+        VersionValues(parameters=bundle.initial_parameters()),
         all_batches,
         lambda targets, in_float, in_int8: shapes.extend((targets.shape[1:], in_float.shape[1:], in_int8.shape[1:])),
     )

@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.values import TABLE, assignment, plan, update
 
-from fanin.edge.codecs.statistics import declared
+from fanin.edge import ranges
+from fanin.edge.codecs.statistics import declared, range_counts_of
 from fanin.edge.codecs.vector import MAIN, Group, VectorLayout, Weighting
-from fanin.edge.tensors import TensorTable
+from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidUpdate
-from fanin.server.aggregation.fold import Contribution
+from fanin.server.aggregation.auxiliary import limited
+from fanin.server.aggregation.fold import Contribution, RangeSum
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean
 from fanin.server.aggregation.sets import SetFold
 from fanin.server.aggregation.statistics import (
@@ -209,6 +211,86 @@ def test_an_app_without_a_loss_does_not_exclude_those_with_one() -> None:
     updates = [*[{m.EVAL_EXAMPLES: 5}] * 9, {m.EVAL_EXAMPLES: 5, m.EVAL_LOSS: 10 * m.LOSS_UNIT}]
     evaluation = evaluation_of(credible_counts(updates, 0), 0)
     assert evaluation is not None and (evaluation.num_examples, evaluation.loss) == (5, 2.0)
+
+
+LOWS, HIGHS = (-0.5, 0.0), (1.0, 6.0)
+"""The extreme values of two activations in every example of the honest devices, up to a factor of 2."""
+
+
+def range_counts(lows: Float32s, highs: Float32s) -> m.RangeCounts:
+    """Return the counts of a device with these extreme values (examples, activations)."""
+    return range_counts_of(ranges.counts(lows, highs), np.arange(len(LOWS)))
+
+
+def ranges_with(*lies: m.RangeCounts, num_honest: int = NUM_HONEST) -> Float32s:
+    """Return the next ranges (activations, 2) of honest devices and liars."""
+    rng, total = np.random.default_rng(0), RangeSum()
+    for _ in range(num_honest):
+        scale = rng.uniform(0.5, 1.0, (m.RANGE_EXAMPLES, 1))
+        total.add(range_counts((scale * LOWS).astype(np.float32), (scale * HIGHS).astype(np.float32)))
+    for lie in lies:
+        total.add(lie)
+    sums = total.counts(2 * len(LOWS) * ranges.NUM_BINS).reshape(-1, 2, ranges.NUM_BINS)
+    return ranges.ranges_of(limited(sums), np.zeros((len(LOWS), 2), np.float32))
+
+
+def lie(magnitude: float) -> m.RangeCounts:
+    values = np.full((m.RANGE_EXAMPLES, len(LOWS)), magnitude, np.float32)
+    return range_counts(-values, values)
+
+
+@pytest.mark.parametrize("num_liars", [1, 3])
+def test_a_tenth_of_the_devices_widens_a_range_at_most_twofold(num_liars: int) -> None:
+    num_honest = NUM_HONEST * num_liars
+    honest, actual = ranges_with(num_honest=num_honest), ranges_with(*[lie(1e30)] * num_liars, num_honest=num_honest)
+    is_zero = honest == 0.0
+    assert (np.abs(honest)[~is_zero] < np.abs(actual)[~is_zero]).all()
+    assert (np.abs(actual) <= 2.0 * np.abs(honest))[~is_zero].all()
+    # A side without values gets one that int8 cannot resolve.
+    assert np.abs(actual)[is_zero].max() < 2.0**-14
+
+
+def test_a_liar_narrows_no_range() -> None:
+    np.testing.assert_array_equal(ranges_with(lie(0.0)), ranges_with())
+
+
+CELLS = 2 * len(LOWS) * ranges.NUM_BINS
+
+
+@pytest.mark.parametrize(
+    ("cells", "counts", "problem"),
+    [
+        ((0, ranges.NUM_BINS), (64, 63), "activation 0 with the sums 64 and 63, expected 64 on each side"),
+        ((0, ranges.NUM_BINS), (65, 64), "sums 65 and 64"),
+        ((2 * ranges.NUM_BINS,), (64,), "activation 1 with the sums 64 and 0"),
+        ((0, CELLS), (64, 64), f"got the range cell {CELLS}, expected a number below {CELLS}"),
+        ((0, ranges.NUM_BINS), ((1 << 32) - 1, 64), "sums 4294967295 and 64"),
+    ],
+)
+def test_counts_of_ranges_that_no_device_has_are_refused(
+    cells: tuple[int, ...], counts: tuple[int, ...], problem: str
+) -> None:
+    header = replace(header_of(HONEST), ranges=m.RangeCounts(cells=cells, counts=counts))
+    with pytest.raises(InvalidUpdate, match=problem) as refused:
+        check_header(header, replace(expected(), num_range_cells=CELLS))
+    assert refused.value.code == "FN-0644"
+
+
+def test_counts_of_ranges_are_refused_in_a_run_without_them() -> None:
+    header = replace(header_of(HONEST), ranges=lie(1.0))
+    check_header(header, replace(expected(), num_range_cells=CELLS))
+    with pytest.raises(InvalidUpdate, match="expected no ranges in this run"):
+        check_header(header, expected())
+
+
+@pytest.mark.parametrize(
+    ("cells", "counts"),
+    [((1, 1), (32, 32)), ((2, 1), (32, 32)), ((-1,), (64,)), ((1,), (0,)), ((1,), (-64,)), ((1,), ())],
+)
+def test_counts_of_ranges_in_another_form_do_not_exist(cells: tuple[int, ...], counts: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        m.RangeCounts(cells=cells, counts=counts)
+    assert refused.value.code == "FN-0644"
 
 
 LAYOUT = VectorLayout(table=TensorTable.of({"a": (4,)}), groups=(MAIN, Group(name="control", weighting=Weighting.ONE)))

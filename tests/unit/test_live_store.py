@@ -26,6 +26,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import (
     BatchEvaluation,
     Evaluate,
+    MeasureRanges,
     PaddedBatch,
     Predict,
     StepSettings,
@@ -63,9 +64,12 @@ class Recording:
 
         return evaluate
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
         self.validated.append([])
         return lambda x: np.zeros((len(x), 1), np.float32)
+
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        raise AssertionError("no ranges are measured here")
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.errors import raises
-from support.manifests import manifest, slots
+from support.manifests import ACTIVATION, manifest, slots
 
 from fanin.edge.bundles.manifest_json import FORMAT, dump_manifest, parse_manifest
 from fanin.edge.bundles.slots import Slot, SlotKind
@@ -109,7 +109,8 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
         lambda row: row["slots"]["onnx"][4].update(kind="int4"),
         (
             "manifest.slots.onnx[4].kind: got 'int4', "
-            "expected one of ['weight', 'weight_scale', 'bias', 'bias_scale', 'float']"
+            "expected one of ['weight', 'weight_scale', 'bias', 'bias_scale', 'float', 'activation_scale', "
+            "'zero_point', 'zero_point64']"
         ),
     ),
     (
@@ -207,7 +208,7 @@ def test_each_mistake_has_its_error(change: Callable[[Row], object], text: str) 
 @pytest.mark.parametrize("number", [FORMAT + 1, 0, None, "1", True, 1.0, [1]])
 def test_another_format_is_reported_before_any_other_mistake(number: object) -> None:
     text = (
-        f"manifest: got format {number!r}, expected 2; install a fanin that knows this format, "
+        f"manifest: got format {number!r}, expected {FORMAT}; install a fanin that knows this format, "
         "or export the Bundle again"
     )
     with raises(InvalidBundle, text):
@@ -230,8 +231,8 @@ def test_json_that_is_no_object_is_refused() -> None:
         parse_manifest(b"[]")
 
 
-WEIGHT, SCALE, BIAS, BIAS_SCALE, FLOAT = slots()
-NO_BIAS = "expected both in a bias only"
+WEIGHT, SCALE, BIAS, BIAS_SCALE, FLOAT, *GRID = slots()
+NO_BIAS = "expected a weight, and either an activation or an input_scale, in a bias only"
 OF_MANIFEST = "expected names of the manifest's parameters"
 WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
     ((replace(FLOAT, parameter="other"),), f"manifest: slot 'g' names unknown parameters ['other'], {OF_MANIFEST}"),
@@ -239,27 +240,27 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
     ((SCALE, replace(BIAS, weight="other")), f"manifest: slot 'b' names unknown parameters ['other'], {OF_MANIFEST}"),
     (
         (SCALE, replace(BIAS, weight="")),
-        f"manifest: slot 'b': got weight '' and input_scale 0.0625, {NO_BIAS}",
+        f"manifest: slot 'b': got weight '', activation '' and input_scale 0.0625, {NO_BIAS}",
     ),
     (
         (SCALE, replace(BIAS, input_scale=0.0)),
-        f"manifest: slot 'b': got weight 'dense.weight' and input_scale 0.0, {NO_BIAS}",
+        f"manifest: slot 'b': got weight 'dense.weight', activation '' and input_scale 0.0, {NO_BIAS}",
     ),
     (
         (SCALE, replace(BIAS_SCALE, input_scale=float("nan"))),
-        f"manifest: slot 'bs': got weight 'dense.weight' and input_scale nan, {NO_BIAS}",
+        f"manifest: slot 'bs': got weight 'dense.weight', activation '' and input_scale nan, {NO_BIAS}",
     ),
     (
         (SCALE, replace(BIAS_SCALE, input_scale=2.0**-61)),
-        f"manifest: slot 'bs': got weight 'dense.weight' and input_scale {2.0**-61}, {NO_BIAS}",
+        f"manifest: slot 'bs': got weight 'dense.weight', activation '' and input_scale {2.0**-61}, {NO_BIAS}",
     ),
     (
         (SCALE, replace(WEIGHT, input_scale=1.0)),
-        f"manifest: slot 'w': got weight '' and input_scale 1.0, {NO_BIAS}",
+        f"manifest: slot 'w': got weight '', activation '' and input_scale 1.0, {NO_BIAS}",
     ),
     (
         (replace(SCALE, weight="dense.weight"),),
-        f"manifest: slot 'ws': got weight 'dense.weight' and input_scale 0.0, {NO_BIAS}",
+        f"manifest: slot 'ws': got weight 'dense.weight', activation '' and input_scale 0.0, {NO_BIAS}",
     ),
     ((replace(FLOAT, shape=(1,)),), "manifest: slot 'g': got shape (1,), expected ()"),
     ((SCALE, replace(WEIGHT, permutation=())), "manifest: slot 'w': got shape (3, 4), expected (4, 3)"),
@@ -296,7 +297,7 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
     ),
     (
         (SCALE, BIAS),
-        "manifest: slot 'b': got no bias_scale slot with its weight and input_scale, expected one",
+        "manifest: slot 'b': got no bias_scale slot with its weight, activation and input_scale, expected one",
     ),
     (
         (replace(WEIGHT, parameter="spread", shape=(3,), axis=0, permutation=()),),
@@ -317,12 +318,53 @@ WRONG_SLOTS: list[tuple[tuple[Slot, ...], str]] = [
 @pytest.mark.parametrize(("wrong", "text"), WRONG_SLOTS, ids=[text for _, text in WRONG_SLOTS])
 def test_slots_that_could_not_be_filled_are_refused(wrong: tuple[Slot, ...], text: str) -> None:
     with raises(InvalidBundle, text):
-        replace(manifest(), slots={"onnx": wrong})
+        replace(manifest(), slots={"onnx": wrong}, activations=())
+
+
+SCALE_OF_ACTIVATION, ZERO, _ = GRID
+WRONG_ACTIVATIONS: list[tuple[dict[str, object], str]] = [
+    ({"slots": {"onnx": (FLOAT,)}}, "FN-0319"),
+    ({"slots": {"onnx": (FLOAT, SCALE_OF_ACTIVATION)}}, "FN-0319"),
+    ({"slots": {"onnx": (FLOAT, ZERO)}}, "FN-0319"),
+    ({"activations": ()}, "FN-0319"),
+    ({"activations": (ACTIVATION, ACTIVATION)}, "FN-0319"),
+    ({"activations": (replace(ACTIVATION, graph_format="tflite"),)}, "FN-0319"),
+    ({"activations": (ACTIVATION, replace(ACTIVATION, name="onnx:other"))}, "FN-0319"),
+    ({"slots": {"onnx": (SCALE, replace(BIAS_SCALE, activation="onnx:other", input_scale=0.0), *GRID)}}, "FN-0319"),
+    ({"slots": {"onnx": (SCALE, replace(BIAS_SCALE, activation=ACTIVATION.name), *GRID)}}, "FN-0320"),
+    ({"slots": {"onnx": (SCALE, replace(SCALE, initializer="o", activation=ACTIVATION.name), *GRID)}}, "FN-0320"),
+    ({"slots": {"onnx": (FLOAT, ZERO, replace(SCALE_OF_ACTIVATION, activation=""))}}, "FN-0320"),
+    ({"slots": {"onnx": (FLOAT, ZERO, replace(SCALE_OF_ACTIVATION, parameter="gain"))}}, "FN-0320"),
+    ({"slots": {"onnx": (FLOAT, ZERO, replace(SCALE_OF_ACTIVATION, axis=0))}}, "FN-0320"),
+    ({"slots": {"onnx": (FLOAT, ZERO, replace(SCALE_OF_ACTIVATION, shape=(2,)))}}, "FN-0320"),
+]
+
+
+@pytest.mark.parametrize(("facts", "code"), WRONG_ACTIVATIONS, ids=[f"{n}" for n in range(len(WRONG_ACTIVATIONS))])
+def test_activations_and_slots_that_do_not_fit_are_refused(facts: dict[str, object], code: str) -> None:
+    with pytest.raises(InvalidBundle) as caught:
+        replace(manifest(), **facts)
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.5, 1.0), (-1.0, -0.5), (float("nan"), 1.0), (-1.0, float("inf")), (-0.1, 1.0), (-1.0, 1e300)]
+)
+def test_a_range_is_finite_float32_and_has_zero(low: float, high: float) -> None:
+    with pytest.raises(InvalidBundle) as caught:
+        replace(ACTIVATION, low=low, high=high)
+    assert caught.value.code == "FN-0319"
+
+
+def test_a_bias_may_use_an_activation() -> None:
+    refreshed = tuple(replace(slot, activation=ACTIVATION.name, input_scale=0.0) for slot in (BIAS, BIAS_SCALE))
+    bias_manifest = replace(manifest(), slots={"onnx": (SCALE, *refreshed, *GRID)})
+    assert parse_manifest(dump_manifest(bias_manifest)) == bias_manifest
 
 
 def test_a_bias_may_use_frozen_scales() -> None:
     on_spread = tuple(replace(slot, weight="spread", axis=0) for slot in (BIAS, BIAS_SCALE))
-    bias_manifest = replace(manifest(), slots={"onnx": on_spread})
+    bias_manifest = replace(manifest(), slots={"onnx": (*on_spread, *GRID)})
     assert parse_manifest(dump_manifest(bias_manifest)) == bias_manifest
 
 

@@ -14,13 +14,13 @@ from support.values import PUBLISHER
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.keys import BUNDLE_CONTEXT
 from fanin.edge.bundles.manifest_json import dump_manifest
-from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, PaddedBatch, Predict
+from fanin.edge.runtimes.base import BatchEvaluation, Evaluate, MeasureRanges, PaddedBatch, Predict, VersionValues
 from fanin.edge.runtimes.measure import compare, measure
 from fanin.edge.runtimes.quality import LabelDrop, Quality, check_drop
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidVersion
 
-NO_PARAMETERS = np.zeros(0, np.float32)
+NO_VALUES = VersionValues(parameters=np.zeros(0, np.float32))
 WORSE = Quality(
     num_examples=10_000,
     loss_sum=50.0,
@@ -133,9 +133,12 @@ class Twins:
 
         return evaluate
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
         """Return the int8 model."""
         return lambda inputs: inputs["x"] + self._off
+
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        raise AssertionError("no ranges are measured here")
 
 
 def bundle_with(num_classes: int) -> Bundle:
@@ -164,13 +167,13 @@ def test_values_are_measured_as_all_of_them_at_once_would_be(num: int, shift: fl
     x = rng.standard_normal((num, 3)).astype(np.float32)
     y = (x + shift + rng.standard_normal((num, 3))).astype(np.float32)
     runtime = Twins(np.full(3, off, np.float32))
-    quality = measure(runtime, bundle_with(0), NO_PARAMETERS, batches_of(x, y))
+    quality = measure(runtime, bundle_with(0), NO_VALUES, batches_of(x, y))
     exact, targets = x.astype(np.float64), y.astype(np.float64)
     assert (quality.num_examples, quality.loss_sum, quality.num_predictions) == (num, num, 0)
     assert quality.squares_float == pytest.approx(((exact - targets) ** 2).sum(), rel=1e-6)
     assert quality.squares_int8 == pytest.approx((((x + np.float32(off)) - targets) ** 2).sum(), rel=1e-6)
     assert quality.squares_wanted == pytest.approx(((targets - targets.mean(axis=0)) ** 2).sum(), rel=1e-6, abs=1e-9)
-    comparison = compare(runtime, bundle_with(0), NO_PARAMETERS, batches_of(x, np.zeros_like(y)))
+    comparison = compare(runtime, bundle_with(0), NO_VALUES, batches_of(x, np.zeros_like(y)))
     if num > 1:
         spread = ((exact - exact.mean(axis=0)) ** 2).sum()
         gap = (((x + np.float32(off)).astype(np.float64) - exact) ** 2).sum()
@@ -182,11 +185,11 @@ def test_values_of_several_lengths_have_a_spread_for_each_length() -> None:
     parts = [rng.standard_normal((8, length)).astype(np.float32) for length in (2, 5)]
     batches = [batch for x in parts for batch in batches_of(x, x + np.float32(1.0))]
     runtime = Twins(np.full(1, 0.5, np.float32))
-    quality = measure(runtime, bundle_with(0), NO_PARAMETERS, batches)
+    quality = measure(runtime, bundle_with(0), NO_VALUES, batches)
     spread = sum(np.square(x - x.mean(axis=0, dtype=np.float64)).sum() for x in parts)
     assert (quality.num_examples, quality.squares_float) == (16, pytest.approx(8 * 7.0, rel=1e-6))
     assert quality.squares_wanted == pytest.approx(spread, rel=1e-6)
-    comparison = compare(runtime, bundle_with(0), NO_PARAMETERS, batches)
+    comparison = compare(runtime, bundle_with(0), NO_VALUES, batches)
     assert comparison.relative_error == pytest.approx(math.sqrt(0.25 * 8 * 7.0 / spread), rel=1e-6)
 
 
@@ -197,7 +200,10 @@ def test_classes_are_compared_by_how_often_both_choose_the_same(changed: int, ag
     x = np.tile(np.array([0.0, 1.0], np.float32), (100, 1))
     x[:changed] = [0.0, 0.1]
     comparison = compare(
-        Twins(np.array([0.5, 0.0], np.float32)), bundle_with(2), NO_PARAMETERS, batches_of(x, np.zeros(100, np.int32))
+        Twins(np.array([0.5, 0.0], np.float32)),
+        bundle_with(2),
+        NO_VALUES,
+        batches_of(x, np.zeros(100, np.int32)),
     )
     assert (comparison.num_examples, comparison.agreement, comparison.is_good) == (
         100,
@@ -212,7 +218,12 @@ def test_classes_are_compared_by_how_often_both_choose_the_same(changed: int, ag
 def test_any_error_of_values_that_are_all_alike_is_large() -> None:
     x = np.ones((4, 2), np.float32)
     exact, inexact = (
-        compare(Twins(np.full(2, off, np.float32)), bundle_with(0), NO_PARAMETERS, batches_of(x, x))
+        compare(
+            Twins(np.full(2, off, np.float32)),
+            bundle_with(0),
+            NO_VALUES,
+            batches_of(x, x),
+        )
         for off in (0.0, 0.1)
     )
     assert exact.is_good and not inexact.is_good

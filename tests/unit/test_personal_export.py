@@ -23,7 +23,7 @@ from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.standalone.quantized import int8_models
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import PaddedBatch, StepSettings
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings, VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.models import run_rows
 from fanin.protos.errors import InvalidBundle, UnsupportedModel
@@ -244,8 +244,10 @@ def test_a_version_is_evaluated_with_the_initial_personal_parameters(bundle: Bun
     x, y = rng.standard_normal((4, 6)).astype(np.float32), np.array([0, 1, 2, 0], np.int32)
     batches = [PaddedBatch(inputs={"x": x}, y=y, mask=np.ones(4, np.float32))]
     shared = bundle.initial_parameters() * np.float32(0.5)
-    values = evaluate_version(runtime, bundle, shared, batches).values
-    expected = measure(runtime, bundle, bundle.manifest.join(shared, bundle.initial_local()), batches)
+    values = evaluate_version(runtime, bundle, VersionValues(parameters=shared), batches).values
+    expected = measure(
+        runtime, bundle, VersionValues(parameters=bundle.manifest.join(shared, bundle.initial_local())), batches
+    )
     assert (values["loss"], values["accuracy"]) == (expected.loss_sum / 4, expected.accuracy_float)
 
 

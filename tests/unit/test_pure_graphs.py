@@ -28,6 +28,11 @@ GENERATOR = np.random.default_rng(0)
 NUM_CALLS = [0]
 NUMBERS = itertools.count()
 
+REFRESH = (
+    "fanin export APP --out FOLDER --pretrain DATA, or let devices refresh the scales: "
+    'int8.ranges = "devices" in the plan'
+)
+
 
 class Own(nn.Module):
     """A custom layer between two of torch's layers."""
@@ -271,7 +276,7 @@ def test_draws_of_torch_and_checks_of_its_distributions_are_no_hindrance(tmp_pat
     draws, unmeasured = exported.notes
     assert draws == "a device draws 192 bytes of random numbers for each train step"
     assert unmeasured.startswith("the cost of int8 is not measured; in onnx, int8 and float agree on ")
-    assert unmeasured.endswith("fanin export APP --out FOLDER --pretrain DATA")
+    assert unmeasured.endswith(REFRESH)
     assert torch.distributions.Distribution._validate_args
 
 
@@ -293,7 +298,7 @@ def test_the_note_on_a_module_that_learnt_nothing_has_the_cost_of_int8(
     )
     notes = [note for note in exported.notes if "it seems not to be trained; int8 now costs " + cost in note]
     assert len(notes) == (0 if is_trained else 1), exported.notes
-    assert all(note.endswith("fanin export APP --out FOLDER --pretrain DATA") for note in notes)
+    assert all(note.endswith(REFRESH) for note in notes)
 
 
 def test_values_of_another_loss_are_compared_with_the_loss_of_a_constant() -> None:

@@ -19,7 +19,8 @@ from fanin.edge.bundles.quantize import (
     weight_scales,
     with_derived,
 )
-from fanin.edge.bundles.slots import MIN_INPUT_SCALE, Slot, SlotKind
+from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.ranges import MIN_INPUT_SCALE
 from fanin.edge.signatures import DEVICE_SIGNATURES, Signature
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import artifact_of
@@ -165,13 +166,13 @@ def test_slots_survive_the_manifest() -> None:
         (0, {"permutation": ()}, r"got shape \(2, 3\), expected \(3, 2\)"),
         (0, {"axis": 1}, "got axis 1, expected that of the weight_scale slot of 'weight', 0"),
         (0, {"axis": 2}, "got axis 2, expected one of 2 dimensions"),
-        (0, {"input_scale": 1.0}, "expected both in a bias only"),
+        (0, {"input_scale": 1.0}, "expected a weight, and either an activation or an input_scale"),
         (1, {"shape": (2,)}, r"got shape \(2,\), expected \(3,\)"),
         (1, {"permutation": (1, 0)}, "expected one of . dimensions, and of a weight or a float only"),
-        (2, {"weight": ""}, "expected both in a bias only"),
-        (2, {"input_scale": 0.0}, "expected both in a bias only"),
-        (2, {"input_scale": MIN_INPUT_SCALE / 2}, "expected both in a bias only"),
-        (2, {"input_scale": float("nan")}, "expected both in a bias only"),
+        (2, {"weight": ""}, "expected a weight, and either an activation or an input_scale"),
+        (2, {"input_scale": 0.0}, "expected a weight, and either an activation or an input_scale"),
+        (2, {"input_scale": MIN_INPUT_SCALE / 2}, "expected a weight, and either an activation or an input_scale"),
+        (2, {"input_scale": float("nan")}, "expected a weight, and either an activation or an input_scale"),
         (2, {"parameter": "norm", "shape": (2,)}, r"got a bias of shape \(2,\), expected \(3,\)"),
         (2, {"weight": "norm"}, "got a bias of shape"),
         (4, {"permutation": (1, 0)}, "expected one of . dimensions, and of a weight or a float only"),

@@ -23,7 +23,8 @@ from fanin.edge.bundles.derived import Derived
 from fanin.edge.export import App, Recipe, check_app, export, next_token, squared_error
 from fanin.edge.export.formats.graphs import onnx_infer
 from fanin.edge.export.formats.int8.folding import Infer
-from fanin.edge.export.formats.onnx.int8 import Calibration, _quantize
+from fanin.edge.export.formats.onnx.int8 import _quantize
+from fanin.edge.export.formats.onnx.ranges import Calibration
 from fanin.edge.export.graph.decompositions.tables import ONNX
 from fanin.edge.export.graph.examples import example_batch, other_batch
 from fanin.edge.export.graph.forward import trace_infer
@@ -296,7 +297,7 @@ def test_a_graph_that_the_quantizer_cannot_run_is_an_unsupported_model() -> None
         )
     )
     with pytest.raises(UnsupportedModel, match="FN-0784"):
-        _quantize(model, Calibration({"x": np.zeros((2, 4), np.float32)}, 2), (), None)
+        _quantize(model, Calibration({"x": np.zeros((2, 4), np.float32)}, 2), (), {})
 
 
 class Volume(nn.Module):

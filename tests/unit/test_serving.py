@@ -10,16 +10,17 @@ import pytest
 from support.models import NUM_CLASSES, PUBLISHER, bundle_of, export_bundle, samples
 from support.raw import raw_app, raw_of
 
-from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.models import OpenedModel, open_ranges
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.operator import ref_of
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.bundles.versions import begin_epoch, sign_version
+from fanin.edge.bundles.versions import add_auxiliary, begin_epoch, sign_version
+from fanin.edge.ranges import RANGES, initial_ranges
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.tensors import Float32s, encode_parameters
+from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import Artifact, artifact_of, cut
-from fanin.protos.errors import NotFound
+from fanin.protos.errors import InvalidVersion, NotFound
 from fanin.protos.messages import Publication, ServedVersion, Version
 
 RUN = "run"
@@ -119,6 +120,40 @@ def test_a_restart_serves_the_same_version(cache: Cache) -> None:
     server = serving(cache)
     assert server.version == (RUN, 2)
     np.testing.assert_array_equal(server.predict({"x": X}), expected(0.5))
+
+
+def ranged(cache: Cache, ranges: Float32s) -> tuple[Publication, OpenedModel]:
+    """Return Version 2 with ranges of its own."""
+    publication, model = offer_of(cache, 2, 0.5)
+    data = encode_parameters(TensorTable.of({RANGES: ranges.shape}), ranges)
+    put_chunks(cache, data)
+    version = add_auxiliary(PUBLISHER, publication.version, {RANGES: artifact_of(data)})
+    return replace(publication, version=version), replace(model, ranges=ranges)
+
+
+def test_a_version_is_served_with_its_own_ranges_also_after_a_restart(tmp_path: Path, cache: Cache) -> None:
+    bundle = bundle_of("mlp")
+    ranges = initial_ranges(bundle.manifest.activations) * np.float32(2.5)
+    expected_logits = open_runtime("onnx").open_predict(bundle, bundle.initial_parameters() * np.float32(0.5), ranges)(
+        {"x": X}
+    )
+    assert not np.array_equal(expected_logits, expected(0.5))
+    server = serving(cache)
+    assert server.offer(*ranged(cache, ranges))
+    np.testing.assert_array_equal(server.predict({"x": X}), expected_logits)
+    Cache(tmp_path / "device", max_bytes=1).chunks.trim(server.chunks)
+    np.testing.assert_array_equal(serving(cache).predict({"x": X}), expected_logits)
+
+
+def test_a_version_with_ranges_of_another_bundle_is_not_served(cache: Cache) -> None:
+    publication, _ = ranged(cache, np.zeros(2, np.float32))
+    with pytest.raises(InvalidVersion, match="FN-0828"):
+        open_ranges(publication, bundle_of("mlp"), cache.chunks.read)
+    wrong = -initial_ranges(bundle_of("mlp").manifest.activations)
+    publication, model = ranged(cache, wrong)
+    with pytest.raises(InvalidVersion, match="FN-0361"):
+        open_ranges(publication, bundle_of("mlp"), cache.chunks.read)
+    assert not serving(cache).offer(publication, model)
 
 
 def test_chunks_that_a_restart_needs_are_never_trimmed(tmp_path: Path, cache: Cache) -> None:

@@ -12,20 +12,24 @@ import pytest
 import torch
 from conftest import BundleFor, BundleOf
 from support.errors import raises
-from support.models import app_of, export_bundle
+from support.models import PUBLISHER, app_of, export_bundle
 from support.nightly import in_ci
 from support.plain_files import LIBRARIES, in_onnxruntime
 from torch import nn
 
+from fanin.clients.versions import FetchedVersion
 from fanin.commands.control.standalone import standalone_models
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.versions import sign_version
 from fanin.edge.export import Adapters, App, Lengths, Recipe
 from fanin.edge.export.module.prepare import with_parameters
 from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.standalone.quantized import int8_models
+from fanin.edge.ranges import initial_ranges, ranges_table
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.models import run_rows
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Float32s, encode_parameters
+from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidInput
 
 
@@ -59,13 +63,34 @@ def test_a_float_file_matches_the_predictions_of_torch(both_formats: BundleOf, g
     np.testing.assert_allclose(run(data, app.inputs["x"].numpy()), logits_of(app, bundle), rtol=0, atol=1e-5)
 
 
+def fetched_of(bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> FetchedVersion:
+    """Return a Version as it is fetched."""
+    data = encode_parameters(bundle.manifest.table, parameters)
+    version = sign_version(
+        PUBLISHER, parent=None, run_id="run", bundle_sha256=bundle.sha256, parameters=artifact_of(data)
+    )
+    table = ranges_table(bundle.manifest.activations)
+    own = b"" if ranges is None else encode_parameters(table, ranges)
+    return FetchedVersion(version=version, data=data, bundle=bundle, layout=None, ranges_data=own)
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "litert"])
+def test_an_int8_file_has_the_ranges_of_its_version(both_formats: BundleOf, runtime: str) -> None:
+    bundle, graph_format = both_formats("mlp"), "onnx" if runtime == "onnx" else "tflite"
+    version, ranges = later_parameters(bundle), initial_ranges(bundle.manifest.activations) * np.float32(3.0)
+    (data,) = standalone_models(fetched_of(bundle, version, ranges), {graph_format: Path("m")}, "").values()
+    x = app_of("mlp").inputs["x"].numpy()
+    logits = run_rows(open_runtime(runtime).open_model(data, "the file"), {"x": x})["logits"]
+    np.testing.assert_array_equal(logits, open_runtime(runtime).open_predict(bundle, version, ranges)({"x": x}))
+
+
 @pytest.mark.parametrize("runtime", in_ci(("onnx", "litert"), ("onnx",)))
 def test_each_length_is_a_file(runtime: str, bundle_for: BundleFor) -> None:
     graph_format = "onnx" if runtime == "onnx" else "tflite"
     run, bundle, app = LIBRARIES[graph_format][1], bundle_for("tags", runtime), app_of("tags")
     version, suffix = later_parameters(bundle), f".{graph_format}"
     target = {graph_format: Path(f"tags{suffix}")}
-    int8 = standalone_models(bundle, version, target, "")
+    int8 = standalone_models(fetched_of(bundle, version), target, "")
     names = [f"tags{suffix}", f"tags@8{suffix}", f"tags@4{suffix}"]
     assert [str(path) for path in int8] == names
     floats = float_models(app, bundle, version, graph_format)

@@ -28,7 +28,7 @@ from fanin.clients.device.updates import Change
 from fanin.edge.assembly.assemble import assemble
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Evaluate, Predict, TrainStep
+from fanin.edge.runtimes.base import Evaluate, MeasureRanges, Predict, TrainStep
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
@@ -132,9 +132,12 @@ class CountingRuntime:
         self.counts["evaluate"] += 1
         return self._inner.open_evaluate(bundle)
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
         self.counts["predict"] += 1
-        return self._inner.open_predict(bundle, parameters)
+        return self._inner.open_predict(bundle, parameters, ranges)
+
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        return self._inner.open_ranges(bundle, parameters)
 
 
 def test_a_training_over_a_runtime_keeps_the_contract(linear: Bundle) -> None:

@@ -15,6 +15,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, squared_error
 from fanin.edge.metrics.metric import metrics_of
 from fanin.edge.runtimes.available import open_runtime
+from fanin.edge.runtimes.base import VersionValues
 from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version
 from fanin.simulation.rows import initial_row
 
@@ -42,7 +43,9 @@ def metrics_of_module(app: App, bundle: Bundle, *names: str) -> VersionMetrics:
     y = outputs.argmax(axis=1).astype(np.int32) if app.num_classes else outputs
     batches = batches_in_order(Examples(inputs={"x": x}, y=y), bundle.manifest.batch_size)
     parameters = bundle.initial_parameters()
-    return evaluate_version(open_runtime("onnx"), bundle, parameters, batches, metrics_of(names))
+    return evaluate_version(
+        open_runtime("onnx"), bundle, VersionValues(parameters=parameters), batches, metrics_of(names)
+    )
 
 
 def test_the_float_model_alone_matches_torch() -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from fanin.edge.bundles.arrays import ArrayLayout, read_layout
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.versions import check_version
+from fanin.edge.ranges import RANGES, grids_of, ranges_table
 from fanin.edge.tensors import Float32s, decode_parameters
 from fanin.protos.chunks import assemble
 from fanin.protos.errors import InvalidVersion
@@ -18,17 +19,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedVersion:
-    """A verified Version with its canonical bytes and its Bundle, and the layout of a Bundle without graphs."""
+    """A verified Version with its canonical bytes and its Bundle, and the layout of a Bundle without graphs.
+
+    ``ranges_data`` has the canonical bytes of the ranges of its activations; empty for those of the Bundle.
+    """
 
     version: Version
     data: bytes
     bundle: Bundle
     layout: ArrayLayout | None
+    ranges_data: bytes = b""
 
     @property
     def parameters(self) -> Float32s:
         """The parameters that travel (num_values,)."""
         return decode_parameters(self.data)[1]
+
+    @property
+    def ranges(self) -> Float32s | None:
+        """The ranges of the activations (2 * activations,); None for those of the Bundle."""
+        return decode_parameters(self.ranges_data)[1] if self.ranges_data else None
 
 
 def fetch_version(operator: "Operator", run_id: str, number: int | None, publisher: str) -> FetchedVersion:
@@ -59,4 +69,11 @@ def fetch_version(operator: "Operator", run_id: str, number: int | None, publish
     if decode_parameters(parameters)[0] != bundle.manifest.table:
         raise InvalidVersion(f"{what}: names or shapes differ from its bundle's", code="FN-0828")
     layout = None if bundle.manifest.signatures else read_layout(bundle)
-    return FetchedVersion(version=version, data=parameters, bundle=bundle, layout=layout)
+    ranges = b""
+    if RANGES in version.auxiliary:
+        ranges = assemble(f"{what}: ranges", version.auxiliary[RANGES], operator.chunk)
+        table, flat = decode_parameters(ranges)
+        if table != ranges_table(bundle.manifest.activations):
+            raise InvalidVersion(f"{what}: its ranges are not those of its bundle's activations", code="FN-0361")
+        grids_of(bundle.manifest.activations, flat)
+    return FetchedVersion(version=version, data=parameters, bundle=bundle, layout=layout, ranges_data=ranges)

@@ -25,8 +25,9 @@ from fanin.clients.data.examples import Examples, model_examples
 from fanin.clients.data.npz import read_npz
 from fanin.edge.metrics.metric import metrics_of
 from fanin.edge.runtimes.available import open_format
+from fanin.edge.runtimes.base import VersionValues
 from fanin.protos.errors import FaninError, InvalidInput
-from fanin.server.aggregation.parameters import load_parameters
+from fanin.server.aggregation.parameters import load_version
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
 from fanin.server.evaluation.metrics import evaluate_version, score_of
 from fanin.server.runs.admission import open_bundle
@@ -122,13 +123,13 @@ class JobEvaluator:
         data = self._open(job.data)
         examples = model_examples(data.examples, bundle, runtime)
         if job.version is None:
-            parameters = bundle.initial_parameters()
+            version = VersionValues(parameters=bundle.initial_parameters())
             examples = examples.take(np.arange(min(len(examples), bundle.manifest.batch_size)))
         else:
-            parameters = load_parameters(blobs, job.version, bundle.manifest.table)
+            version = load_version(blobs, job.version, bundle.manifest)
         batches = batches_in_order(examples, bundle.manifest.batch_size, bundle.manifest.lengths)
         metrics = metrics_of(job.metrics)
-        evaluation = evaluate_version(runtime, bundle, parameters, batches, metrics)
+        evaluation = evaluate_version(runtime, bundle, version, batches, metrics)
         return EvaluationReply(
             values=evaluation.values,
             score=score_of(job.best, evaluation.values, metrics),

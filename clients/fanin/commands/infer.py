@@ -42,7 +42,8 @@ from fanin.commands.console.usage import check_target, wrong_usage
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import file_format, format_of
 from fanin.edge.lengths import TARGETS
-from fanin.edge.parameter_files import read_parameters
+from fanin.edge.parameter_files import read_tensors
+from fanin.edge.ranges import RANGES, ranges_table
 from fanin.edge.runtimes.available import RUNTIMES, open_format, open_runtime
 from fanin.edge.runtimes.base import LoadedModel, NamedInputs, Runtime
 from fanin.edge.runtimes.engine import Feed
@@ -57,7 +58,7 @@ from fanin.edge.runtimes.models import (
     run_rows,
 )
 from fanin.edge.signatures import Port
-from fanin.edge.tensors import Array, Float32s
+from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput, NotFound
 
 _UNFILLED: Final = (
@@ -152,9 +153,10 @@ def _check_options(path: Path, options: argparse.Namespace) -> None:
     check_target("--out", options.out or "")
     check_paths([Path(name) for name in options.data])
     if Cache.is_device(path):
-        if options.signature or options.version:
+        if options.signature or options.version or options.ranges:
             raise InvalidInput(
-                f"{path}: got --signature or --version, but a device serves one version; remove it", code="FN-1025"
+                f"{path}: got --signature, --version or --ranges, but a device serves one version; remove it",
+                code="FN-1025",
             )
         if not options.publisher:
             raise InvalidInput(f"{path}: got a device without --publisher; pass its publisher.pub", code="FN-1025")
@@ -164,9 +166,9 @@ def _check_options(path: Path, options: argparse.Namespace) -> None:
                 f"{path}: got --signature for a bundle, which is opened by its infer graph; remove it", code="FN-1025"
             )
     else:
-        if options.publisher or options.version:
+        if options.publisher or options.version or options.ranges:
             raise InvalidInput(
-                f"{path}: got --publisher or --version for a file, which has neither; remove it", code="FN-1025"
+                f"{path}: got --publisher, --version or --ranges for a file, which has none; remove it", code="FN-1025"
             )
         if options.signature and not file_format(format_of(path.name)).has_signatures:
             raise InvalidInput(
@@ -274,8 +276,13 @@ def _open_bundle(folder: Path, options: argparse.Namespace) -> OpenedInference:
             code="FN-0846",
         )
     runtime = open_format(bundle.manifest.signatures["infer"].graphs.keys(), options.runtime)
-    parameters = _parameters(bundle, Path(options.version)) if options.version else bundle.initial_parameters()
-    predict, preprocess = runtime.open_predict(bundle, bundle.completed(parameters)), open_preprocess(runtime, bundle)
+    own, table = bundle.manifest.table, ranges_table(bundle.manifest.activations)
+    parameters = read_tensors(Path(options.version), own) if options.version else bundle.initial_parameters()
+    ranges_file = Path(options.ranges or Path(options.version or folder).with_name(RANGES))
+    has_ranges = options.ranges or (options.version and ranges_file.is_file())
+    ranges = read_tensors(ranges_file, table) if has_ranges else None
+    predict = runtime.open_predict(bundle, bundle.completed(parameters), ranges)
+    preprocess = open_preprocess(runtime, bundle)
 
     def run(feed: Feed) -> dict[str, Array]:
         return {"logits": predict(model_inputs(bundle, _narrow(bundle, feed), preprocess))}
@@ -313,16 +320,6 @@ def _narrow(bundle: Bundle, feed: Feed) -> NamedInputs:
         return x
 
     return cast("NamedInputs", {name: narrowed(name, x) for name, x in feed.items()})
-
-
-def _parameters(bundle: Bundle, path: Path) -> Float32s:
-    """Read a Version's parameters. Raises InvalidInput."""
-    table, flat = read_parameters(path)
-    if table != bundle.manifest.table:
-        raise InvalidInput(
-            f"{path}: has parameters of other names or shapes than the bundle, expected its own", code="FN-1021"
-        )
-    return flat
 
 
 def _write(path: Path, outputs: Feed) -> None:
@@ -392,6 +389,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--float", action="store_true", help="convert quantized outputs to floats")
     parser.add_argument("--publisher", metavar="FILE", help="public key that must have signed the bundle")
     parser.add_argument("--version", metavar="FILE", help="parameters of a version (default: version 0)")
+    parser.add_argument(
+        "--ranges", metavar="FILE", help="ranges of its activations (default: the file ranges beside it)"
+    )
     parser.add_argument("--out", metavar="FILE", help="where to write the outputs: .npz, or .npy for a single one")
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="JSON: to standard output instead of the text, or to FILE"

@@ -19,7 +19,7 @@ from fanin.clients.data.stores import num_held_out
 from fanin.edge.bundles.arrays import read_layout
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.codecs.grid import first_change_notes
-from fanin.edge.tensors import Float32s
+from fanin.edge.runtimes.base import VersionValues
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
@@ -175,7 +175,7 @@ class _Parts:
     trainings: Trainings
     runtime: ClientRuntime
     work: tuple[int, ...]
-    evaluate: Callable[[int, Float32s], VersionMetrics]
+    evaluate: Callable[[int, VersionValues], VersionMetrics]
     score: Callable[[VersionMetrics], float]
     evaluate_newest: EvaluateNewest | None = None
     folder: Path | None = None
@@ -250,7 +250,7 @@ def _flower_parts(prepared: Preparation, subject: FlowerSubject, backend: Backen
         trainings=trainings,
         runtime=ClientRuntime(name=subject.runtime, graph_format=NO_GRAPHS),
         work=(1,) * subject.num_clients,
-        evaluate=lambda number, parameters: unknown_values(()),
+        evaluate=lambda number, version: unknown_values(()),
         score=lambda metrics: math.nan,
         evaluate_newest=trainings.evaluate,
         folder=subject.settings.folder,

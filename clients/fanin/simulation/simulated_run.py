@@ -16,12 +16,13 @@ from fanin.clients.transport import PIECE_BYTES
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import NO_GRAPHS
+from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.tensors import Float32s
 from fanin.protos.messages import RoundClosed, RoundFailed, RunRested, RunState, RunWarned, Version, VersionPublished
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.protos.texts import counted
 from fanin.server.access.limits import Limits
-from fanin.server.aggregation.parameters import load_parameters
+from fanin.server.aggregation.parameters import load_version
 from fanin.server.aggregation.rules import StrategySource
 from fanin.server.aggregation.statistics import evaluation_of, reported_examples, with_examples
 from fanin.server.evaluation.metrics import VersionMetrics
@@ -121,7 +122,7 @@ class SimulatedRun:
         engine: The engine of the trainings, for the event log: ``graph``, ``vmap``, ``vmap:cuda`` or ``flower``.
         trainings: Trains the clients.
         runtime: What trains them: the library and its version, and the format of the Bundle's graphs.
-        evaluate: Returns the metrics of a Version from its number and its parameters (num_values,).
+        evaluate: Returns the metrics of a Version from its number, its parameters (num_values,) and its ranges.
         score: Returns the number that ranks Versions from these metrics; NaN for a Version that was not evaluated.
         evaluate_newest: Lets clients evaluate a Version, and returns the statistics of each. Each row then has the
             clients' evaluation of its own Version. None if it has that of the Version before.
@@ -141,7 +142,7 @@ class SimulatedRun:
     engine: str
     trainings: Trainings
     runtime: ClientRuntime
-    evaluate: Callable[[int, Float32s], VersionMetrics]
+    evaluate: Callable[[int, VersionValues], VersionMetrics]
     score: Callable[[VersionMetrics], float]
     evaluate_newest: EvaluateNewest | None
     policies: Mapping[str, SelectionPolicy]
@@ -185,8 +186,7 @@ class SimulatedRun:
             plan = replace(self.plan, evaluation=EvaluationPlan())
             await federation.start_run(RUN, plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
-            parameters = await self._parameters(federation, 0)
-            quality = self.evaluate(0, parameters)
+            parameters, quality = await self._evaluated(federation, 0)
             rows.add(self._shown(initial_row(quality, self._statistics)), parameters, self.score(quality))
             self.on_round(rows.rounds[0])
 
@@ -252,8 +252,7 @@ class SimulatedRun:
                 case RoundFailed():
                     self._note(rows, "round failed", event.round, detail=event.reason)
                 case VersionPublished():
-                    parameters = await self._parameters(federation, event.number)
-                    quality = self.evaluate(event.number, parameters)
+                    parameters, quality = await self._evaluated(federation, event.number)
                     updates = await federation.state.stores.rounds.updates(RUN, event.round)
                     now = asyncio.get_running_loop().time()
                     num_classes = self.bundle.manifest.num_classes
@@ -309,10 +308,12 @@ class SimulatedRun:
         rows.events.append(noted)
         self.on_event(noted)
 
-    async def _parameters(self, federation: Federation, number: int) -> Float32s:
-        version = await federation.state.stores.runs.version(RUN, number)
+    async def _evaluated(self, federation: Federation, number: int) -> tuple[Float32s, VersionMetrics]:
+        """Return the parameters and the metrics of a Version."""
+        version, blobs = await federation.state.stores.runs.version(RUN, number), federation.state.blobs
         assert version is not None, "the event of a version follows its record"
-        return load_parameters(federation.state.blobs, version, self.bundle.manifest.table)
+        values = load_version(blobs, version, self.bundle.manifest)
+        return values.parameters, self.evaluate(number, values)
 
 
 def run_to_end(run: SimulatedRun, key: SigningKey, rows: RowLists) -> None:

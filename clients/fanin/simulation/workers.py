@@ -1,7 +1,7 @@
 """The trainings of clients by the exported graphs: in this process or as tasks of a backend, bit-identical.
 
-A task's job has the index of its client, the parameters, the personal ones of the client, the inputs of its stages and
-the Assignment. The Bundle and the examples of all clients are placed once.
+A task's job has the index of its client, the parameters, the personal ones of the client, the ranges of the
+activations, the inputs of its stages and the Assignment. The Bundle and the examples of all clients are placed once.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, SignedManifest, folder_reader
 from fanin.edge.metrics.metric import NO_METRICS, Metric
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Predict, Runtime
+from fanin.edge.runtimes.base import MeasureRanges, Predict, Runtime
 from fanin.edge.tensors import Float32s, Int64s
 from fanin.protos import messages as m
 from fanin.protos.wire import from_proto, to_proto
@@ -33,6 +33,7 @@ from fanin.v1 import fleet_pb2 as pb
 FORMAT: Final = "onnx"
 KEPT_CLIENTS: Final = 64
 """Clients whose trainers a worker keeps. Each holds a copy of its examples."""
+G = TypeVar("G")
 PendingTraining = Callable[[], Change]
 """Waits for a training and returns its result. It raises the errors of ``RuntimeTrainer.train``."""
 
@@ -42,18 +43,36 @@ class SharedGraphs(BundleGraphs):
 
     def __init__(self, runtime: Runtime) -> None:
         super().__init__(runtime)
-        self._newest: tuple[str, Float32s, Predict] | None = None
+        self._predict: _Newest[Predict] | None = None
+        self._ranges: _Newest[MeasureRanges] | None = None
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        if self._newest is not None:
-            digest, known, predict = self._newest
-            if digest == bundle.sha256 and (known is parameters or np.array_equal(known, parameters)):
-                return predict
-        predict = super().open_predict(bundle, parameters)
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
+        if self._predict is None or not self._predict.is_of(bundle, parameters, ranges):
+            graph = super().open_predict(bundle, parameters, ranges)
+            self._predict = _Newest(bundle, parameters, ranges, graph)
+        return self._predict.graph
+
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        if self._ranges is None or not self._ranges.is_of(bundle, parameters, None):
+            self._ranges = _Newest(bundle, parameters, None, super().open_ranges(bundle, parameters))
+        return self._ranges.graph
+
+
+class _Newest(Generic[G]):
+    """A graph that is open for one Version."""
+
+    def __init__(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None, graph: G) -> None:
         # A Version's parameters are read-only.
-        known = parameters.copy() if parameters.flags.writeable else parameters
-        self._newest = (bundle.sha256, known, predict)
-        return predict
+        self._parameters = parameters.copy() if parameters.flags.writeable else parameters
+        self._bundle_sha256, self._ranges, self.graph = bundle.sha256, ranges, graph
+
+    def is_of(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None) -> bool:
+        """Return whether the graph is open for these parameters (num_values,) and ranges."""
+        pairs = ((self._parameters, parameters), (self._ranges, ranges))
+        return self._bundle_sha256 == bundle.sha256 and all(
+            known is other or (known is not None and other is not None and np.array_equal(known, other))
+            for known, other in pairs
+        )
 
 
 class RecordFailed(Exception):
@@ -135,6 +154,7 @@ class GraphJob:
     client: int
     parameters: Placed[Float32s]
     local: Float32s | None
+    ranges: Float32s | None
     inputs: Mapping[str, Float32s]
     assignment: bytes
 
@@ -175,6 +195,7 @@ class GraphTrainings:
             client=client,
             parameters=self._versions.place(model, assignment),
             local=model.local,
+            ranges=model.ranges,
             inputs=dict(model.inputs),
             assignment=self._encoded(assignment),
         )
@@ -217,6 +238,7 @@ def train_graph_job(job: GraphJob) -> Change:
         bundle=bundle,
         parameters=_parameters(job.parameters),
         local=job.local,
+        ranges=job.ranges,
         inputs=MappingProxyType(dict(job.inputs)),
     )
     change = trainer(job.client).train(model, read_assignment(job.assignment), lambda: True)

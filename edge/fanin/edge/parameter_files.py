@@ -31,6 +31,16 @@ def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
         raise InvalidInput(f"{path}: {exc}", code=exc.code) from exc
 
 
+def read_tensors(path: Path, expected: TensorTable) -> Float32s:
+    """Return the vector (num_values,) in a file with these tensors. Raises InvalidInput for another file."""
+    table, flat = read_parameters(path)
+    if table != expected:
+        raise InvalidInput(
+            f"{path}: has parameters of other names or shapes than the bundle, expected its own", code="FN-1021"
+        )
+    return flat
+
+
 def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write arrays as an .npz file, in their order."""
     # numpy.savez takes arrays as keyword arguments, so a tensor named like one of its parameters would fail.

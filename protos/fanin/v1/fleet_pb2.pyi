@@ -129,7 +129,7 @@ CONSTANTS
 
     protocol number       1 (EnrollRequest.protocol, CheckInRequest.protocol)
     format of an Update   1 (UpdateHeader.format)
-    format of a manifest  2
+    format of a manifest  3
     Chunk                 1 MiB = 1048576 bytes for each but the last of an Update; a device accepts up to 3 MiB
     piece                 at most 256 KiB is usual; any length works that keeps the message under 4 MiB
     manifest              at most 3 MiB
@@ -570,11 +570,11 @@ class BundleRef(_message.Message):
 
     1. check that public_key is a publisher that this device trusts;
     2. download the manifest, check its digest and the signature over its exact bytes;
-    3. parse it. A manifest with another `format` than 2 is refused.
+    3. parse it. A manifest with another `format` than 3 is refused.
 
     The manifest is one JSON object in UTF-8:
 
-        "format"       2
+        "format"       3
         "name"         string
         "batch_size"   the batch of the train and evaluate graphs
         "other_batch_sizes"  [size, ..]: batch sizes with a train graph of their own, "train@b<size>"; absent if there are none
@@ -599,6 +599,7 @@ class BundleRef(_message.Message):
                        "infer" are of the longest one, and "train@16", "evaluate@16" and "infer@16" of the length 16. The
                        train graph of another batch size 8 is "train@b8", and of the length 16 "train@16@b8"
         "slots", "derived"   how a Version fills the int8 graph "infer" (see SLOTS); a device that only trains skips both
+        "activations"  the tensors of "infer" whose int8 grid a Version may change (see SLOTS)
         "artifacts"    {ARTIFACT NAME: {"sha256": string, "size_bytes": number, "chunks": [
                            {"sha256": string, "size_bytes": number, "url": string}, ..]}}
         "initial"      the name of the artifact with the parameters of Version 0
@@ -636,14 +637,18 @@ class BundleRef(_message.Message):
     The graph "infer" computes in int8. Its slots hold what depends on the Version. "slots" is {FORMAT: [SLOT, ..]}:
 
         "initializer"   the name of the tensor in the graph
-        "kind"          "weight", "weight_scale", "bias", "bias_scale" or "float"
-        "parameter"     its source: a parameter (of the Version, or a personal one), a constant or a folded tensor
+        "kind"          "weight", "weight_scale", "bias", "bias_scale", "float", "activation_scale", "zero_point" or
+                        "zero_point64"
+        "parameter"     its source: a parameter (of the Version, or a personal one), a constant or a folded tensor; "" for the
+                        last three kinds
         "shape"         its shape in the graph
         "weight"        of a bias and a bias_scale: the source whose scales it uses; "" for other kinds
-        "axis"          the axis of the channels, in the source; -1 for a float
+        "axis"          the axis of the channels, in the source; -1 for a float and for the last three kinds
         "permutation"   of a weight and a float: the axes of the source in the order of the graph, as in a transpose; [] keeps
                         their order
-        "input_scale"   of a bias and a bias_scale: a number; 0.0 for other kinds
+        "activation"    of the last three kinds: the activation whose grid it is. Of a bias and a bias_scale: the input of the
+                        layer, or "" for an input whose grid is fixed. "" for other kinds
+        "input_scale"   of a bias and a bias_scale without "activation": a number; 0.0 for all others
         "offset"        in TFLite, where the value begins in the file, in bytes; -1 in ONNX
 
     An ONNX graph declares a slot as an initializer with external data: give the runtime the value under its name, before it
@@ -662,6 +667,16 @@ class BundleRef(_message.Message):
     float32, rint to an integer, both to the nearest with ties to even. clip(v, a, b) is min(max(v, a), b). MAX is the largest
     finite float32. A Version with NaN or infinity in its parameters is refused.
 
+    "activations" is [{"name", "graph_format", "low", "high"}, ..]: the tensors whose int8 grid a Version may change. low is at
+    most 0.0, high at least 0.0. A Version may have the auxiliary tensor "ranges", low and high of each activation in the order
+    of the manifest, which replace those of the manifest. The grid of an activation:
+
+        q = min((high - low) / 255, 2^60);  s = max(q, L / 2^18);  scale = f32(s);  zero point = clip(rint(-128 - low / s), -128, 127)
+
+    L is the largest q of the activations with the same graph_format. With q below 2^-60 the scale is f32(max(1.0, L / 2^18)) and
+    the zero point 0. In the following, "input_scale" of a bias with an "activation" is
+    the scale of that activation.
+
     First the scales s_k of each channel k. For a constant c they are max(c_k, 2^-64). For a source w that is the "parameter"
     of a slot of the kind weight_scale, let w_k be its values with the index k along that slot's "axis". Let r_k be the largest
     |b_k| / (input_scale * 2^30) over the slots of the kind bias whose "weight" is w; b is their source; 0 without any:
@@ -675,9 +690,13 @@ class BundleRef(_message.Message):
         bias_scale     float32   t_k = f32(min(s_k * input_scale, MAX))
         bias           int32     clip(rint(b_k / t_k), -2147483647, 2147483647), with t_k for its own "weight" and "input_scale"
         float          float32   the source, permuted
+        activation_scale    float32    the scale of "activation"
+        zero_point     int8      its zero point, in ONNX
+        zero_point64   int64     its zero point, in TFLite
 
     Values are little-endian, in C order of "shape". tests/golden/slots.json has test vectors: "parameters" and "derived" of a
-    manifest, "slots" of one format, and the bytes of the folded tensors and of the slots.
+    manifest, "slots" and "activations" of one format, "ranges" of a Version, and the bytes of the folded tensors and of the
+    slots.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -819,7 +838,7 @@ class Version(_message.Message):
     def delegation(self) -> Global___Delegation: ...
     @_builtins.property
     def auxiliary(self) -> _containers.RepeatedCompositeFieldContainer[Global___Auxiliary]:
-        """Tensors beside the parameters, for the stages of the Run, in the order of their names. At most 8."""
+        """Tensors beside the parameters, for the stages and the int8 model of the Run, in the order of their names. At most 9."""
 
     def __init__(
         self,
@@ -846,9 +865,11 @@ Global___Version: _TypeAlias = Version  # noqa: Y015
 @_typing.final
 class Auxiliary(_message.Message):
     """A tensor beside the parameters of a Version: n float32 values in the order of the flat vector, as the tensor "values"
-    of the shape [n] in canonical form. A device needs it only if a stage of its Assignment reads it. The digest is
-    signed with the Version: a signed line with auxiliary tensors has one more element, {"NAME":"DIGEST",..} with the
-    names in the order of their code points.
+    of the shape [n] in canonical form. A device needs it only if a stage of its Assignment reads it. The tensor "ranges" is
+    no stage's: it has the low and the high end of each activation of the manifest (see SLOTS), so n is twice their number, and
+    the tensor in canonical form has the name "ranges", too. A device needs it for the int8 model alone. The digest is signed
+    with the Version: a signed line with auxiliary tensors has one more element, {"NAME":"DIGEST",..} with the names in the
+    order of their code points.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1402,6 +1423,7 @@ class Assignment(_message.Message):
     STATISTICS_FIELD_NUMBER: _builtins.int
     FLOWER_FIELD_NUMBER: _builtins.int
     PROGRESS_S_FIELD_NUMBER: _builtins.int
+    RANGE_EXAMPLES_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     run_id: _builtins.str
     round: _builtins.int
@@ -1413,6 +1435,8 @@ class Assignment(_message.Message):
     """Seconds between two reports of progress. It grows with the cohort, so that all devices make at most 200 such calls a
     second. 0: report none.
     """
+    range_examples: _builtins.int
+    """Examples on which the device measures the ranges of the activations, at most (see RangeCounts). 0: it measures none."""
     @_builtins.property
     def bundle(self) -> Global___BundleRef: ...
     @_builtins.property
@@ -1457,10 +1481,11 @@ class Assignment(_message.Message):
         statistics: _abc.Iterable[Global___Statistic] | None = ...,
         flower: Global___Flower | None = ...,
         progress_s: _builtins.float = ...,
+        range_examples: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "flower", b"flower", "grid", b"grid", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "flower", b"flower", "grid", b"grid", "progress_s", b"progress_s", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "flower", b"flower", "grid", b"grid", "progress_s", b"progress_s", "range_examples", b"range_examples", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1640,6 +1665,58 @@ class Statistics(_message.Message):
 Global___Statistics: _TypeAlias = Statistics  # noqa: Y015
 
 @_typing.final
+class RangeCounts(_message.Message):
+    """The ranges of the activations of the Assignment's Version on some of the device's examples: counts of examples, never
+    values. They are summed over the devices like the statistics. A device whose Assignment has no range_examples, or that
+    cannot measure, sends none.
+
+    1. Choose at most range_examples examples at random. The activations are those of the manifest, numbered from 0 over all
+       graph formats. Take those of your graph format.
+    2. For each example, measure the lowest and the highest value of each of these tensors in the float model, with the
+       parameters of the Version. An example with NaN or infinity in a tensor does not count for it.
+    3. The magnitude of side 0 is max(-lowest, 0), that of side 1 max(highest, 0). Its bin is the smallest b from 0 to 127
+       whose edge is at least the magnitude; 127 if there is none. All edges are float32 numbers:
+
+           edge of b = 2^((b div 4) - 16) * (1, 1.1892070770263672, 1.4142135381698608, 1.6817928552627563)[b mod 4]
+
+    4. All devices have the same weight: multiply the counts of a side by 64 / n, for n examples that count. Round each down,
+       and add 1 to the largest remainders until the sum is 64, the lower bin first if they are equal.
+    5. The cell of the bin b on the side s of the activation a is (2 a + s) * 128 + b. Send the cells with counts.
+
+    A test vector: for the activation 1, three examples with the lowest values -1, -1, -3 and the highest values 0, 0.5, 1e30
+    have the cells 320 327 384 444 511 with the counts 43 21 22 21 21.
+
+    The coordinator refuses counts of other cells, and an activation whose counts are not 64 on both sides. The ranges of the
+    next Version follow from the sums (docs/reference/statistics.md).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELLS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def cells(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In rising order, at most 131072."""
+
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The count of each cell, at least 1."""
+
+    def __init__(
+        self,
+        *,
+        cells: _abc.Iterable[_builtins.int] | None = ...,
+        counts: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cells", b"cells", "counts", b"counts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RangeCounts: _TypeAlias = RangeCounts  # noqa: Y015
+
+@_typing.final
 class UpdateHeader(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1653,6 +1730,7 @@ class UpdateHeader(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
     TELEMETRY_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     """1: the format of header and payload."""
     assignment_id: _builtins.str
@@ -1677,6 +1755,10 @@ class UpdateHeader(_message.Message):
     def statistics(self) -> Global___Statistics: ...
     @_builtins.property
     def telemetry(self) -> Global___Telemetry: ...
+    @_builtins.property
+    def ranges(self) -> Global___RangeCounts:
+        """Only if the Assignment has range_examples."""
+
     def __init__(
         self,
         *,
@@ -1690,10 +1772,11 @@ class UpdateHeader(_message.Message):
         payload: Global___Artifact | None = ...,
         statistics: Global___Statistics | None = ...,
         telemetry: Global___Telemetry | None = ...,
+        ranges: Global___RangeCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "statistics", b"statistics", "telemetry", b"telemetry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "ranges", b"ranges", "statistics", b"statistics", "telemetry", b"telemetry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "codec", b"codec", "format", b"format", "payload", b"payload", "round", b"round", "run_id", b"run_id", "shifts", b"shifts", "statistics", b"statistics", "telemetry", b"telemetry", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "codec", b"codec", "format", b"format", "payload", b"payload", "ranges", b"ranges", "round", b"round", "run_id", b"run_id", "shifts", b"shifts", "statistics", b"statistics", "telemetry", b"telemetry", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

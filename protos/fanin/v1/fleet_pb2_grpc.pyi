@@ -129,7 +129,7 @@ CONSTANTS
 
     protocol number       1 (EnrollRequest.protocol, CheckInRequest.protocol)
     format of an Update   1 (UpdateHeader.format)
-    format of a manifest  2
+    format of a manifest  3
     Chunk                 1 MiB = 1048576 bytes for each but the last of an Update; a device accepts up to 3 MiB
     piece                 at most 256 KiB is usual; any length works that keeps the message under 4 MiB
     manifest              at most 3 MiB

@@ -34,6 +34,7 @@ class Plan(_message.Message):
     EVALUATION_FIELD_NUMBER: _builtins.int
     FLOWER_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
+    INT8_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -65,6 +66,10 @@ class Plan(_message.Message):
     def schedule(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduledChange]:
         """What changes in the training from a Round on, in the order of the Rounds."""
 
+    @_builtins.property
+    def int8(self) -> Global___Int8:
+        """The int8 model of the Versions."""
+
     def __init__(
         self,
         *,
@@ -79,10 +84,11 @@ class Plan(_message.Message):
         evaluation: Global___EvaluationPlan | None = ...,
         flower: _fleet_pb2.Flower | None = ...,
         schedule: _abc.Iterable[Global___ScheduledChange] | None = ...,
+        int8: Global___Int8 | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "name", b"name", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "name", b"name", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -395,6 +401,28 @@ class Stop(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
+
+@_typing.final
+class Int8(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGES_FIELD_NUMBER: _builtins.int
+    ranges: _builtins.str
+    """Where the ranges of the activations come from: export or devices; absent: export."""
+    def __init__(
+        self,
+        *,
+        ranges: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ranges", b"_ranges", "ranges", b"ranges"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ranges", b"_ranges", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ranges: _TypeAlias = _typing.Literal["ranges"]  # noqa: Y015
+    _WhichOneofArgType__ranges: _TypeAlias = _typing.Literal["_ranges", b"_ranges"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ranges) -> _WhichOneofReturnType__ranges | None: ...
+
+Global___Int8: _TypeAlias = Int8  # noqa: Y015
 
 @_typing.final
 class EvaluationPlan(_message.Message):

@@ -19,10 +19,12 @@ from fanin.clients.device.models import (
     open_auxiliary,
     open_bundle,
     open_parameters,
+    open_ranges,
     verify_version,
 )
 from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.ranges import RANGES
 from fanin.protos.chunks import MAX_MORE_CHUNKS, ChunkRef
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import Download, Publication
@@ -106,7 +108,8 @@ class Downloader:
         try:
             bundle = open_bundle(publication, self._trusted, chunks.read)
             verify_version(publication, bundle, records.highest_version(publication.run_id))
-            tensors = auxiliary_chunks(publication, bundle, wanted.auxiliary)
+            ranges = [RANGES] if RANGES in publication.version.auxiliary else []
+            tensors = auxiliary_chunks(publication, bundle, [*wanted.auxiliary, *ranges])
             all_graphs = file_chunks(bundle, bundle.manifest.files(self._graph_format))
             needed += (*all_graphs, *publication.version.parameters.chunks, *tensors)
             await get("graphs", file_chunks(bundle, wanted.files(bundle)))
@@ -114,13 +117,14 @@ class Downloader:
             await get("auxiliary tensors", tensors)
             parameters = open_parameters(publication, bundle, chunks.read)
             opened = {name: open_auxiliary(publication, bundle, name, chunks.read) for name in wanted.auxiliary}
+            own_ranges = open_ranges(publication, bundle, chunks.read)
         except InvalidInput:
             # The bytes may be damaged on this disk: remove damaged Chunks, and the next try downloads them again.
             chunks.remove_damaged(needed)
             raise
         # Recorded last: a Version that did not verify must not block later ones.
         records.raise_version(publication.run_id, publication.version.order)
-        return OpenedModel(bundle=bundle, parameters=parameters, auxiliary=opened)
+        return OpenedModel(bundle=bundle, parameters=parameters, auxiliary=opened, ranges=own_ranges)
 
     def _store_chunk(self, what: str, should_continue: ShouldContinue, ref: ChunkRef, receive: ReceivePieces) -> None:
         try:

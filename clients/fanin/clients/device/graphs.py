@@ -7,7 +7,7 @@ Bundle are closed before those of another one are opened.
 """
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.base import Evaluate, LoadedModel, Predict, Preprocess, Runtime, TrainStep
+from fanin.edge.runtimes.base import Evaluate, LoadedModel, MeasureRanges, Predict, Preprocess, Runtime, TrainStep
 from fanin.edge.runtimes.models import open_preprocess
 from fanin.edge.tensors import Float32s
 
@@ -45,9 +45,13 @@ class BundleGraphs:
             self._evaluate = self._runtime.open_evaluate(bundle)
         return self._evaluate
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
         self._change_to(bundle)
-        return self._runtime.open_predict(bundle, parameters)
+        return self._runtime.open_predict(bundle, parameters, ranges)
+
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        self._change_to(bundle)
+        return self._runtime.open_ranges(bundle, parameters)
 
     def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         return self._runtime.open_model(graph, what, signature)

@@ -15,6 +15,7 @@ from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.versions import check_version
 from fanin.edge.codecs.vector import VectorLayout
+from fanin.edge.ranges import RANGES, grids_of, ranges_table
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.edge.signatures import DEVICE_SIGNATURES
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
@@ -32,6 +33,7 @@ class OpenedModel:
         parameters: The parameters of the Version (num_values,).
         local: The personal parameters of the device (num_local_values,). None: the initial values of the Bundle.
         auxiliary: The auxiliary tensors that the stages of the Assignment read (num_values,), by name.
+        ranges: The ranges of the Version's activations (2 * activations,). None: those of the Bundle.
         inputs: Inputs of the train graph that the stages set (num_values,), by kind: ``control`` is added to the
             gradient of each step.
         device_seed: Seed of what the device's own code draws in the training (32 bytes), from the device's secret. None
@@ -42,6 +44,7 @@ class OpenedModel:
     parameters: Float32s
     local: Float32s | None = None
     auxiliary: Mapping[str, Float32s] = field(default_factory=lambda: MappingProxyType({}))
+    ranges: Float32s | None = None
     inputs: Mapping[str, Float32s] = field(default_factory=lambda: MappingProxyType({}))
     device_seed: bytes | None = field(default=None, repr=False)
 
@@ -154,7 +157,7 @@ def auxiliary_chunks(publication: Publication, bundle: Bundle, names: Sequence[s
                 "assignment read",
                 code="FN-0831",
             )
-        _check_size(what, f"the auxiliary tensor {name!r}", artifacts[name], _auxiliary_table(bundle))
+        _check_size(what, f"the auxiliary tensor {name!r}", artifacts[name], _auxiliary_table(bundle, name))
     return tuple(ref for name in names for ref in artifacts[name].chunks)
 
 
@@ -166,14 +169,25 @@ def open_parameters(publication: Publication, bundle: Bundle, read: Callable[[st
 def open_auxiliary(publication: Publication, bundle: Bundle, name: str, read: Callable[[str], bytes]) -> Float32s:
     """Return an auxiliary tensor (num_values,), verified. Raises InvalidVersion."""
     what = f"{_what(publication)}: auxiliary tensor {name!r}"
-    return _open(what, publication.version.auxiliary[name], _auxiliary_table(bundle), read)
+    return _open(what, publication.version.auxiliary[name], _auxiliary_table(bundle, name), read)
 
 
 def _what(publication: Publication) -> str:
     return f"version {publication.version.number} of run {publication.run_id}"
 
 
-def _auxiliary_table(bundle: Bundle) -> TensorTable:
+def open_ranges(publication: Publication, bundle: Bundle, read: Callable[[str], bytes]) -> Float32s | None:
+    """Return the ranges of the Version's activations, verified; None if it has none. Raises InvalidVersion."""
+    if RANGES not in publication.version.auxiliary:
+        return None
+    ranges = open_auxiliary(publication, bundle, RANGES, read)
+    grids_of(bundle.manifest.activations, ranges)
+    return ranges
+
+
+def _auxiliary_table(bundle: Bundle, name: str) -> TensorTable:
+    if name == RANGES:
+        return ranges_table(bundle.manifest.activations)
     return VectorLayout(table=bundle.manifest.table).auxiliary
 
 

@@ -27,12 +27,14 @@ from fanin.clients.device.models import (
     manifest_chunks,
     open_bundle,
     open_parameters,
+    open_ranges,
     served_files,
     verify_version,
 )
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.storage.personal import local_values
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.ranges import RANGES
 from fanin.edge.runtimes.base import NamedInputs, Predict, Preprocess, Runtime
 from fanin.edge.runtimes.graphs import probe_inputs
 from fanin.edge.runtimes.models import model_inputs, open_preprocess
@@ -140,7 +142,7 @@ class Serving:
             self._latest = ServedVersion(run_id=publication.run_id, epoch=version.epoch, number=version.number)
 
     def _open(self, publication: Publication, model: OpenedModel) -> Served:
-        predict = self._runtime.open_predict(model.bundle, model.values())
+        predict = self._runtime.open_predict(model.bundle, model.values(), model.ranges)
         outputs = predict(probe_inputs(model.bundle.manifest, 1))
         if not np.isfinite(outputs).all():
             raise InvalidVersion(
@@ -159,7 +161,9 @@ class Serving:
 
     def _chunks(self, publication: Publication, bundle: Bundle) -> tuple[str, ...]:
         graphs = file_chunks(bundle, served_files(bundle, self._runtime.graph_format))
-        refs = (*manifest_chunks(publication), *graphs, *publication.version.parameters.chunks)
+        version = publication.version
+        ranges = version.auxiliary[RANGES].chunks if RANGES in version.auxiliary else ()
+        refs = (*manifest_chunks(publication), *graphs, *version.parameters.chunks, *ranges)
         return tuple(ref.sha256 for ref in refs)
 
     def _restore(self, trusted: Collection[str]) -> None:
@@ -173,7 +177,8 @@ class Serving:
             verify_version(publication, bundle, UNSEEN)
             parameters = open_parameters(publication, bundle, self._cache.chunks.read)
             local = local_values(self._cache.locals, bundle, publication.run_id)
-            model = OpenedModel(bundle=bundle, parameters=parameters, local=local)
+            ranges = open_ranges(publication, bundle, self._cache.chunks.read)
+            model = OpenedModel(bundle=bundle, parameters=parameters, local=local, ranges=ranges)
             self._served = self._open(publication, model)
             self.skip(publication)
         except (FaninError, ValueError) as exc:

@@ -322,7 +322,7 @@ class SessionDriver:
                 )
             telemetry = self._telemetry(change, host.now() - started_s)
             staged = apply_stages(assignment, change, staging)
-            header = header_of(assignment, staged.encoded, change.counts, telemetry)
+            header = header_of(assignment, staged.encoded, change, telemetry)
             keep_local(store.locals, model.bundle, assignment, change.local)
         except InvalidBundle:
             # A graph was damaged on this disk after its download: the next try downloads it again.

@@ -11,7 +11,8 @@ The graphs of the newest Bundle stay open between Rounds. An interruption waits 
 ``preprocess``, which converts all new examples at once.
 
 Before it trains, a device evaluates the Version on its validation part, in float and in int8. It reports sums over
-examples, never examples. A device without a validation part does not evaluate.
+examples, never examples. A device without a validation part does not evaluate. The ranges of the activations, if the
+Assignment asks for them, are counts of training examples.
 
 Reference:
     McMahan et al. 2017, arXiv 1602.05629, algorithm 1.
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -37,15 +38,17 @@ from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change, UnfitExamples
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.base import PaddedBatch, Preprocess, Runtime, StepSettings
+from fanin.edge.codecs.statistics import range_counts_of
+from fanin.edge.ranges import columns
+from fanin.edge.runtimes.base import PaddedBatch, Preprocess, Runtime, StepSettings, VersionValues
 from fanin.edge.runtimes.evaluations import OF_VALIDATION, counts_of, loss_count
 from fanin.edge.runtimes.graphs import CONTROL, control_ports
-from fanin.edge.runtimes.measure import measure
+from fanin.edge.runtimes.measure import measure, measure_ranges
 from fanin.edge.runtimes.models import check_targets, model_inputs
 from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.errors import Diverged, InvalidInput
+from fanin.protos.errors import Diverged, InvalidBundle, InvalidInput
 from fanin.protos.plans.schedule import rate_of_step
 from fanin.protos.texts import counted
 
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
     from fanin.edge.metrics.metric import Metric
 
 LOG = logging.getLogger("fanin.clients")
+RANGES_STREAM: Final = 0x72616E67
+"""Separates the choice of the examples of ranges from the order of the training."""
 
 
 class RuntimeTrainer:
@@ -98,6 +103,7 @@ class RuntimeTrainer:
         bundle = trained_bundle(model, assignment)
         examples = self._data.examples(model.bundle)
         counts = self._data.evaluate(model, examples.validation, assignment, should_continue)
+        ranges = self._data.ranges(model, examples, assignment, should_continue)
         control = control_of(model)
         step = self._graphs.open_train(bundle)
         training = assignment.training
@@ -126,7 +132,9 @@ class RuntimeTrainer:
             )
             loss_sum += finite(loss, num_steps, training) * float(batch.mask.sum())
         counts |= training_counts(loss_sum, examples, model, assignment)
-        return change_of(model.bundle, (initial, state.parameters), counts, num_steps)
+        values, _ = bundle.manifest.split(difference(state.parameters, initial))
+        local = None if bundle.manifest.local is None else bundle.manifest.split(state.parameters)[1]
+        return Change(values=values, counts=counts, num_steps=num_steps, local=local, ranges=ranges)
 
     def progress_of(self, assignment_id: str) -> m.TrainingProgress:
         """See ``ReportsSteps``."""
@@ -205,23 +213,6 @@ def control_of(model: OpenedModel) -> Float32s | None:
 def difference(after: Float32s, before: Float32s) -> Float32s:
     """Return the change of the parameters (num_values,): the exact difference, rounded once to float32."""
     return np.subtract(after, before, dtype=np.float32)
-
-
-def change_of(
-    bundle: Bundle, parameters: tuple[Float32s, Float32s], counts: Mapping[str, int], num_steps: int
-) -> Change:
-    """Return the result of a training: the change of the shared parameters, and the personal parameters.
-
-    Args:
-        bundle: The Bundle.
-        parameters: All parameters of the graphs (num_model_values,) before and after the training.
-        counts: The statistics of the training.
-        num_steps: Its optimizer steps.
-    """
-    before, after = parameters
-    values, _ = bundle.manifest.split(difference(after, before))
-    local = None if bundle.manifest.local is None else bundle.manifest.split(after)[1]
-    return Change(values=values, counts=counts, num_steps=num_steps, local=local)
 
 
 class LocalData:
@@ -314,7 +305,7 @@ class LocalData:
         """
         if validation is None:
             return {}
-        manifest, values = model.bundle.manifest, model.values()
+        manifest, values = model.bundle.manifest, VersionValues(parameters=model.values(), ranges=model.ranges)
         num_classes = manifest.num_classes
         in_order = interruptible(batches_in_order(validation, manifest.batch_size, manifest.lengths), should_continue)
         wanted = [each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)]
@@ -326,6 +317,25 @@ class LocalData:
         metrics = DeclaredMetrics(wanted, self._metrics)
         measured = measure(self._graphs, model.bundle, values, in_order, metrics.add)
         return counts_of(measured, num_classes) | metrics.counts(len(validation), num_classes)
+
+    def ranges(
+        self, model: OpenedModel, examples: MemoryStore, assignment: m.Assignment, should_continue: ShouldContinue
+    ) -> m.RangeCounts:
+        """Return the ranges of a Version on some training examples; none if nobody asks, or without activations."""
+        manifest, train = model.bundle.manifest, examples.train
+        measured = columns(manifest.activations, self._graphs.graph_format)
+        if not assignment.range_examples or not measured.size:
+            return m.RangeCounts()
+        seed = (assignment.training.seed, examples.partition, assignment.round, RANGES_STREAM)
+        order = np.random.default_rng(np.random.SeedSequence(seed)).permutation(len(train))
+        some = train.take(order[: assignment.range_examples])
+        in_order = interruptible(batches_in_order(some, manifest.batch_size, manifest.lengths), should_continue)
+        try:
+            return range_counts_of(measure_ranges(self._graphs, model.bundle, model.values(), in_order), measured)
+        except InvalidBundle as exc:
+            # A runtime of another package may lack what this graph needs. The training needs no ranges.
+            LOG.warning("%s; this device reports no ranges", exc)
+            return m.RangeCounts()
 
     def _has_changed(self, seen: Mapping[str, weakref.ref[Examples]]) -> bool:
         """Return whether the store has other parts than these."""

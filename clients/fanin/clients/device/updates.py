@@ -6,7 +6,7 @@ never from the newest one. Their random numbers are derived from the Assignment 
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
@@ -35,6 +35,7 @@ from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.stages import added_groups, layout_of
 from fanin.edge.codecs.statistics import fitted
 from fanin.edge.codecs.trained import TrainedPart
+from fanin.edge.ranges import RANGES
 from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
@@ -57,6 +58,8 @@ class Change:
             are dropped, and those beyond their bound are cut.
         num_steps: Optimizer steps, for the telemetry.
         local: New personal parameters (num_local_values,), float32, finite. None if the Bundle has none.
+        ranges: The ranges of the Version's activations on some of the examples, if the Assignment asks for them and
+            the trainer can measure them. ``RuntimeTrainer`` does.
 
     Raises:
         ValueError: A field has another type, or ``num_steps`` is negative.
@@ -66,6 +69,7 @@ class Change:
     counts: Mapping[str, int]
     num_steps: int = 0
     local: Float32s | None = None
+    ranges: m.RangeCounts = field(default_factory=m.RangeCounts)
 
     def __post_init__(self) -> None:
         # The fields may come from the code of an app, without types.
@@ -239,7 +243,7 @@ def downlink_names(assignment: m.Assignment, stages: Mapping[str, Stage]) -> tup
 
     Raises:
         InvalidInput: The state is of no earlier Round, or of a later lineage.
-        InvalidVersion: The first Version of a lineage has auxiliary tensors.
+        InvalidVersion: The first Version of a lineage has auxiliary tensors of stages.
     """
     state, version = assignment.state, assignment.version
     if not stages:
@@ -252,9 +256,9 @@ def downlink_names(assignment: m.Assignment, stages: Mapping[str, Stage]) -> tup
         )
     if state.lineage < version.number:
         return tuple(group.name for group in added_groups(stages))
-    if version.auxiliary:
+    if tensors := sorted(set(version.auxiliary) - {RANGES}):
         raise InvalidVersion(
-            f"version {version.number} of run {version.run_id}: got the auxiliary tensors {sorted(version.auxiliary)}, "
+            f"version {version.number} of run {version.run_id}: got the auxiliary tensors {tensors}, "
             "expected none in the first version of a lineage",
             code="FN-0831",
         )
@@ -311,18 +315,16 @@ def apply_stages(assignment: m.Assignment, change: Change, staging: Staging) -> 
     return pipeline.apply(change.values, change.num_steps, staging.states)
 
 
-def header_of(
-    assignment: m.Assignment, encoded: Encoded, counts: Mapping[str, int], telemetry: m.Telemetry
-) -> m.UpdateHeader:
+def header_of(assignment: m.Assignment, encoded: Encoded, change: Change, telemetry: m.Telemetry) -> m.UpdateHeader:
     """Return the header of an Update.
 
     Args:
         assignment: The Assignment.
         encoded: The payload.
-        counts: The statistics of the training.
+        change: The result of the training, whose statistics and ranges are sent.
         telemetry: Runtime, times and traffic.
     """
-    counts = dict(counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
+    counts = dict(change.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
     return m.UpdateHeader(
         format=m.UPDATE_FORMAT,
         assignment_id=assignment.assignment_id,
@@ -334,6 +336,7 @@ def header_of(
         payload=artifact_of(encoded.payload),
         statistics=m.Statistics(counts=MappingProxyType(fitted(counts, assignment.statistics))),
         telemetry=telemetry,
+        ranges=change.ranges if assignment.range_examples else m.RangeCounts(),
     )
 
 
@@ -346,7 +349,7 @@ def make_update(
         The Update's header and payload.
     """
     encoded = apply_stages(assignment, change, unstaged(table)).encoded
-    return header_of(assignment, encoded, change.counts, telemetry), encoded.payload
+    return header_of(assignment, encoded, change, telemetry), encoded.payload
 
 
 def generator(

@@ -2,6 +2,7 @@
 
     OUT.npz                one array a tensor; of a Flower app all arrays, also those that do not travel
     OUT/parameters         the canonical bytes, for ``fanin infer --version``
+    OUT/ranges             the ranges of its activations, if it has some, for ``fanin infer``
     OUT/version.json       number, parent, digests, signer and signature
     OUT/bundle/            with --bundle: the Bundle, for ``fanin infer`` and ``fanin inspect``
     FILE.onnx, .tflite     with --onnx and --tflite: a standalone model, int8 or with --app float (``standalone``)
@@ -48,6 +49,7 @@ from fanin.commands.control.standalone import check_targets, precision_of, stand
 from fanin.edge.bundles.bundle import FETCHED_FOLDER, MANIFEST_FILE, Bundle, save_bundle
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.parameter_files import write_npz
+from fanin.edge.ranges import RANGES
 from fanin.edge.tensors import decode_parameters
 from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.roles import RoleKind
@@ -57,6 +59,10 @@ if TYPE_CHECKING:
 
 FILES_OF_OTHERS: Final = frozenset((".bin", ".npy", ".onnx", ".pt", ".pth", ".safetensors", ".tflite", ".zip"))
 """Suffixes that name a file of another form, where a folder would surprise."""
+NO_RANGES: Final = (
+    "the file has no ranges of activations, so fanin infer --version would use those of the bundle; name a folder for "
+    "--out, which has them"
+)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -112,7 +118,7 @@ def fetch(
         opened = fetched.bundle
         with_bundle = bundle or (force and _has_bundle(out, opened))
         artifacts = {name: opened.artifact(name) for name in opened.manifest.artifacts} if with_bundle else None
-        models = standalone_models(opened, decode_parameters(fetched.data)[1], files, app)
+        models = standalone_models(fetched, files, app)
     for path, data in models.items():
         # Before the first file is written: a refusal of the last one would leave half of the result.
         if path.exists() and (path.is_dir() or path.read_bytes() != data):
@@ -122,7 +128,7 @@ def fetch(
         written[str(path)] = save_model(path, data, force=force)
     notes = [note_on_local(fetched.bundle)] if models else []
     if out is not None and out.suffix == ".npz":
-        notes.append(_note_on_counters(fetched))
+        notes += [_note_on_counters(fetched), NO_RANGES if fetched.ranges_data else ""]
     for note in filter(None, notes):
         sys.stderr.write(f"note: {note}\n")
     if json:
@@ -199,6 +205,7 @@ def version_row(fetched: FetchedVersion) -> dict[str, object]:
         "version": version.number,
         "parent": version.parent,
         "version_sha256": version.sha256,
+        "auxiliary_sha256": {name: tensor.sha256 for name, tensor in version.auxiliary.items()},
         "bundle_sha256": version.bundle_sha256,
         "publisher": fetched.bundle.signed.public_key,
         "public_key": version.public_key,
@@ -230,6 +237,8 @@ def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | No
 
     def write_folder(draft: Path) -> None:
         (draft / PARAMETERS).write_bytes(fetched.data)
+        if fetched.ranges_data:
+            (draft / RANGES).write_bytes(fetched.ranges_data)
         (draft / FACTS).write_text(jsonlib.dumps(version_row(fetched), indent=1) + "\n")
         if artifacts is not None:
             save_bundle(draft / FETCHED_FOLDER, fetched.bundle.signed, artifacts)

@@ -24,12 +24,13 @@ from typing import Final
 
 from fanin.edge.bundles.bundle import CHUNKS_FOLDER, FETCHED_FOLDER, MANIFEST_FILE, SIGNATURE_FILE
 from fanin.edge.files import sync_folder
+from fanin.edge.ranges import RANGES
 from fanin.protos.errors import Conflict
 
 PARAMETERS: Final = "parameters"
 FACTS: Final = "version.json"
 WRITTEN: Final = re.compile(
-    rf"{PARAMETERS}|{re.escape(FACTS)}|{FETCHED_FOLDER}/({re.escape(MANIFEST_FILE)}|{re.escape(SIGNATURE_FILE)}|"
+    rf"{PARAMETERS}|{RANGES}|{re.escape(FACTS)}|{FETCHED_FOLDER}/({re.escape(MANIFEST_FILE)}|{re.escape(SIGNATURE_FILE)}|"
     rf"{CHUNKS_FOLDER}/[0-9a-f]{{64}})"
 )
 """Relative names of the files in a fetched folder."""

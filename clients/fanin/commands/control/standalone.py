@@ -12,9 +12,8 @@ alone needs neither torch nor onnx.
 from collections.abc import Mapping
 from pathlib import Path
 
-from fanin.edge.bundles.bundle import Bundle
+from fanin.clients.versions import FetchedVersion
 from fanin.edge.bundles.formats import file_format
-from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 
 
@@ -43,12 +42,11 @@ def precision_of(app: str) -> tuple[str, str]:
     return "int8", "the model is the int8 one of the bundle; --app APP, with the App of the run, writes the float one"
 
 
-def standalone_models(bundle: Bundle, parameters: Float32s, files: Mapping[str, Path], app: str) -> dict[Path, bytes]:
+def standalone_models(fetched: FetchedVersion, files: Mapping[str, Path], app: str) -> dict[Path, bytes]:
     """Return the content of each file.
 
     Args:
-        bundle: The Bundle of the Version.
-        parameters: The Version's parameters (num_values,).
+        fetched: The Version.
         files: The target by graph format.
         app: The App of the float model; "" for the int8 model.
 
@@ -60,6 +58,7 @@ def standalone_models(bundle: Bundle, parameters: Float32s, files: Mapping[str, 
         return {}
     from fanin.edge.export.standalone.quantized import INFER, int8_models, preprocess_model
 
+    bundle, parameters = fetched.bundle, fetched.parameters
     if app:
         from fanin.edge.export import load_app
         from fanin.edge.export.standalone.floats import float_models
@@ -67,7 +66,7 @@ def standalone_models(bundle: Bundle, parameters: Float32s, files: Mapping[str, 
         loaded = load_app(app)
         models = {name: float_models(loaded, bundle, parameters, name) for name in files}
     else:
-        models = {name: int8_models(bundle, parameters, name) for name in files}
+        models = {name: int8_models(bundle, parameters, name, fetched.ranges) for name in files}
     contents = {}
     for name, path in files.items():
         for signature, data in models[name].items():

@@ -96,6 +96,7 @@ class VectorTrainings:
             begun=training,
             examples=examples,
             counts=counts,
+            ranges=data.ranges(model, examples, training.assignment, lambda: True),
             control=control_of(model),
             batches=training_batches(examples, model, training.assignment),
             num_batches=num_batches_of(examples, model, training.assignment),
@@ -159,6 +160,7 @@ class _Prepared:
     begun: _Begun
     examples: MemoryStore
     counts: dict[str, int]
+    ranges: m.RangeCounts
     control: Float32s | None
     batches: Iterator[PaddedBatch]
     num_batches: int
@@ -179,4 +181,5 @@ class _Prepared:
         model = self.begun.model
         counts = self.counts | training_counts(self.loss_sum, self.examples, model, self.begun.assignment)
         values = difference(parameters, model.parameters)
-        self.begun.outcome = self.begun.outcome or Change(values=values, counts=counts, num_steps=self.num_steps)
+        change = Change(values=values, counts=counts, num_steps=self.num_steps, ranges=self.ranges)
+        self.begun.outcome = self.begun.outcome or change

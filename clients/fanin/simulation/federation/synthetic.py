@@ -16,9 +16,12 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import LocalParameters, Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.codecs.statistics import range_counts_of
+from fanin.edge.ranges import Activation, columns
+from fanin.edge.ranges import counts as extreme_counts
 from fanin.edge.runtimes.graphs import CONTROL, state_port
 from fanin.edge.signatures import Port, Signature
-from fanin.edge.tensors import TensorTable, encode_parameters
+from fanin.edge.tensors import Float32s, TensorTable, encode_parameters
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.roles import role_by_name
@@ -55,7 +58,16 @@ class SyntheticTrainer:
             local = before + np.arange(1, before.size + 1, dtype=np.float32) * np.abs(values).max()
             values += before.mean()
         counts = {m.EXAMPLES: self.num_examples} | dict(self.counts)
-        return Change(values=values, counts=counts, num_steps=1, local=local)
+        return Change(values=values, counts=counts, num_steps=1, local=local, ranges=self._ranges(model, values))
+
+    def _ranges(self, model: OpenedModel, values: Float32s) -> m.RangeCounts:
+        """Return the ranges of the activations on one example, whose extremes are those of the change."""
+        measured = columns(model.bundle.manifest.activations, self.graph_format)
+        lows, highs = (np.full((1, measured.size), end, np.float32) for end in (values.min(), values.max()))
+        return range_counts_of(extreme_counts(lows, highs), measured)
+
+
+ACTIVATION: Final = Activation(name="onnx:logits", graph_format="onnx", low=-1.0, high=1.0)
 
 
 def synthetic_bundle(
@@ -66,7 +78,7 @@ def synthetic_bundle(
     scaffold: bool = False,
     local: Mapping[str, tuple[int, ...]] = NO_SHAPES,
 ) -> Bundle:
-    """Write a signed Bundle with these parameters, all zero, and invalid graphs.
+    """Write a signed Bundle with these parameters, all zero, one activation, and invalid graphs.
 
     It can be published, downloaded and verified. Running it fails.
 
@@ -86,7 +98,11 @@ def synthetic_bundle(
     if local:
         artifacts["local"] = encode_parameters(personal, np.ones(personal.num_values, np.float32))
     x = Port(name="x", dtype="float32", shape=(-1, 1))
-    slots = tuple(Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=shapes[name]) for name in shapes)
+    slots = [Slot(initializer=name, kind=SlotKind.FLOAT, parameter=name, shape=shapes[name]) for name in shapes]
+    slots += [
+        Slot(initializer=kind, kind=kind, parameter="", shape=(), activation=ACTIVATION.name)
+        for kind in (SlotKind.ACTIVATION_SCALE, SlotKind.ZERO_POINT)
+    ]
     signature = Signature(inputs=(x,), outputs=(), graphs=MappingProxyType({"onnx": "graph"}))
     controls = (Port(name=state_port(CONTROL, name), dtype="float32", shape=shapes[name]) for name in sorted(shapes))
     train = replace(signature, inputs=(x, *controls)) if scaffold else signature
@@ -96,9 +112,10 @@ def synthetic_bundle(
         num_classes=1,
         table=table,
         signatures=MappingProxyType({"train": train, "evaluate": signature, "infer": signature}),
-        slots=MappingProxyType({"onnx": slots}),
+        slots=MappingProxyType({"onnx": tuple(slots)}),
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
         initial="initial",
+        activations=(ACTIVATION,),
         local=LocalParameters(table=personal, initial="local") if local else None,
     )
     write_bundle(folder, dump_manifest(manifest), artifacts, key)

@@ -18,7 +18,7 @@ from fanin.clients.data.examples import Examples, joined
 from fanin.clients.data.stores import memory_store
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.runtimes.base import PaddedBatch, StepSettings
+from fanin.edge.runtimes.base import PaddedBatch, StepSettings, VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.randomness import random_key
 from fanin.edge.tensors import Float32s
@@ -132,6 +132,6 @@ class Baseline:
         if self.test is None:
             return math.nan, math.nan
         in_order = batches_in_order(self.test, self.bundle.manifest.batch_size, self.bundle.manifest.lengths)
-        quality = measure(self.graphs, self.bundle, parameters, in_order)
+        quality = measure(self.graphs, self.bundle, VersionValues(parameters=parameters), in_order)
         has_labels = quality.num_predictions > 0
         return quality.loss_sum / quality.num_examples, quality.accuracy_float if has_labels else math.nan

@@ -8,8 +8,8 @@ from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.metrics.metric import Metric, metrics_of
+from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.runtimes.models import model_inputs
-from fanin.edge.tensors import Float32s
 from fanin.protos.plans import Plan
 from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, score_of, unknown_values
 from fanin.simulation.workers import SharedGraphs
@@ -33,12 +33,12 @@ class TestedVersions:
     plan: Plan
     own: Mapping[str, Metric]
 
-    def quality(self, number: int, parameters: Float32s) -> VersionMetrics:
+    def quality(self, number: int, version: VersionValues) -> VersionMetrics:
         """Return the metrics of a Version; NaN without test data, or if the Version is not due."""
         if self.test is None or number % self.plan.evaluation.every:
             return unknown_values(self._metrics)
         batches = batches_in_order(self.test, self.bundle.manifest.batch_size, self.bundle.manifest.lengths)
-        return evaluate_version(self.graphs, self.bundle, parameters, batches, self._metrics)
+        return evaluate_version(self.graphs, self.bundle, version, batches, self._metrics)
 
     def score(self, metrics: VersionMetrics) -> float:
         """Return the number that ranks Versions. Raises InvalidPlan if the Plan names no metric of the model."""

@@ -18,7 +18,7 @@ from fanin.datacenter.checkpoints.trained import TrainedValues
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest
-from fanin.edge.runtimes.base import Runtime
+from fanin.edge.runtimes.base import Runtime, VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.quality import Quality, check_drop
 from fanin.edge.tensors import Float32s, count_differences
@@ -96,7 +96,8 @@ def measure_version(runtime: Runtime, bundle: Bundle, parameters: Float32s, exam
     manifest = bundle.manifest
     try:
         ready = model_examples(examples, bundle, runtime)
-        return measure(runtime, bundle, parameters, batches_in_order(ready, manifest.batch_size, manifest.lengths))
+        version = VersionValues(parameters=parameters)
+        return measure(runtime, bundle, version, batches_in_order(ready, manifest.batch_size, manifest.lengths))
     except ValueError as exc:
         raise InvalidInput(
             f"examples: {exc}; pass examples of the run's model {manifest.name!r}", code="FN-1367"

@@ -29,6 +29,7 @@ from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.quantize import fill_slots
 from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.files import new_folder
+from fanin.edge.ranges import Activation, grids_of
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import LoadedModel, Runtime, StepSettings
 from fanin.edge.runtimes.graphs import (
@@ -63,6 +64,8 @@ class AssembledGraphs:
         graphs: Graph files by format and Signature, ``{"onnx": {"train": ..., ...}}``. A TFLite file with several
             signatures is listed once for each.
         slots: Slots of the ``infer`` graph by format. For a format without an entry they are detected.
+        activations: The activations of the ``infer`` graphs whose grids are slots. Without them all grids stay as in
+            the graphs.
         num_tokens: Size of the vocabulary of each input that is tokens, by name.
         optimizer: The settings of the optimizer that are inputs of the train graph, by name.
     """
@@ -73,6 +76,7 @@ class AssembledGraphs:
     parameters: Mapping[str, Float32s]
     graphs: Mapping[str, Mapping[str, bytes]]
     slots: Mapping[str, tuple[Slot, ...]] = field(default_factory=dict)
+    activations: tuple[Activation, ...] = ()
     num_tokens: Mapping[str, int] = field(default_factory=dict)
     optimizer: Mapping[str, OptimizerSetting] = field(default_factory=dict)
 
@@ -123,9 +127,10 @@ def assemble(spec: AssembledGraphs, folder: Path | str, key: SigningKey) -> Bund
     check_name("name", spec.name)
     runtimes = {graph_format: open_format([graph_format]) for graph_format in spec.graphs}
     slots = {graph_format: _slots(spec, graph_format) for graph_format in spec.graphs}
-    for slots_of_format in slots.values():
+    for graph_format, slots_of_format in slots.items():
         # The manifest repeats this check, but the slots are filled before it exists.
-        check_slots(slots_of_format, {one.name: one.shape for one in spec.table.specs})
+        listed = [row.name for row in spec.activations if row.graph_format == graph_format]
+        check_slots(slots_of_format, {one.name: one.shape for one in spec.table.specs}, activations=listed)
     ports = _ports(spec, runtimes, slots)
     artifacts = {PARAMETERS: encode_parameters(spec.table, spec.table.flatten(spec.parameters))}
     names: dict[str, dict[str, str]] = {name: {} for name in ports}
@@ -149,6 +154,7 @@ def assemble(spec: AssembledGraphs, folder: Path | str, key: SigningKey) -> Bund
             }
         ),
         slots=MappingProxyType(slots),
+        activations=spec.activations,
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
         initial=PARAMETERS,
     )
@@ -191,8 +197,9 @@ def _ports(
         file = file_format(graph_format)
         for name, data in graphs.items():
             what = _what(name, graph_format)
-            values = fill_slots(slots[graph_format], spec.table, spec.table.flatten(spec.parameters))
             if name == "infer":
+                flat, grids = spec.table.flatten(spec.parameters), grids_of(spec.activations)
+                values = fill_slots(slots[graph_format], spec.table, flat, grids=grids)
                 data = file.fill_slots(data, slots[graph_format], values, what)
             model = runtimes[graph_format].open_model(data, what, name if file.has_signatures else "")
             ports = _manifest_ports(model, what, any_batch=name in ("infer", PREPROCESS))

@@ -12,6 +12,12 @@
     evaluate = "evaluate.onnx"
     infer = "infer.onnx"
 
+    [[activations]]                   # tensors whose int8 grid a Version may change; omitted: none
+    name = "onnx:relu"
+    graph_format = "onnx"
+    low = 0.0                         # the range that the grid represents
+    high = 6.0
+
     [[slots.tflite]]                  # only if they cannot be found automatically; keys of a manifest's slot
     parameter = "w"                   # defaults: initializer and shape of the parameter, kind "float"
     offset = 1024
@@ -30,15 +36,17 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.assembly.assemble import AssembledGraphs
-from fanin.edge.bundles.manifest_json import parse_setting, parse_slot
+from fanin.edge.bundles.manifest_json import parse_activation, parse_setting, parse_slot
 from fanin.edge.bundles.rows import Reader
-from fanin.edge.bundles.slots import Slot
+from fanin.edge.bundles.slots import OF_ACTIVATION, Slot
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 
-DEFAULTS: Final = MappingProxyType({"num_classes": 0, "num_tokens": {}, "optimizer": {}, "slots": {}})
+DEFAULTS: Final = MappingProxyType(
+    {"num_classes": 0, "num_tokens": {}, "optimizer": {}, "slots": {}, "activations": []}
+)
 SLOT_DEFAULTS: Final = MappingProxyType(
-    {"kind": "float", "weight": "", "axis": -1, "permutation": [], "input_scale": 0.0, "offset": -1}
+    {"kind": "float", "weight": "", "axis": -1, "permutation": [], "activation": "", "input_scale": 0.0, "offset": -1}
 )
 UNREADABLE: Final = (EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """Exceptions of numpy for a file that is not an .npz file."""
@@ -56,7 +64,7 @@ def read_assembly(path: Path) -> AssembledGraphs:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"{path}: not a TOML file ({exc})", code="FN-0305") from exc
     reader = Reader({**DEFAULTS, **root}, str(path))
-    reader.only("name batch_size num_classes num_tokens optimizer parameters graphs slots")
+    reader.only("name batch_size num_classes num_tokens optimizer parameters graphs slots activations")
     parameters = _parameters(path.parent / reader.text("parameters"))
     slots, num_tokens = reader.child("slots"), reader.child("num_tokens")
     return AssembledGraphs(
@@ -70,12 +78,15 @@ def read_assembly(path: Path) -> AssembledGraphs:
             graph_format: {name: (path.parent / files.text(name)).read_bytes() for name in files.row}
             for graph_format, files in reader.children("graphs")
         },
+        activations=tuple(parse_activation(row) for row in reader.rows("activations")),
         slots={name: tuple(_slot(row, parameters) for row in slots.rows(name)) for name in slots.row},
     )
 
 
 def _slot(reader: Reader, parameters: Mapping[str, Float32s]) -> Slot:
     row, name = reader.row, reader.row.get("parameter")
+    if name is None and row.get("kind") in OF_ACTIVATION:
+        return parse_slot(Reader({**SLOT_DEFAULTS, "parameter": "", "shape": [], **row}, reader.path))
     if not isinstance(name, str) or name not in parameters:
         raise InvalidInput(
             f"{reader.path}.parameter: got {name!r}, expected one of {sorted(parameters)}", code="FN-0322"

@@ -13,7 +13,14 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.bundles.initializers import GraphNode, empty_constants, fill_constants, list_constants, list_nodes
+from fanin.edge.bundles.initializers import (
+    GraphNode,
+    empty_constants,
+    fill_constants,
+    list_constants,
+    list_nodes,
+    without_grids,
+)
 from fanin.edge.bundles.quantize import SlotValue
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.tensors import Float32s
@@ -21,6 +28,8 @@ from fanin.protos.errors import InvalidBundle, InvalidInput
 
 ALIGNMENT: Final = 4
 Slots = tuple[Slot, ...]
+Extremes = Mapping[str, tuple[str, str]]
+"""The outputs with the lowest and the highest value of each activation, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,9 @@ class FileFormat:
         empty_slots: (file, slots, prefix) -> a copy of the file for a Bundle, without the values of its slots.
         find_slots: (file, parameters, prefix) -> a float slot for each parameter.
         check_slots: (file, slots, prefix): compares listed slots with the file.
+        measuring: (file of ``infer``, slots, prefix) -> a file that computes the activations in float, and two outputs
+            of each: with its lowest and with its highest value. Its Signature is ``RANGES`` if the format has
+            Signatures.
         list_nodes: (file, prefix) -> the operators of the file; None if the format has no reader of them.
     """
 
@@ -43,6 +55,7 @@ class FileFormat:
     empty_slots: Callable[[bytes, Slots, str], bytes]
     find_slots: Callable[[bytes, Mapping[str, Float32s], str], Slots]
     check_slots: Callable[[bytes, Slots, str], None]
+    measuring: Callable[[bytes, Slots, str], tuple[bytes, Extremes]]
     list_nodes: Callable[[bytes, str], list[GraphNode]] | None = None
 
 
@@ -82,16 +95,29 @@ def _slots_by_name(data: bytes, parameters: Mapping[str, Float32s], what: str) -
 def _check_constants(data: bytes, slots: Slots, what: str) -> None:
     """Raise InvalidBundle unless the file has a constant of the right type and shape for each slot."""
     constants = list_constants(data, what)
-    dtypes = {SlotKind.WEIGHT: "int8", SlotKind.BIAS: "int32"}
     for slot in slots:
         constant = constants.get(slot.initializer)
-        if constant is None or (constant.dtype, constant.shape) != (dtypes.get(slot.kind, "float32"), slot.shape):
+        if constant is None or (constant.dtype, constant.shape) != (slot.dtype, slot.shape):
             form = "none" if constant is None else f"{constant.dtype or 'another type'} {constant.shape}"
             raise InvalidBundle(
-                f"{what}: constant {slot.initializer!r}: got {form}, expected {dtypes.get(slot.kind, 'float32')} "
-                f"{slot.shape}, which a Version fills; rename the constant, or list the graph's slots",
+                f"{what}: constant {slot.initializer!r}: got {form}, expected {slot.dtype} {slot.shape}, "
+                "which a Version fills; rename the constant, or list the graph's slots",
                 code="FN-0335",
             )
+
+
+def _without_grids(data: bytes, slots: Slots, what: str) -> tuple[bytes, Extremes]:
+    """Return the file without the grids of its activations. Weights keep theirs, which hardly changes the ranges."""
+    return without_grids(data, {slot.initializer: slot.activation for slot in _scales(slots)}, what)
+
+
+def _own_signature(data: bytes, slots: Slots, what: str) -> tuple[bytes, Extremes]:
+    """Return the file itself: it has a float graph whose outputs have the names of the activations."""
+    return data, {slot.activation: (slot.activation, slot.activation) for slot in _scales(slots)}
+
+
+def _scales(slots: Slots) -> list[Slot]:
+    return [slot for slot in slots if slot.kind is SlotKind.ACTIVATION_SCALE]
 
 
 def fill_offsets(data: bytes, slots: Sequence[Slot], values: Mapping[str, SlotValue], what: str) -> bytes:
@@ -179,6 +205,7 @@ FILE_FORMATS: Final[Mapping[str, FileFormat]] = MappingProxyType(
             empty_slots=_empty_constants,
             find_slots=_slots_by_name,
             check_slots=_check_constants,
+            measuring=_without_grids,
             list_nodes=list_nodes,
         ),
         "tflite": FileFormat(
@@ -188,6 +215,7 @@ FILE_FORMATS: Final[Mapping[str, FileFormat]] = MappingProxyType(
             empty_slots=_same_file,
             find_slots=_slots_by_value,
             check_slots=_check_nothing,
+            measuring=_own_signature,
         ),
     }
 )

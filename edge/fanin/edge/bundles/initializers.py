@@ -1,4 +1,4 @@
-"""The constants and nodes of an ONNX file, read without the onnx package. Constants can be replaced.
+"""The constants and nodes of an ONNX file, read without the onnx package. Constants can be replaced, grids removed.
 
 A protobuf message is a sequence of fields, each a key and a value::
 
@@ -8,8 +8,8 @@ A protobuf message is a sequence of fields, each a key and a value::
 Only the path to the constants is parsed, with these field numbers of ONNX's schema. All other bytes are copied::
 
     Model    graph = 7
-    Graph    node = 1, initializer = 5
-    Node     name = 3, op_type = 4, attribute = 5, domain = 7
+    Graph    node = 1, initializer = 5, output = 12
+    Node     input = 1, output = 2, name = 3, op_type = 4, attribute = 5, domain = 7
     Attr     g = 6, graphs = 11 (the branches and bodies of If, Loop and Scan)
     Tensor   dims = 1, data_type = 2, name = 8, raw_data = 9, external_data = 13, data_location = 14
 
@@ -28,6 +28,8 @@ from fanin.protos.errors import InvalidBundle
 
 GRAPH: Final = 7
 NODE: Final = 1
+OUTPUT: Final = 12
+INPUTS, RESULTS = 1, 2
 NODE_NAME, OPERATOR, ATTRIBUTE, DOMAIN = 3, 4, 5, 7
 INNER_GRAPHS: Final = (6, 11)
 OWN_DOMAINS: Final = ("", "ai.onnx")
@@ -44,6 +46,10 @@ VARINT, BYTES = 0, 2
 FIXED: Final = MappingProxyType({1: 8, 5: 4})
 """Size in bytes of the wire types with a fixed length."""
 MAX_VARINT_BYTES: Final = 10
+NO_DIMS: Final = b"\x0a\x08keepdims\x18\x00\xa0\x01\x02"
+"""The attribute keepdims = 0 (name 1, i 3, type 20: INT) of a reduction over all dimensions."""
+SCALAR: Final = b"\x0a\x04\x08\x01\x12\x00"
+"""The type of a float32 scalar: tensor_type 1 with elem_type 1 and an empty shape 2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +142,77 @@ def empty_constants(model: bytes, names: Collection[str], what: str) -> bytes:
     Raises InvalidBundle for an unknown name.
     """
     return _replaced(model, dict.fromkeys(names), what)
+
+
+def without_grids(model: bytes, scales: Mapping[str, str], what: str) -> tuple[bytes, dict[str, tuple[str, str]]]:
+    """Return a copy of an ONNX file whose activations are float, and whose outputs are their lowest and highest values.
+
+    A pair of QuantizeLinear and DequantizeLinear rounds an activation to its grid. The copy has no such pairs. Weights
+    keep theirs, because no QuantizeLinear computes their codes.
+
+    Args:
+        model: The file.
+        scales: The activation behind the scale of each QuantizeLinear, by the name of the scale. Others keep their
+            grids.
+        what: Prefix of error messages.
+
+    Returns:
+        The copy, and the names of its outputs for each activation, scalars: the lowest and the highest value.
+
+    Raises:
+        InvalidBundle: The file does not parse, or lacks an activation.
+    """
+    parts, outputs = [], dict[str, tuple[str, str]]()
+    for field in _fields(model, what):
+        if field.number == GRAPH:
+            graph, outputs = _float_graph(field.payload, scales, what)
+            parts.append(_bytes(GRAPH, graph))
+        else:
+            parts.append(field.encoding)
+    if missing := sorted({*scales.values()} - {*outputs}):
+        raise InvalidBundle(
+            f"{what}: got no QuantizeLinear for the activations {missing}, expected one for each, with the scale that "
+            "its slot names",
+            code="FN-0335",
+        )
+    return b"".join(parts), outputs
+
+
+def _float_graph(graph: bytes, scales: Mapping[str, str], what: str) -> tuple[bytes, dict[str, tuple[str, str]]]:
+    nodes, tensors, unused = [], dict[str, str](), set[str]()
+    # Nodes are in the order of their execution, so the origin of an input is known before its users.
+    origins: dict[str, str] = {}
+    fields = list(_fields(graph, what))
+    for rows in (list(_fields(field.payload, what)) for field in fields if field.number == NODE):
+        inputs, results, operators = (
+            [row.payload.decode("utf-8", "replace") for row in rows if row.number == number]
+            for number in (INPUTS, RESULTS, OPERATOR)
+        )
+        if operators == ["QuantizeLinear"] and inputs[1] in scales:
+            tensors[scales[inputs[1]]] = origins[results[0]] = origins.get(inputs[0], inputs[0])
+            unused |= {*inputs[1:]}
+        elif operators == ["DequantizeLinear"] and inputs[0] in origins:
+            origins[results[0]] = origins[inputs[0]]
+        else:
+            names = iter(origins.get(name, name) for name in inputs)
+            kept = (_bytes(INPUTS, next(names).encode()) if row.number == INPUTS else row.encoding for row in rows)
+            nodes.append(_bytes(NODE, b"".join(kept)))
+    others = (
+        field.encoding
+        for field in fields
+        if field.number not in (NODE, OUTPUT)
+        and not (field.number == INITIALIZER and _tensor(field.payload, what)[0] in unused)
+    )
+    outputs = {name: (f"lowest:{number}", f"highest:{number}") for number, name in enumerate(tensors)}
+    for name in outputs:
+        for operator, output in zip(("ReduceMin", "ReduceMax"), outputs[name], strict=True):
+            texts = ((INPUTS, tensors[name]), (RESULTS, output), (OPERATOR, operator))
+            node = b"".join(_bytes(number, text.encode()) for number, text in texts)
+            nodes.append(_bytes(NODE, node + _bytes(ATTRIBUTE, NO_DIMS)))
+    ports = (
+        _bytes(OUTPUT, _bytes(1, result.encode()) + _bytes(2, SCALAR)) for row in outputs.values() for result in row
+    )
+    return b"".join([*nodes, *others, *ports]), outputs
 
 
 def _replaced(model: bytes, data: Mapping[str, bytes | None], what: str) -> bytes:

@@ -14,6 +14,7 @@ from fanin.edge.batch_sizes import check_other_sizes, with_batch
 from fanin.edge.bundles.derived import NOTHING, Derived
 from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.lengths import Lengths
+from fanin.edge.ranges import Activation
 from fanin.edge.signatures import BATCH_PORTS, DEVICE_SIGNATURES, TRAIN, Signature, check_batch_ports, check_same_ports
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.chunks import Artifact
@@ -79,6 +80,7 @@ class Manifest:
         signatures: The graphs by Signature: at least ``DEVICE_SIGNATURES``. Empty in a Bundle without graphs
             (``fanin.edge.bundles.arrays``). Signatures without files are those of an App that only torch can run.
         slots: The slots of the ``infer`` graph by graph format.
+        activations: The activations of the ``infer`` graphs of all formats, whose grids a Version may change.
         artifacts: All files of the Bundle by name.
         initial: Name of the artifact with the parameters of Version 0.
         derived: Tensors that are computed from parameters, which slots may use.
@@ -110,6 +112,7 @@ class Manifest:
     lengths: Lengths | None = None
     local: LocalParameters | None = None
     other_batch_sizes: tuple[int, ...] = ()
+    activations: tuple[Activation, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_labels()
@@ -143,14 +146,7 @@ class Manifest:
         self._check_local()
         shapes = {spec.name: spec.shape for spec in self.model_table.specs}
         self.derived.shapes(shapes)
-        formats = self.signatures["infer"].graphs if self.signatures else ()
-        for key, slots in self.slots.items():
-            graph_format, _, size = key.partition("@")
-            if graph_format not in formats or (size and int_of(size) not in self._shorter):
-                raise InvalidBundle(
-                    f"manifest: slots in {key!r}, expected only in formats of the infer graph", code="FN-0318"
-                )
-            check_slots(slots, shapes, self.derived)
+        formats = self.signatures["infer"].graphs if self.signatures else {}
         for graph_format in formats:
             if shapes and not self.slots.get(graph_format):
                 raise InvalidBundle(
@@ -158,6 +154,15 @@ class Manifest:
                     "without slots no Version changes the int8 model",
                     code="FN-0318",
                 )
+        self._check_activations(formats)
+        for key, slots in self.slots.items():
+            graph_format, _, size = key.partition("@")
+            if graph_format not in formats or (size and int_of(size) not in self._shorter):
+                raise InvalidBundle(
+                    f"manifest: slots in {key!r}, expected only in formats of the infer graph", code="FN-0318"
+                )
+            names = [row.name for row in self.activations if row.graph_format == graph_format]
+            check_slots(slots, shapes, self.derived, names)
         self._check_names()
         self._check_lengths()
         self._check_batch_sizes()
@@ -174,6 +179,7 @@ class Manifest:
             "port": ports,
             "graph format": {name for each in self.signatures.values() for name in each.graphs},
             "slot": (slot.initializer for slots in self.slots.values() for slot in slots),
+            "activation": (row.name for row in self.activations),
             "derived": (*self.derived.constants, *self.derived.folded),
             "optimizer": self.optimizer,
         }
@@ -183,6 +189,18 @@ class Manifest:
                     check_label(f"manifest: {kind}", label)
                 except InvalidInput as exc:
                     raise InvalidBundle(str(exc), code=exc.code) from exc
+
+    def _check_activations(self, formats: Collection[str]) -> None:
+        """Raise InvalidBundle unless activations have names of their own, and slots in a format of the infer graph."""
+        names = [row.name for row in self.activations]
+        strange = {row.graph_format for row in self.activations} - ({*formats} & {*self.slots})
+        if len(set(names)) < len(names) or strange:
+            raise InvalidBundle(
+                f"manifest: got {len(names)} activations with {len(set(names))} names in the formats "
+                f"{sorted({row.graph_format for row in self.activations})}, expected different names in formats of the "
+                f"infer graph, {sorted(formats)}",
+                code="FN-0319",
+            )
 
     def _check_local(self) -> None:
         """Raise InvalidBundle unless personal parameters have values, and other names than those that travel."""

@@ -15,16 +15,17 @@ from fanin.edge.bundles.manifest import LocalParameters, Manifest, OptimizerSett
 from fanin.edge.bundles.rows import Reader
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.lengths import Lengths
+from fanin.edge.ranges import Activation
 from fanin.edge.signatures import DTYPES, Port, Signature
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import Artifact, ChunkRef
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 KEYS: Final = (
     "format name batch_size num_classes num_tokens lengths optimizer parameters roles derived signatures slots "
-    "artifacts initial"
+    "activations artifacts initial"
 )
 """The keys of every manifest. ``fleet.proto`` describes them all."""
 OPTIONAL_KEYS: Final = "local other_batch_sizes"
@@ -55,6 +56,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         },
         "derived": derived_row(manifest.derived),
         "slots": {name: [slot_row(slot) for slot in slots] for name, slots in manifest.slots.items()},
+        "activations": [activation_row(row) for row in manifest.activations],
         "artifacts": {
             name: {
                 "sha256": artifact.sha256,
@@ -124,6 +126,7 @@ def _manifest(reader: Reader) -> Manifest:
                 for name in slots.row
             }
         ),
+        activations=tuple(parse_activation(row) for row in reader.rows("activations")),
         artifacts=MappingProxyType({name: _artifact(row) for name, row in reader.children("artifacts")}),
         initial=reader.text("initial"),
         derived=parse_derived(reader.child("derived")),
@@ -242,6 +245,7 @@ def slot_row(slot: Slot) -> dict[str, object]:
         "weight": slot.weight,
         "axis": slot.axis,
         "permutation": list(slot.permutation),
+        "activation": slot.activation,
         "input_scale": slot.input_scale,
         "offset": slot.offset,
     }
@@ -249,7 +253,7 @@ def slot_row(slot: Slot) -> dict[str, object]:
 
 def parse_slot(reader: Reader) -> Slot:
     """Parse one slot. Raises InvalidBundle for an unknown key, a missing key or a wrong type."""
-    reader.only("initializer kind parameter shape weight axis permutation input_scale offset")
+    reader.only("initializer kind parameter shape weight axis permutation activation input_scale offset")
     kind = reader.text("kind")
     if kind not in set(SlotKind):
         raise InvalidBundle(
@@ -263,8 +267,30 @@ def parse_slot(reader: Reader) -> Slot:
         weight=reader.text("weight"),
         axis=reader.integer("axis"),
         permutation=reader.shape("permutation"),
+        activation=reader.text("activation"),
         input_scale=reader.number("input_scale"),
         offset=reader.integer("offset"),
+    )
+
+
+def activation_row(activation: Activation) -> dict[str, object]:
+    """Return the JSON form of an activation."""
+    return {
+        "name": activation.name,
+        "graph_format": activation.graph_format,
+        "low": activation.low,
+        "high": activation.high,
+    }
+
+
+def parse_activation(reader: Reader) -> Activation:
+    """Parse one activation. Raises InvalidBundle for a wrong key, type or range."""
+    reader.only("name graph_format low high")
+    return Activation(
+        name=reader.text("name"),
+        graph_format=reader.text("graph_format"),
+        low=reader.number("low"),
+        high=reader.number("high"),
     )
 
 

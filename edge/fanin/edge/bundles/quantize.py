@@ -8,7 +8,11 @@ point 0::
 
 Results are bit-identical on all machines, because IEEE 754 defines every operation. Quotients are computed in float64
 from float32 values and rounded half to even. Scales are rounded to float32 once, and codes are computed from the
-rounded scales. So the int8 model is a function of the Version's parameters and the manifest.
+rounded scales. So the int8 model is a function of the Version's parameters, its ranges and the manifest.
+
+Activations have asymmetric grids (``edge.ranges.grid_of``). Their scales and zero points are slots. The input scale of
+a bias is that of its layer's activation, or a number of the slot if the graph fixes the grid. A Version without
+ranges of its own uses those of the manifest.
 
 The scale of a weight's channel is max|w| / 127. There is one exception: if the channel's bias would then overflow
 int32, the scale grows until the bias fits. This happens in channels whose weights are almost zero, for example after
@@ -23,19 +27,21 @@ Reference:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final, TypeVar, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
 from fanin.edge.bundles.derived import NOTHING, Derived, FoldedTensor
-from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.bundles.slots import OF_ACTIVATION, Slot, SlotKind
+from fanin.edge.ranges import Grids
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import InvalidVersion
 
 Codes = npt.NDArray[np.int8]
 Number = TypeVar("Number", np.int8, np.float32)
-SlotValue = npt.NDArray[np.int8] | npt.NDArray[np.int32] | npt.NDArray[np.float32]
+SlotValue = npt.NDArray[np.int8] | npt.NDArray[np.int32] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 MAX_CODE: Final = 127
 MAX_BIAS_CODE: Final = 2**31 - 1
@@ -44,10 +50,11 @@ BIAS_ROOM: Final = 2.0**30
 MIN_SCALE: Final = 2.0**-64
 """Scale of a channel without weight and bias. Its product with any input scale is a normal float32 number."""
 MAX_SCALE: Final = float(np.finfo(np.float32).max)
+NO_GRIDS: Final[Grids] = MappingProxyType({})
 
 
 def fill_slots(
-    slots: Sequence[Slot], table: TensorTable, flat: Float32s, derived: Derived = NOTHING
+    slots: Sequence[Slot], table: TensorTable, flat: Float32s, derived: Derived = NOTHING, grids: Grids = NO_GRIDS
 ) -> dict[str, SlotValue]:
     """Compute the value of every slot.
 
@@ -56,10 +63,11 @@ def fill_slots(
         table: Layout of the parameters, from the same manifest.
         flat: The parameters of a Version (num_values,).
         derived: Constants and folded tensors, from the same manifest.
+        grids: The grids of the same manifest's activations (``edge.ranges.grids_of``).
 
     Returns:
-        int8, int32 or float32 values by initializer, in the shapes of the slots. Slots that differ only in their place,
-        as those of a layer that is called several times, have the same array.
+        int8, int32, int64 or float32 values by initializer, in the shapes of the slots. Slots that differ only in their
+        place, as those of a layer that is called several times, have the same array.
 
     Raises:
         InvalidVersion: A parameter is not finite.
@@ -72,14 +80,32 @@ def fill_slots(
             f"parameters: {wrong} hold values that are not finite, expected finite numbers only", code="FN-0359"
         )
     sources = with_derived(parameters, derived)
+    slots = [_with_input_scale(slot, grids) for slot in slots]
     weights = {slot.parameter: slot.axis for slot in slots if slot.kind is SlotKind.WEIGHT_SCALE}
     scales = {name: frozen_scales(sources[name]) for name in derived.constants} | {
         name: weight_scales(sources[name], axis, _least_scales(name, axis, slots, sources))
         for name, axis in weights.items()
     }
     contents = {slot.initializer: replace(slot, initializer="", offset=-1) for slot in slots}
-    values = {content: _value(content, sources, scales) for content in dict.fromkeys(contents.values())}
+    values = {
+        content: _of_grid(content, grids) if content.kind in OF_ACTIVATION else _value(content, sources, scales)
+        for content in dict.fromkeys(contents.values())
+    }
     return {initializer: values[content] for initializer, content in contents.items()}
+
+
+def _with_input_scale(slot: Slot, grids: Grids) -> Slot:
+    """Return the slot of a bias with the scale of its layer's input; any other slot unchanged."""
+    if not slot.activation or slot.kind in OF_ACTIVATION:
+        return slot
+    return replace(slot, activation="", input_scale=float(grids[slot.activation][0]))
+
+
+def _of_grid(slot: Slot, grids: Grids) -> SlotValue:
+    """Return the value of the slot of an activation."""
+    scale, zero_point = grids[slot.activation]
+    value: SlotValue = np.full(slot.shape, scale if slot.kind is SlotKind.ACTIVATION_SCALE else zero_point, slot.dtype)
+    return value
 
 
 def with_derived(parameters: Mapping[str, Float32s], derived: Derived) -> dict[str, Float32s]:
@@ -170,6 +196,8 @@ def _value(slot: Slot, parameters: Mapping[str, Float32s], scales: Mapping[str, 
             return bias_scales(scales[slot.weight], slot.input_scale)
         case SlotKind.FLOAT:
             return np.array(_permuted(parameter, slot), np.float32, order="C").reshape(slot.shape)
+        case SlotKind.ACTIVATION_SCALE | SlotKind.ZERO_POINT | SlotKind.ZERO_POINT64:
+            raise AssertionError("its value is that of a grid")
         case _:
             assert_never(slot.kind)
 

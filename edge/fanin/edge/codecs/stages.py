@@ -9,6 +9,7 @@ import numpy as np
 from fanin.edge.codecs.scaffold import SCAFFOLD, Scaffold
 from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
 from fanin.edge.codecs.vector import MAIN, PARAMETERS, Group, Vector, VectorLayout
+from fanin.edge.ranges import RANGES
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages.versions import MAX_AUXILIARY
@@ -115,9 +116,10 @@ def layout_of(table: TensorTable, stages: Mapping[str, Stage]) -> VectorLayout:
         InvalidPlan: Two stages add a group of the same name, there are too many, or a name has another form.
     """
     names = [group.name for group in added_groups(stages)]
-    if len(names) > MAX_AUXILIARY or not all(map(is_name, names)):
+    if len(names) >= MAX_AUXILIARY or not all(map(is_name, names)) or RANGES in names:
         raise InvalidPlan(
-            f"plan: stages: got the groups {names}, expected at most {MAX_AUXILIARY}, each {NAME_FORM}; remove a stage",
+            f"plan: stages: got the groups {names}, expected at most {MAX_AUXILIARY - 1}, each {NAME_FORM}, and none "
+            f"with the name {RANGES!r}; remove a stage",
             code="FN-0221",
         )
     try:

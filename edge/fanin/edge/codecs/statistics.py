@@ -12,7 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+import numpy as np
+
 from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.ranges import NUM_BINS
 from fanin.edge.runtimes.evaluations import (
     OF_TRAINING,
     OF_VALIDATION,
@@ -23,6 +26,7 @@ from fanin.edge.runtimes.evaluations import (
     SQUARES_WANTED,
     largest_loss_count,
 )
+from fanin.edge.tensors import Int64s
 from fanin.protos import messages as m
 
 SQUARES: Final = (SQUARES_FLOAT, SQUARES_INT8, SQUARES_WANTED)
@@ -108,3 +112,28 @@ def _scale(counts: dict[str, int], of: str, names: Sequence[str], bounds: Mappin
             counts[name], counts[name + REST] = divmod(squares * most // num_examples, REST_UNIT)
         else:
             counts[name] = counts[name] * most // num_examples
+
+
+def range_counts_of(histograms: Int64s, columns: Int64s) -> m.RangeCounts:
+    """Return the ranges on a device's examples, as counts with the same weight for each device.
+
+    The counts of a side are multiplied by ``RANGE_WEIGHT`` / number of examples. Each is rounded down, and the bins
+    with the largest rests get one more until the sum is ``RANGE_WEIGHT``. Of equal rests, the lower bin is the first.
+    The cell of the bin b of the low side (0) or the high side (1) of the activation a is (2 a + side) * ``NUM_BINS`` +
+    b.
+
+    Args:
+        histograms: Number of examples (num_measured, 2, NUM_BINS). An activation without examples is left out.
+        columns: The numbers of these activations in the manifest (num_measured,), in rising order.
+    """
+    nums = histograms.sum(axis=2, keepdims=True)
+    weighted, rests = np.divmod(histograms * m.RANGE_WEIGHT, np.maximum(nums, 1))
+    missing = np.where(nums > 0, m.RANGE_WEIGHT, 0) - weighted.sum(axis=2, keepdims=True)
+    ranks = np.argsort(np.argsort(-rests, axis=2, kind="stable"), axis=2, kind="stable")
+    weighted += ranks < missing
+    rows, sides, bins = np.nonzero(weighted)
+    cells = (2 * columns[rows] + sides) * NUM_BINS + bins
+    if cells.size > m.MAX_RANGE_CELLS:
+        # It has a thousand activations, each with other values in every example.
+        return m.RangeCounts()
+    return m.RangeCounts(cells=tuple(cells.tolist()), counts=tuple(weighted[rows, sides, bins].tolist()))

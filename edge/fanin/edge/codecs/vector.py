@@ -21,7 +21,7 @@ from fanin.protos.errors import InvalidInput
 PARAMETERS: Final = "parameters"
 """The group of the change of the parameters."""
 VALUES: Final = "values"
-"""The only tensor in the canonical bytes of an auxiliary tensor."""
+"""The only tensor in the canonical bytes of the auxiliary tensor of a group."""
 T = TypeVar("T")
 
 
@@ -74,7 +74,7 @@ class VectorLayout:
 
     @property
     def auxiliary(self) -> TensorTable:
-        """The layout of an auxiliary tensor: one value for each value of the parameters."""
+        """The layout of the auxiliary tensor of a group: one value for each value of the parameters."""
         return TensorTable.of({VALUES: (self.table.num_values,)})
 
     def span(self, group: str) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from fanin.edge.bundles.bundle import Bundle, open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.export.app.app import App
-from fanin.edge.export.app.inputs.named import call_module
+from fanin.edge.export.app.inputs.named import call_module, numpy_inputs
 from fanin.edge.export.app.losses import function_of
 from fanin.edge.export.formats.apart import apart
 from fanin.edge.export.formats.graphs import FORMATS, Graphs, graphs_of
@@ -42,7 +42,7 @@ from fanin.edge.export.verification.ready import check_arguments, checked
 from fanin.edge.export.verification.verify import verify, verify_train
 from fanin.edge.files import new_folder
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Runtime
+from fanin.edge.runtimes.base import Runtime, VersionValues
 from fanin.edge.runtimes.measure import compare
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.edge.runtimes.quality import Agreement, Quality
@@ -217,7 +217,9 @@ def build(
                     step = INT8
                     notes += check_cost(prepared, name, measured[name], max_drop)
                 else:
-                    compared[name] = compare(runtime, bundle, initial, calibration_batches(prepared))
+                    compared[name] = compare(
+                        runtime, bundle, VersionValues(parameters=initial), calibration_batches(prepared)
+                    )
                     notes += warnings_of(name, compared[name])
             except (UnsupportedModel, InvalidBundle, InvalidVersion, ValueError) as exc:
                 from fanin.edge.export.diagnosis.parts import failure_of_step
@@ -240,6 +242,9 @@ def _verify_format(prepared: Prepared, bundle: Bundle, name: str, runtime: Runti
     plain = open_runtime(FORMATS[name].runtime, plain=True)
     for _, single in each_length(prepared):
         verify(single, _view(bundle, single), runtime, plain)
+    if any(row.graph_format == name for row in bundle.manifest.activations):
+        initial = bundle.completed(bundle.initial_parameters())
+        runtime.open_ranges(bundle, initial)(numpy_inputs(prepared.app.examples(1)))
     for size in prepared.app.other_batch_sizes:
         LOG.info("%s: verifying the train step for batches of %d", name, size)
         for _, single in each_length(prepared.for_batches(size)):

@@ -10,7 +10,7 @@ Modules in reading order:
     stepping      the train step over a graph
     randomness    the random inputs of a train step: dropout masks and noise
     buckets/      graphs of one or several lengths as one callable
-    models        graph files from any source, and ``preprocess``
+    models        graph files from any source, ``preprocess``, and the measurement of ranges
     contract      checks of an engine, for the tests of one's own
     quality       quality of a Version and its limits
     measure       measurement of quality

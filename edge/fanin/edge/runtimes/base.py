@@ -51,6 +51,19 @@ class TrainState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VersionValues:
+    """The values of a Version that fill its int8 model.
+
+    Attributes:
+        parameters: All parameters of the graphs (num_values,), laid out by the manifest's ``model_table``.
+        ranges: The ranges of the activations (2 * activations,); None for those of the Bundle.
+    """
+
+    parameters: Float32s
+    ranges: Float32s | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSettings:
     """Settings of a train step. A graph that lacks an optional input ignores the setting.
 
@@ -127,6 +140,21 @@ class Predict(Protocol):
         ...
 
 
+class MeasureRanges(Protocol):
+    """The float form of ``infer`` with the parameters of one Version, whose outputs are its activations."""
+
+    def __call__(self, inputs: NamedInputs) -> tuple[Float32s, Float32s]:
+        """Return the lowest and the highest value of each activation in each example.
+
+        Args:
+            inputs: The model's inputs by name, each (n, ...).
+
+        Returns:
+            Lows and highs (n, activations), for the activations of the runtime's format in the order of the manifest.
+        """
+        ...
+
+
 class Preprocess(Protocol):
     """The ``preprocess`` Signature: from raw sensor or file data (n, ...) to model inputs (n, ...)."""
 
@@ -195,11 +223,25 @@ class Runtime(Protocol):
         """Open the ``evaluate`` Signature."""
         ...
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
-        """Open the ``infer`` Signature and fill its slots from ``parameters`` (num_values,), those of ``model_table``.
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
+        """Open the ``infer`` Signature and fill its slots.
+
+        Args:
+            bundle: The Bundle.
+            parameters: The parameters (num_values,), those of ``model_table``.
+            ranges: The ranges of the Version (2 * activations,); None for those of the Bundle.
 
         Raises:
             InvalidBundle: The graph cannot be opened.
+            InvalidVersion: A parameter is not finite, or the ranges are not those of the Bundle's activations.
+        """
+        ...
+
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        """Open the graph that measures the activations of ``infer`` in float, for the same parameters.
+
+        Raises:
+            InvalidBundle: The Bundle has no activations in the runtime's format, or the graph cannot be opened.
             InvalidVersion: A parameter is not finite.
         """
         ...

@@ -1,7 +1,8 @@
 """Measurement of a Version, in float and as the int8 model that devices serve.
 
 Devices measure the Version of each Round on their own validation data, and a publisher measures on validation data
-before it signs (``measure``). Without validation data the two models are compared with each other (``compare``).
+before it signs (``measure``). Without validation data the two models are compared with each other (``compare``). The
+ranges of the activations for int8 are measured in float (``measure_ranges``).
 """
 
 import math
@@ -14,10 +15,11 @@ import numpy as np
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.lengths import TARGETS
-from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime
+from fanin.edge.ranges import NUM_BINS, columns, counts
+from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime, VersionValues
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.edge.runtimes.quality import Agreement, Quality
-from fanin.edge.tensors import Float32s, Float64s
+from fanin.edge.tensors import Float32s, Float64s, Int64s
 
 Observe = Callable[[Inputs, Inputs, Inputs], None]
 """Receives the targets of a batch, and the predictions of the float and of the int8 model, without padding. All three
@@ -27,16 +29,16 @@ have the same shape and dtype, unless the App declared targets of another form."
 def measure(
     runtime: Runtime,
     bundle: Bundle,
-    parameters: Float32s,
+    version: VersionValues,
     batches: Iterable[PaddedBatch],
     observe: Observe = lambda targets, in_float, in_int8: None,
 ) -> Quality:
-    """Evaluate parameters on examples with targets, in float and in int8.
+    """Evaluate a Version on examples with targets, in float and in int8.
 
     Args:
         runtime: Runs the graphs.
         bundle: Has the ``evaluate`` and ``infer`` graphs.
-        parameters: Flat parameters (num_values,).
+        version: The parameters, and the ranges of the int8 model.
         batches: The examples.
         observe: Called with each batch.
 
@@ -48,7 +50,7 @@ def measure(
     counts = np.zeros(5, np.int64)  # examples, labels, correct in float, correct in int8, agreeing
     squares, spread = np.zeros(2), _Spreads()
     loss_sum, has_other_targets = 0.0, False
-    for pair in _predictions(runtime, bundle, parameters, batches):
+    for pair in _predictions(runtime, bundle, version, batches):
         loss_sum += pair.loss_sum
         counts[0] += len(pair.y)
         observe(*_of_one_length(bundle.manifest, pair))
@@ -85,13 +87,13 @@ def measure(
     )
 
 
-def compare(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Iterable[PaddedBatch]) -> Agreement:
+def compare(runtime: Runtime, bundle: Bundle, version: VersionValues, batches: Iterable[PaddedBatch]) -> Agreement:
     """Compare the float and the int8 model on the same inputs. The batches' ``y`` is ignored.
 
     Arguments and exceptions are those of ``measure``, without the check of the loss.
     """
     num_examples, num_labels, num_agreeing, squares, spread = 0, 0, 0, 0.0, _Spreads()
-    for pair in _predictions(runtime, bundle, parameters, batches):
+    for pair in _predictions(runtime, bundle, version, batches):
         num_examples += len(pair.y)
         num_labels += pair.in_float.size
         if bundle.manifest.num_classes:
@@ -106,6 +108,19 @@ def compare(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Ite
     return Agreement(num_examples=num_examples, relative_error=math.sqrt(squares / spread.squares))
 
 
+def measure_ranges(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Iterable[PaddedBatch]) -> Int64s:
+    """Return the histograms of the activations in the runtime's format (num_measured, 2, NUM_BINS): see ``counts``.
+
+    Arguments and exceptions are those of ``compare``.
+    """
+    measured = runtime.open_ranges(bundle, parameters)
+    histograms = np.zeros((columns(bundle.manifest.activations, runtime.graph_format).size, 2, NUM_BINS), np.int64)
+    for batch in batches:
+        is_sample = batch.mask > 0
+        histograms += counts(*measured({name: array[is_sample] for name, array in batch.inputs.items()}))
+    return histograms
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Predictions:
     """Targets and both models' predictions for the samples of one batch, without padding."""
@@ -117,15 +132,16 @@ class _Predictions:
 
 
 def _predictions(
-    runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Iterable[PaddedBatch]
+    runtime: Runtime, bundle: Bundle, version: VersionValues, batches: Iterable[PaddedBatch]
 ) -> Iterator[_Predictions]:
     evaluate = runtime.open_evaluate(bundle)
     # Without graphs there is no int8 model. Its numbers are then those of the float model, and a simulation shows none.
-    predict = runtime.open_predict(bundle, parameters) if bundle.manifest.signatures["infer"].graphs else None
+    has_int8 = bool(bundle.manifest.signatures["infer"].graphs)
+    predict = runtime.open_predict(bundle, version.parameters, version.ranges) if has_int8 else None
     for batch in batches:
         is_sample = batch.mask > 0
         samples = {name: array[is_sample] for name, array in batch.inputs.items()}
-        evaluation = evaluate(parameters, batch)
+        evaluation = evaluate(version.parameters, batch)
         in_float: Inputs = evaluation.predicted[is_sample]
         in_int8 = in_float
         if predict is not None:

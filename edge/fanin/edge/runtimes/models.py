@@ -1,4 +1,4 @@
-"""Graph files from any source as callables, and the stateless ``preprocess`` Signature.
+"""Graph files from any source as callables, the stateless ``preprocess`` Signature, and the graph that measures ranges.
 
 Inputs are checked against the file's own ports before the library receives them. Quantized inputs and outputs follow
 ``value = scale * (stored - zero_point)``. TFLite states scale and zero point for inputs and outputs; ONNX computes with
@@ -8,7 +8,7 @@ Reference:
     Jacob et al. 2018, arXiv 1712.05877, section 2.1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NoReturn
 
 import numpy as np
@@ -22,6 +22,7 @@ from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import (
     NO_TOKEN,
     check_labels,
+    check_names,
     check_port,
     check_tokens,
     fits,
@@ -305,3 +306,36 @@ def run_rows(model: LoadedModel, feed: Feed) -> dict[str, Array]:
         model({name: padded_rows(array, start, size) for name, array in feed.items()}) for start in range(0, num, size)
     ]
     return {port.name: np.concatenate([part[port.name] for part in parts])[:num] for port in model.outputs}
+
+
+class GraphRanges:
+    """A ``MeasureRanges`` over a graph.
+
+    One example runs at a time: the first dimension of an inner tensor need not be the batch.
+
+    Args:
+        model: The graph.
+        names: Names of the model's inputs.
+        constants: The other inputs of the graph: parameters and the tensors derived from them.
+        outputs: For each activation, the outputs with its lowest and with its highest value.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        names: Sequence[str],
+        constants: Mapping[str, Array],
+        outputs: Sequence[tuple[str, str]],
+    ) -> None:
+        self._model, self._names, self._constants, self._outputs = model, names, constants, outputs
+
+    def __call__(self, inputs: NamedInputs) -> tuple[Float32s, Float32s]:
+        check_names(inputs, self._names)
+        num = num_rows(inputs)
+        extremes = np.zeros((2, num, len(self._outputs)), np.float32)
+        for row in range(num):
+            example = {name: array[row : row + 1] for name, array in inputs.items()}
+            arrays = self._model({**example, **self._constants})
+            for column, (lowest, highest) in enumerate(self._outputs):
+                extremes[:, row, column] = arrays[lowest].min(initial=np.inf), arrays[highest].max(initial=-np.inf)
+        return extremes[0], extremes[1]

@@ -13,24 +13,29 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import file_format
-from fanin.edge.bundles.quantize import SlotValue, fill_slots
-from fanin.edge.bundles.slots import Slot
-from fanin.edge.runtimes.base import Evaluate, LoadedModel, ModelPort, Predict, TrainStep
-from fanin.edge.runtimes.buckets.dispatch import EvaluateByLength, PredictByLength, TrainByLength
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.bundles.quantize import SlotValue, fill_slots, with_derived
+from fanin.edge.bundles.slots import OF_ACTIVATION, Slot
+from fanin.edge.ranges import RANGES, grids_of
+from fanin.edge.runtimes.base import Evaluate, LoadedModel, MeasureRanges, ModelPort, Predict, TrainStep
+from fanin.edge.runtimes.buckets.dispatch import EvaluateByLength, PredictByLength, RangesOfLongest, TrainByLength
 from fanin.edge.runtimes.engine import BindGraph, Feed, GraphEngine, GraphFile, LoadedGraph
-from fanin.edge.runtimes.graphs import GraphEvaluate, GraphPredict, fits
-from fanin.edge.runtimes.models import GraphModel
+from fanin.edge.runtimes.graphs import GraphEvaluate, GraphPredict, fits, input_names, parameter_port
+from fanin.edge.runtimes.models import GraphModel, GraphRanges
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
 from fanin.edge.signatures import Port
 from fanin.edge.tensors import Array, Float32s
 from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput
 
+Filled = tuple[tuple[Slot, ...], Mapping[str, SlotValue]]
+NO_VALUES: Final[Mapping[str, SlotValue]] = MappingProxyType({})
 LOG: Final = logging.getLogger("fanin.edge.runtimes")
 
 
@@ -60,10 +65,10 @@ class GraphRuntime:
             return EvaluateByLength(bundle, self.open_evaluate)
         return GraphEvaluate(bundle.manifest, self._open(bundle, "evaluate").run)
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
         if bundle.manifest.lengths is not None:
-            return PredictByLength(bundle, lambda single: self.open_predict(single, parameters))
-        graph = self._open(bundle, "infer", parameters)
+            return PredictByLength(bundle, lambda single: self.open_predict(single, parameters, ranges))
+        graph = self._open(bundle, "infer", self._slots(bundle.manifest, parameters, ranges))
         # The batch is the first dimension; -1 means any number of samples.
         sizes = {port.shape[0] for port in graph.inputs}
         if len(sizes) != 1:
@@ -72,25 +77,58 @@ class GraphRuntime:
             )
         return GraphPredict(bundle.manifest, graph.run, max(*sizes, 0))
 
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        if bundle.manifest.lengths is not None:
+            longest = bundle.at(bundle.manifest.lengths.longest)
+            return RangesOfLongest(bundle.manifest.lengths, self.open_ranges(longest, parameters))
+        manifest, row, what = bundle.manifest, file_format(self.graph_format), "graph of ranges"
+        names = [each.name for each in manifest.activations if each.graph_format == self.graph_format]
+        if not names:
+            raise InvalidBundle(
+                f"bundle: got no activations in {self.graph_format!r}, expected at least one; export the App again, or "
+                "list them in the file for fanin assemble",
+                code="FN-0319",
+            )
+        # Biases have codes on the grid of their input. Any grid that is fine enough serves a float graph.
+        unit = np.tile(np.array([-1.0, 1.0], np.float32), len(manifest.activations))
+        slots, values = self._slots(manifest, parameters, unit)
+        data, outputs = row.measuring(bundle.graph("infer", self.graph_format), slots, what)
+        slots = tuple(slot for slot in slots if slot.kind not in OF_ACTIVATION)
+        loaded = self._load(
+            GraphFile(
+                data=data,
+                graph_format=self.graph_format,
+                what=what,
+                signature=RANGES if row.has_signatures else "",
+                slots=slots,
+                values={slot.initializer: values[slot.initializer] for slot in slots},
+            )
+        )
+        model = GraphModel(loaded.inputs, loaded.outputs, loaded.run)
+        sources = with_derived(manifest.model_table.views(parameters), manifest.derived)
+        ports = {parameter_port(name): value for name, value in sources.items()}
+        constants = {port.name: ports[port.name] for port in loaded.inputs if port.name in ports}
+        return GraphRanges(model, input_names(manifest), constants, [outputs[name] for name in names])
+
     def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         file = GraphFile(data=graph, graph_format=self.graph_format, what=what, signature=signature)
         loaded = self._load(file)
         return GraphModel(loaded.inputs, loaded.outputs, loaded.run)
 
-    def _open(self, bundle: Bundle, signature: str, parameters: Float32s | None = None) -> LoadedGraph:
+    def _slots(self, manifest: Manifest, parameters: Float32s, ranges: Float32s | None) -> Filled:
+        """Return the slots of ``infer``, and their values by initializer."""
+        slots, grids = manifest.slots.get(self.graph_format, ()), grids_of(manifest.activations, ranges)
+        return slots, fill_slots(slots, manifest.model_table, parameters, manifest.derived, grids)
+
+    def _open(self, bundle: Bundle, signature: str, filled: Filled = ((), NO_VALUES)) -> LoadedGraph:
         """Open a Signature's graph and compare its ports with the manifest.
 
         Args:
             bundle: Has the graph.
             signature: Name of the Signature.
-            parameters: Values for the slots (num_values,); None for a graph without slots.
+            filled: The slots of the graph, and their values.
         """
-        manifest = bundle.manifest
-        slots: tuple[Slot, ...] = ()
-        values: Mapping[str, SlotValue] = {}
-        if parameters is not None:
-            slots = manifest.slots.get(self.graph_format, ())
-            values = fill_slots(slots, manifest.model_table, parameters, manifest.derived)
+        manifest, (slots, values) = bundle.manifest, filled
         what = f"{signature} graph"
         file = GraphFile(
             data=bundle.graph(signature, self.graph_format),

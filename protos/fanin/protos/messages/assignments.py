@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import Mark
-from fanin.protos.messages.reports import MAX_COUNTS
+from fanin.protos.messages.reports import MAX_COUNTS, RANGE_EXAMPLES
 from fanin.protos.messages.versions import BundleRef, Publication, Version
 from fanin.protos.names import check_name
 from fanin.protos.plans import MAX_CODEC_SHIFT, MAX_STAGES, CodecSpec, FlowerPlan, StageSpec, Statistic, Training
@@ -49,6 +49,7 @@ class Assignment:
         statistics: The statistics that the Update may have, with their bounds.
         flower: What Flower apps read.
         progress_s: Seconds between two reports of progress; 0 for none.
+        range_examples: Examples on which the device measures the ranges of activations, at most; 0 for none.
     """
 
     assignment_id: str
@@ -66,6 +67,7 @@ class Assignment:
     statistics: tuple[Statistic, ...] = ()
     flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
     progress_s: float = 0.0
+    range_examples: int = 0
 
     @property
     def publication(self) -> Publication:
@@ -81,6 +83,11 @@ class Assignment:
                     f"assignment: got grid exponent {exponent}, expected {MIN_GRID_EXPONENT} to {MAX_GRID_EXPONENT}",
                     code="FN-0135",
                 )
+        if self.range_examples > RANGE_EXAMPLES:
+            raise InvalidInput(
+                f"assignment: got range_examples {self.range_examples}, expected at most {RANGE_EXAMPLES}",
+                code="FN-0135",
+            )
         if not 0 <= self.codec.max_shift <= MAX_CODEC_SHIFT:
             raise InvalidInput(
                 f"assignment: got max_shift {self.codec.max_shift}, expected 0 to {MAX_CODEC_SHIFT}", code="FN-0135"

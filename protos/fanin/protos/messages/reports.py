@@ -6,12 +6,16 @@ integers, so that the coordinator can sum them like the tensors of an Update.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import MAX_NAME_CHARS, check_name
 from fanin.protos.plans import MAX_COUNT, MAX_SUM, MAX_TIMES
+
+if TYPE_CHECKING:
+    from fanin.v1 import fleet_pb2 as pb
 
 MAX_COUNTS: Final = 64
 MAX_FAILURE_CHARS: Final = 4096
@@ -37,6 +41,12 @@ MAX_LOSS: Final = 1 << 16
 loss of a model of values has the scale of its data, squared, and is only limited by ``MAX_SUM``."""
 LOSS_UNIT: Final = 1 << 16
 """Losses are counted in units of 2^-16 nats, so that their sum is an integer like every other statistic."""
+RANGE_EXAMPLES: Final = 32
+"""Examples on which a device measures the ranges of activations, at most."""
+RANGE_WEIGHT: Final = 64
+"""Sum of the counts of a device for one side of an activation: each device has the same weight."""
+MAX_RANGE_CELLS: Final = 1 << 17
+"""Cells of one Update. As varints they take at most 512 KiB, half of a header."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +107,41 @@ def check_num_counts(number: int) -> None:
     """Raise InvalidInput for too many statistics. Check it before a loop over all that a device has sent."""
     if number > MAX_COUNTS:
         raise InvalidInput(f"statistics: got {number} counts, expected at most {MAX_COUNTS}", code="FN-0634")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeCounts:
+    """The ranges of activations on a device's examples, as counts of examples (``fanin.edge.codecs.statistics``).
+
+    Attributes:
+        cells: The numbers of the cells with counts, in rising order. A cell is a bin of one side of an activation.
+        counts: The count of each cell, at least 1.
+    """
+
+    cells: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_num_cells(len(self.cells), len(self.counts))
+        if min(self.counts, default=1) < 1:
+            raise InvalidInput(f"ranges: got the count {min(self.counts)}, expected at least 1", code="FN-0644")
+        if any(cell >= after for cell, after in pairwise((-1, *self.cells))):
+            raise InvalidInput("ranges: got cells out of order, expected rising numbers of at least 0", code="FN-0644")
+
+    @staticmethod
+    def check_message(message: "pb.RangeCounts") -> None:
+        """Raise InvalidInput for too many cells, before a loop over all that a device has sent."""
+        check_num_cells(len(message.cells), len(message.counts))
+
+
+def check_num_cells(num_cells: int, num_counts: int) -> None:
+    """Raise InvalidInput for more cells than a message may have, or for another number of counts."""
+    if num_cells > MAX_RANGE_CELLS or num_cells != num_counts:
+        raise InvalidInput(
+            f"ranges: got {num_cells} cells and {num_counts} counts, expected as many of both, at most "
+            f"{MAX_RANGE_CELLS}",
+            code="FN-0644",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

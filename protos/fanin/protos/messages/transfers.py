@@ -1,13 +1,13 @@
 """Downloads of Chunks and uploads of Updates. Both resume at an offset after a broken connection."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Final
 
 from fanin.protos.chunks import MAX_MORE_CHUNKS, Artifact, check_num_chunks
 from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import Mark, OneOf
-from fanin.protos.messages.reports import Statistics, Telemetry, check_num_counts
+from fanin.protos.messages.reports import RangeCounts, Statistics, Telemetry, check_num_counts
 from fanin.protos.names import check_name
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class UpdateHeader:
         payload: Digests and sizes of the encoded values.
         statistics: Sums over the device's examples.
         telemetry: Facts about the work.
+        ranges: The ranges of the activations of its Version on some of the device's examples.
     """
 
     format: int
@@ -66,6 +67,7 @@ class UpdateHeader:
     payload: Artifact
     statistics: Statistics
     telemetry: Telemetry
+    ranges: Annotated[RangeCounts, Mark.SPARSE] = field(default_factory=RangeCounts)
 
     def __post_init__(self) -> None:
         check_name("update: assignment", self.assignment_id)

@@ -17,7 +17,8 @@ from fanin.protos.names import MAX_NUMBER, check_key, check_name, check_signatur
 if TYPE_CHECKING:
     from fanin.v1 import fleet_pb2 as pb
 
-MAX_AUXILIARY: Final = 8
+MAX_AUXILIARY: Final = 9
+"""Auxiliary tensors of one Version: 8 of stages, and the ranges of activations."""
 FIRST_EPOCH: Final = 1
 """The epoch in which a Run starts."""
 Order = tuple[int, int]

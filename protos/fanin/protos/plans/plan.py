@@ -32,6 +32,7 @@ from fanin.protos.plans.sections import (
     SUM_BITS,
     AggregationPlan,
     CodecSpec,
+    Int8Plan,
     StageSpec,
     Statistic,
     StopPlan,
@@ -71,6 +72,7 @@ class Plan:
     aggregation: AggregationPlan
     stop: StopPlan
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
+    int8: Annotated[Int8Plan, Mark.SPARSE] = field(default_factory=Int8Plan)
     flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
 
     def __post_init__(self) -> None:

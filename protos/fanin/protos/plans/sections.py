@@ -1,6 +1,6 @@
 """The sections of a Plan: every key with its type, default, range and meaning.
 
-The values of ``AggregationPlan`` and ``StopPlan`` are checked when they are constructed. ``Training``
+The values of ``AggregationPlan``, ``StopPlan`` and ``Int8Plan`` are checked when they are constructed. ``Training``
 and ``CodecSpec`` also travel to devices in an Assignment, so the Plan and the Assignment check them.
 """
 
@@ -30,6 +30,10 @@ MIN_RATE: Final = 2.0**-126
 MAX_RATE: Final = 2.0**127
 """Range of a learning rate. The graphs compute in float32, in which others are 0 or infinite."""
 STEP_DECAYS: Final = ("", "linear", "cosine")
+EXPORT: Final = "export"
+DEVICES: Final = "devices"
+RANGES: Final = (EXPORT, DEVICES)
+"""The sources of the ranges of activations."""
 MAX_STALENESS: Final = 1000
 """A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
 MAX_COUNT: Final = 1 << 40
@@ -308,6 +312,25 @@ class StopPlan:
 
     def __post_init__(self) -> None:
         _check_range(self, "stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int8Plan:
+    """The int8 model of the Versions."""
+
+    ranges: Annotated[
+        str,
+        Key(
+            text="Where the ranges of the activations come from, and so their scales. `export`: from the calibration "
+            "data at the export, for every Version. `devices`: from counts that devices report in each Round, for the "
+            "Version of the Round. A model that is trained from nothing needs `devices`.",
+            choices=RANGES,
+            see="statistics.md#ranges-of-activations",
+        ),
+    ] = EXPORT
+
+    def __post_init__(self) -> None:
+        _check_range(self, "int8")
 
 
 def _check_range(section: object, path: str) -> None:

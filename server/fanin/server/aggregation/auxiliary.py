@@ -1,41 +1,93 @@
 """The step from the auxiliary tensors of a Version to those of the next one.
 
 A stage that adds a group to the vector has an auxiliary tensor of the same name in each Version
-(``edge.codecs.stage``). The stage computes it from the aggregate of its group, elementwise and in float64. The result
-is rounded to float32, stored as a blob and signed with the Version. The first Version of a lineage stores no auxiliary
-tensors; they are zero. A stage sees the values of trained parameters alone; those of statistics and counters stay zero.
+(``edge.codecs.stage``). The stage computes it from the aggregate of its group, elementwise and in float64. A stage sees
+the values of trained parameters alone; those of statistics and counters stay zero.
+
+A Plan with ``int8.ranges = "devices"`` has the tensor ``ranges``: the ranges of the activations, computed from the
+counts of the Round's Updates (``edge.ranges``). One device must not decide a range (``limited``).
+
+The result is rounded to float32, stored as a blob and signed with the Version. The first Version of a lineage stores no
+auxiliary tensors of stages: they are zero. It has the ranges of the Version that it adopts, and without any those of
+the manifest.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from typing import Final
 
 import numpy as np
 
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.stages import STAGES
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.codecs.vector import VectorLayout
-from fanin.edge.tensors import Float32s
+from fanin.edge.ranges import BINS_PER_OCTAVE, NUM_BINS, RANGES, Activation, initial_ranges, ranges_of, ranges_table
+from fanin.edge.tensors import Float32s, Int64s
+from fanin.protos.messages import RANGE_WEIGHT, Version
+from fanin.protos.plans import DEVICES, Plan
 from fanin.server.aggregation.checked import Part
+from fanin.server.aggregation.parameters import auxiliary_pieces, encode_parameters
 from fanin.server.aggregation.sets import Aggregate
+from fanin.server.storage.protocols.files import BlobReader
+
+LIARS: Final = 10
+"""One device of so many may lie about ranges."""
+MIN_DEVICES: Final = 3
+"""Of two devices that differ, nobody knows which one lies."""
+
+
+def refreshed(plan: Plan, manifest: Manifest) -> tuple[Activation, ...]:
+    """Return the activations whose ranges the Rounds of a Run refresh: all of the manifest, or none."""
+    return manifest.activations if plan.int8.ranges == DEVICES else ()
+
+
+def limited(counts: Int64s) -> Int64s:
+    """Return the sums of counts of ranges without those that a few devices move too far outwards.
+
+    Each device counts ``RANGE_WEIGHT`` for a side. Without the largest counts of a tenth of the devices, and of at
+    least one, a side ends in some bin. Counts of more than an octave beyond it are moved to the end of that octave. So
+    a liar costs at most one bit of precision. With one or two devices nobody can tell who lies, and the counts stay.
+
+    Args:
+        counts: The sums (num_activations, 2, NUM_BINS).
+    """
+    nums = counts.sum(axis=2)
+    devices = nums // RANGE_WEIGHT
+    ignored = RANGE_WEIGHT * np.where(devices < MIN_DEVICES, 0, np.maximum(devices // LIARS, 1))
+    ends = (np.cumsum(counts, axis=2) < (nums - ignored)[:, :, None]).sum(axis=2)
+    ends = np.where(devices < MIN_DEVICES, NUM_BINS - 1, np.minimum(ends + BINS_PER_OCTAVE, NUM_BINS - 1))[:, :, None]
+    is_beyond = np.arange(NUM_BINS) > ends
+    kept = np.where(is_beyond, 0, counts)
+    moved = np.where(is_beyond, counts, 0).sum(axis=2, keepdims=True)
+    np.put_along_axis(kept, ends, np.take_along_axis(kept, ends, axis=2) + moved, axis=2)
+    return kept
 
 
 class AuxiliaryStep:
-    """The step of all auxiliary tensors of a Round, each in slices.
+    """The step of all auxiliary tensors of a Round.
 
     Args:
         aggregate: The aggregate of the Round.
         layout: The layout of the vector.
         stages: The stages of the Run, by name.
         num_updates: Number of Updates in the Round.
+        activations: The activations whose ranges the Round refreshes.
     """
 
     def __init__(
-        self, aggregate: Aggregate, layout: VectorLayout, stages: Mapping[str, Stage], num_updates: int
+        self,
+        aggregate: Aggregate,
+        layout: VectorLayout,
+        stages: Mapping[str, Stage],
+        num_updates: int,
+        activations: Sequence[Activation],
     ) -> None:
         self._aggregate = aggregate
         self._layout = layout
         self._num_updates = num_updates
+        self._activations = activations
         self._owners = {
             group.name: (name, stage)
             for name, stage in stages.items()
@@ -46,14 +98,36 @@ class AuxiliaryStep:
     @property
     def tensors(self) -> tuple[str, ...]:
         """The names of the tensors, in the order in which a Version has them."""
-        return tuple(sorted(self._owners))
+        return tuple(sorted([*self._owners, *([RANGES] if self._activations else [])]))
 
-    def tensor(self, name: str, before: Iterable[Float32s]) -> Iterator[Float32s]:
-        """Yield a next tensor in slices, each as long as the slice of the tensor before.
+    def encoded(self, name: str, blobs: BlobReader, base: Version) -> Iterator[bytes]:
+        """Yield the canonical bytes of a next tensor.
+
+        Args:
+            name: The tensor.
+            blobs: The blobs of the Versions.
+            base: The base Version of the Round.
 
         Raises:
             InvalidPlan: The stage raised an error, or its result is not the expected number of finite values.
+            NotFound: A Chunk of the base Version is missing.
+            Corrupted: A Chunk of the base Version is damaged.
         """
+        is_first = name == RANGES and name not in base.auxiliary
+        table = ranges_table(self._activations) if name == RANGES else self._layout.auxiliary
+        before = [initial_ranges(self._activations)] if is_first else auxiliary_pieces(blobs, base, name, table)
+        return encode_parameters(table, self.tensor(name, before))
+
+    def tensor(self, name: str, before: Iterable[Float32s]) -> Iterator[Float32s]:
+        """Yield a next tensor in slices. That of a stage has the slices of the tensor before. Raises InvalidPlan."""
+        return self._next_ranges(before) if name == RANGES else self._advanced(name, before)
+
+    def _next_ranges(self, before: Iterable[Float32s]) -> Iterator[Float32s]:
+        ranges = np.concatenate(list(before))
+        counts = self._aggregate.ranges.counts(ranges.size * NUM_BINS).reshape(-1, 2, NUM_BINS)
+        yield ranges_of(limited(counts), ranges.reshape(-1, 2)).reshape(-1)
+
+    def _advanced(self, name: str, before: Iterable[Float32s]) -> Iterator[Float32s]:
         owner, stage = self._owners[name]
         part = Part(
             name=f"stage {owner}",

@@ -32,7 +32,7 @@ import numpy as np
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach_column
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
-from fanin.protos.messages import SATURATED
+from fanin.protos.messages import SATURATED, RangeCounts
 
 T = TypeVar("T")
 MAX_SHIFT: Final = 62
@@ -76,6 +76,7 @@ class Contribution:
         staleness: Versions between the Update's base Version and the one of the Round.
         read: Returns the encoded values from a first to a last position (exclusive), after ``pieces`` was read. Column
             rules need it; None for a sum alone.
+        ranges: The ranges of the activations on the device's examples.
     """
 
     weights: tuple[int, ...]
@@ -87,6 +88,7 @@ class Contribution:
     pieces: Iterable[Integers]
     staleness: int = 0
     read: Callable[[int, int], Integers] | None = None
+    ranges: RangeCounts = field(default_factory=RangeCounts)
 
 
 def begin(table: TensorTable) -> PartialSum:
@@ -201,6 +203,29 @@ class KeptUpdates:
             self.reaches[block, reach_column(largest[block], shift)] += 1
         self.counts.update(update.counts)
         self.updates[device] = update
+
+
+class RangeSum:
+    """The sum of the counts of ranges over Updates: of integers, so it is exact in any order.
+
+    It grows with the largest number of a cell, which the coordinator has checked before.
+    """
+
+    def __init__(self) -> None:
+        self._sums: Int64s = np.zeros(0, np.int64)
+
+    def add(self, ranges: RangeCounts) -> None:
+        """Add the counts of one Update."""
+        if ranges.cells:
+            missing = ranges.cells[-1] + 1 - self._sums.size
+            if missing > 0:
+                self._sums = np.pad(self._sums, (0, missing))
+            # A cell is there once.
+            self._sums[np.array(ranges.cells)] += np.array(ranges.counts)
+
+    def counts(self, num_cells: int) -> Int64s:
+        """Return the sums of all cells (num_cells,)."""
+        return np.pad(self._sums, (0, num_cells - self._sums.size))
 
 
 def merge(left: PartialSum, right: PartialSum) -> PartialSum:

@@ -99,6 +99,7 @@ def contribution_of(header: UpdateHeader, codec: Codec, plan: Plan, layout: Vect
         counts=with_examples(header.statistics.counts),
         pieces=(),
         staleness=lag.staleness,
+        ranges=header.ranges,
     )
 
 

@@ -9,8 +9,11 @@ from typing import Final
 
 import numpy as np
 
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.grid import Precision
 from fanin.edge.codecs.vector import VectorLayout
+from fanin.edge.ranges import RANGES, ranges_table
+from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, short
 from fanin.protos.errors import Corrupted, InvalidInput
@@ -42,8 +45,14 @@ def parameter_pieces(blobs: BlobReader, version: Version, table: TensorTable) ->
     return _pieces(table, blobs.pieces(what, version.parameters), problem)
 
 
-def auxiliary_pieces(blobs: BlobReader, version: Version, name: str, layout: VectorLayout) -> Iterator[Float32s]:
-    """Yield a verified auxiliary tensor of a Version in slices: zeros for the first Version of a lineage, without any.
+def auxiliary_pieces(blobs: BlobReader, version: Version, name: str, table: TensorTable) -> Iterator[Float32s]:
+    """Yield a verified auxiliary tensor of a Version in slices: zeros for a Version without it.
+
+    Args:
+        blobs: The blobs of the Versions.
+        version: The Version.
+        name: The tensor.
+        table: The layout of the tensor.
 
     Raises:
         NotFound: A Chunk is missing.
@@ -52,10 +61,10 @@ def auxiliary_pieces(blobs: BlobReader, version: Version, name: str, layout: Vec
     what = f"version {version.number} of run {version.run_id}, auxiliary tensor {name}"
     artifact = version.auxiliary.get(name)
     if artifact is None:
-        num_values = layout.table.num_values
+        num_values = table.num_values
         sizes = (min(SLICE_VALUES, num_values - first) for first in range(0, num_values, SLICE_VALUES))
         return (np.zeros(size, np.float32) for size in sizes)
-    return _pieces(layout.auxiliary, blobs.pieces(what, artifact), f"{what}: has another size than the parameters")
+    return _pieces(table, blobs.pieces(what, artifact), f"{what}: has another size than the bundle demands")
 
 
 def _pieces(table: TensorTable, chunks: Iterable[bytes], problem: str) -> Iterator[Float32s]:
@@ -116,6 +125,20 @@ def load_parameters(blobs: BlobReader, version: Version, table: TensorTable) -> 
     if stored_table != table:
         raise Corrupted(f"{what}: names or shapes differ from bundle {short(version.bundle_sha256)}", code="FN-0523")
     return flat
+
+
+def load_version(blobs: BlobReader, version: Version, manifest: Manifest) -> VersionValues:
+    """Return the verified parameters of a Version (num_values,), and its ranges if it has any.
+
+    Raises:
+        NotFound: A Chunk is missing.
+        Corrupted: A Chunk is damaged, or a tensor is that of another Bundle.
+    """
+    parameters, ranges = load_parameters(blobs, version, manifest.table), None
+    if RANGES in version.auxiliary:
+        pieces = auxiliary_pieces(blobs, version, RANGES, ranges_table(manifest.activations))
+        ranges = np.concatenate(list(pieces))
+    return VersionValues(parameters=parameters, ranges=ranges)
 
 
 def first_grid_from(base: Version, layout: VectorLayout, codec: Precision, blobs: BlobReader) -> tuple[int, ...]:

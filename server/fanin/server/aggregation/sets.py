@@ -29,7 +29,7 @@ from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDAT
 from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
 from fanin.protos.messages import EVAL_EXAMPLES, EXAMPLES
 from fanin.server.aggregation import fold
-from fanin.server.aggregation.fold import Contribution, KeptUpdates, blocks_within
+from fanin.server.aggregation.fold import Contribution, KeptUpdates, RangeSum, blocks_within
 from fanin.server.aggregation.rules import (
     ColumnRule,
     Metrics,
@@ -59,6 +59,7 @@ class Aggregate:
         stale_shares: The share of the weights that stale Updates have, by staleness: one for each block of the
             statistics and counters. Empty without such blocks, or without such Updates.
         strategy: The result of a strategy, whose parameters ``part`` returns; None for a rule.
+        ranges: The sum of the counts of ranges. Each Update counts, whatever the rule makes of its values.
     """
 
     part: Callable[[int, int], Float64s]
@@ -67,6 +68,7 @@ class Aggregate:
     shifts: Sequence[int]
     stale_shares: Mapping[int, Sequence[float]] = field(default_factory=lambda: MappingProxyType({}))
     strategy: StrategyResult | None = None
+    ranges: RangeSum = field(default_factory=RangeSum)
 
 
 class SetFold:
@@ -98,6 +100,7 @@ class SetFold:
         self._shifts: Int64s = np.zeros(len(table.specs), np.int64)
         # Begun with the first Update: the sum of the Round before may still be in memory until then.
         self._fold: _Fold | _DividedFold | None = None
+        self._ranges = RangeSum()
         self._scale = 0
 
     @property
@@ -123,6 +126,7 @@ class SetFold:
             self.release()
             raise
         self._shifts = np.maximum(self._shifts, np.array(update.shifts, np.int64))
+        self._ranges.add(update.ranges)
         self._added.add(device)
 
     def weigh(self, scale: int) -> None:
@@ -137,11 +141,12 @@ class SetFold:
         for device in accepted:
             self.add(device)
         assert self._fold is not None and self._added == set(accepted), f"folded {self._added}, expected {accepted}"
-        return self._fold.aggregate(accepted, tuple(self._shifts.tolist()))
+        return replace(self._fold.aggregate(accepted, tuple(self._shifts.tolist())), ranges=self._ranges)
 
     def release(self) -> None:
         """Free the memory of the fold. The next call folds the Updates again."""
         self._added, self._fold, self._shifts = set(), None, np.zeros_like(self._shifts)
+        self._ranges = RangeSum()
 
     def _begin(self) -> "_Fold | _DividedFold":
         table, grid = self._trained.trained, self._trained.of_trained(self._grid)

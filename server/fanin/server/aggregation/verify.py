@@ -6,7 +6,7 @@ state must be the recorded ones. No coordinator needs to run. A database of an o
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,18 +19,18 @@ from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.codecs.vector import VectorLayout
+from fanin.edge.ranges import RANGES, Activation
 from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos.errors import Corrupted, FaninError, NotFound
 from fanin.protos.messages import UNSEEN, UpdateHeader, Version
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
-from fanin.server.aggregation.auxiliary import AuxiliaryStep
+from fanin.server.aggregation.auxiliary import AuxiliaryStep, refreshed
 from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.parameters import (
-    auxiliary_pieces,
     encode_parameters,
     encode_state,
     first_grid_from,
@@ -127,6 +127,7 @@ class _History:
     optimizer: OuterOptimizer
     stages: Mapping[str, Stage]
     layout: VectorLayout
+    activations: Sequence[Activation]
     rounds: "_Rounds"
     strategy: StrategyRunner | None
 
@@ -173,6 +174,7 @@ def verify_run(archive: Archive, run_id: str, strategies: StrategySource | None 
         strategy=strategies.runner(run_id, plan) if strategies is not None and runs_strategy else None,
         stages=stages,
         layout=layout_of(table_in(bundle.manifest, flower), stages),
+        activations=refreshed(plan, bundle.manifest),
         rounds=_Rounds(archive.rounds, run_id),
     )
     lineage_start, seen = 0, UNSEEN
@@ -215,18 +217,19 @@ def _reason(history: _History) -> str:
 
 
 def _check_outside(history: _History, version: Version) -> str:
-    """Check a Version from outside. Only an adopted one can be compared: it has the parameters of its source."""
+    """Check a Version from outside. Only an adopted one can be compared: it has the parameters of its source.
+
+    The coordinator also adopts the ranges. A publisher that reclaims a Run signs the parameters alone.
+    """
     runs = history.archive.runs
-    if version.auxiliary:
-        return f"has the auxiliary tensors {list(version.auxiliary)}, which no version from outside has"
     history.table.check_values(load_parameters(history.archive.blobs, version, history.table))
     adopted = runs.adopted(version.run_id, version.number)
-    if adopted is None:
-        return ""
-    from_run, number = adopted
-    source = runs.version(from_run, number)
-    if source is None or source.sha256 != version.sha256:
-        return f"adopted from version {number} of run {from_run}, which has other parameters"
+    source = None if adopted is None else runs.version(*adopted)
+    ranges = {} if source is None else {name: each for name, each in source.auxiliary.items() if name == RANGES}
+    if strange := [name for name, each in version.auxiliary.items() if ranges.get(name) != each]:
+        return f"has the auxiliary tensors {strange}, which it adopted from no version"
+    if adopted is not None and (source is None or source.sha256 != version.sha256):
+        return f"adopted from version {adopted[1]} of run {adopted[0]}, which has other parameters"
     return ""
 
 
@@ -278,13 +281,12 @@ def _auxiliary_problem(
     history: _History, aggregate: Aggregate, version: Version, base: Version, record: RoundRecord
 ) -> str:
     """Return which auxiliary tensor of a Version is not the recomputed one, or an empty string."""
-    blobs, layout = history.archive.blobs, history.layout
-    step = AuxiliaryStep(aggregate, layout, history.stages, len(record.accepted))
+    blobs = history.archive.blobs
+    step = AuxiliaryStep(aggregate, history.layout, history.stages, len(record.accepted), history.activations)
     if list(version.auxiliary) != list(step.tensors):
         return f"signed the auxiliary tensors {list(version.auxiliary)}, not {list(step.tensors)}"
     for name, artifact in version.auxiliary.items():
-        after = step.tensor(name, auxiliary_pieces(blobs, base, name, layout))
-        if _digest(encode_parameters(layout.auxiliary, after)) != artifact.sha256:
+        if _digest(step.encoded(name, blobs, base)) != artifact.sha256:
             return f"recomputed another auxiliary tensor {name}"
     return ""
 

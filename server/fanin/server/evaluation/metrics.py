@@ -5,16 +5,15 @@ A Plan names further metrics in ``evaluation.metrics``. They run in the evaluati
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.metrics.metric import INT8, NO_METRICS, Metric, MetricRows
-from fanin.edge.runtimes.base import PaddedBatch, Runtime
+from fanin.edge.runtimes.base import PaddedBatch, Runtime, VersionValues
 from fanin.edge.runtimes.graphs import has_output_targets
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.quality import Quality
-from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidPlan
 
 LOWER_IS_BETTER: Final = frozenset({"loss", "squared_error", "squared_error_int8"})
@@ -39,7 +38,7 @@ class VersionMetrics:
 def evaluate_version(
     runtime: Runtime,
     bundle: Bundle,
-    parameters: Float32s,
+    version: VersionValues,
     batches: Iterable[PaddedBatch],
     metrics: Mapping[str, Metric] = NO_METRICS,
 ) -> VersionMetrics:
@@ -48,7 +47,8 @@ def evaluate_version(
     Args:
         runtime: Runs the graphs.
         bundle: Has the graphs.
-        parameters: The parameters of the Version (num_values,). Personal parameters have their initial values.
+        version: The parameters of the Version (num_values,) and its ranges. Personal parameters have their initial
+            values.
         batches: The data set.
         metrics: Further metrics by name.
 
@@ -64,7 +64,8 @@ def evaluate_version(
         InvalidPlan: A metric raised an error, or its value is not finite.
     """
     rows = MetricRows(metrics)
-    quality = measure(runtime, bundle, bundle.completed(parameters), batches, rows.add)
+    complete = replace(version, parameters=bundle.completed(version.parameters))
+    quality = measure(runtime, bundle, complete, batches, rows.add)
     values = _values(quality, has_output_targets(bundle.manifest)) | rows.values(bundle.manifest.num_classes)
     return VersionMetrics(num_examples=quality.num_examples, values=values)
 

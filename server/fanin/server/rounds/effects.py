@@ -21,7 +21,6 @@ from fanin.server.aggregation.auxiliary import AuxiliaryStep
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.parameters import (
-    auxiliary_pieces,
     encode_parameters,
     encode_state,
     parameter_pieces,
@@ -311,14 +310,9 @@ class RoundWork:
 
     def _fold_auxiliary(self, aggregate: Aggregate, num_updates: int) -> Mapping[str, Artifact]:
         """Store the next auxiliary tensors as blobs. Return them by name, in the order of a Version."""
-        blobs, layout = self._files.blobs, self._setup.layout
-        step = AuxiliaryStep(aggregate, layout, self._setup.stages, num_updates)
-        return {
-            name: blobs.put_pieces(
-                encode_parameters(layout.auxiliary, step.tensor(name, auxiliary_pieces(blobs, self.base, name, layout)))
-            )
-            for name in step.tensors
-        }
+        blobs, setup = self._files.blobs, self._setup
+        step = AuxiliaryStep(aggregate, setup.layout, setup.stages, num_updates, setup.activations)
+        return {name: blobs.put_pieces(step.encoded(name, blobs, self.base)) for name in step.tensors}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

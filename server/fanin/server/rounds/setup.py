@@ -10,9 +10,11 @@ from fanin.edge.codecs.fixed import RunCodec
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.statistics import declared, labels_of
 from fanin.edge.codecs.vector import VectorLayout
+from fanin.edge.ranges import Activation
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import BundleRef, Delegation, StartRun, Statistic
 from fanin.protos.plans import Plan
+from fanin.server.aggregation.auxiliary import refreshed
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule, StrategyRunner
 from fanin.server.selection.policies import SelectionPolicy
@@ -77,6 +79,11 @@ class RunSetup:
         )
 
     @cached_property
+    def activations(self) -> tuple[Activation, ...]:
+        """The activations whose ranges the Rounds refresh."""
+        return refreshed(self.plan, self.manifest)
+
+    @cached_property
     def chunks(self) -> frozenset[str]:
         """The digests of all Chunks of the Bundle."""
         artifacts = (self.bundle.manifest, *self.manifest.artifacts.values())
@@ -103,4 +110,4 @@ class RunSetup:
     @cached_property
     def _auxiliary_bytes(self) -> int:
         table = self.layout.auxiliary
-        return (len(self.layout.groups) - 1) * (len(table.header()) + 4 * table.num_values)
+        return (len(self.layout.groups) - 1) * (len(table.header()) + 4 * table.num_values) + 8 * len(self.activations)

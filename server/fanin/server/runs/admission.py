@@ -22,10 +22,10 @@ from fanin.edge.codecs.stages import added_groups
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
-from fanin.protos.errors import Conflict, InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
+from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
 from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, StartRun, Version
-from fanin.protos.plans import OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
-from fanin.protos.plans.keys import differences, keys_of, shown
+from fanin.protos.plans import DEVICES, OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
+from fanin.protos.plans.keys import keys_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.storage.protocols.files import BlobReader, Blobs
 
@@ -38,8 +38,6 @@ MAX_REPEATED_BYTES: Final = 256 << 20
 second. Initial parameters that are all zero have such Chunks."""
 DataCheck = Callable[[StartRun, BundleRef], Awaitable[None]]
 """Checks the data set that a Plan names for evaluations, with the Bundle. Raises InvalidPlan."""
-MAX_CHANGES_SHOWN: Final = 5
-"""Keys with another value that an error names."""
 
 
 async def refuse_data(start: StartRun, bundle: BundleRef) -> None:
@@ -206,6 +204,12 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
     if not manifest.signatures:
         check_no_graphs(f"run {start.run_id}", start.plan, setup.stages)
         return
+    if setup.plan.int8.ranges == DEVICES and not setup.activations:
+        raise InvalidPlan(
+            f"run {start.run_id}: got int8.ranges {DEVICES!r}, but the bundle lists no activations whose ranges "
+            "devices could measure; export the App again, or remove the key",
+            code="FN-0269",
+        )
     inputs = manifest.signatures["train"].inputs
     facts = TrainFacts(
         has_proximal=PROXIMAL_WEIGHT in {port.name for port in inputs},
@@ -334,6 +338,7 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
     is_set |= {
         "evaluation.data": bool(plan.evaluation.data),
         "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
+        "int8.ranges": plan.int8.ranges == DEVICES,
         "the stage scaffold": any(group.name == CONTROL for group in added_groups(stages)),
     }
     if keys := [key for key, value in is_set.items() if value]:
@@ -370,27 +375,3 @@ def _check_num_devices(what: str, plan: Plan) -> None:
             f"{concurrency}: {NUM_DEVICES} counts all devices of the Run",
             code="FN-0268",
         )
-
-
-def taken_id(known: StartRun, start: StartRun) -> Conflict:
-    """Return the error for a Run that is started under the id of another one, with what differs between them."""
-    changes = [
-        f"{path} (there {shown(there)}, here {shown(here)})"
-        for path, there, here in differences(known.plan, start.plan)
-    ]
-    problems = []
-    if changes:
-        more = [f"{len(changes) - MAX_CHANGES_SHOWN} more keys"] if len(changes) > MAX_CHANGES_SHOWN else []
-        problems.append(f"a run of another plan; it differs in {', '.join([*changes[:MAX_CHANGES_SHOWN], *more])}")
-    there, here = known.version, start.version
-    if there.bundle_sha256 != here.bundle_sha256:
-        problems.append(
-            f"a run of another bundle (there {short(there.bundle_sha256)}, here {short(here.bundle_sha256)})"
-        )
-    if there.public_key != here.public_key:
-        problems.append(f"a run of another publisher (there {short(there.public_key)}, here {short(here.public_key)})")
-    return Conflict(
-        f"run {start.run_id}: the id is taken by {' and by '.join(problems) or 'a run with another version 0'}. A run "
-        "cannot change: choose another id (--run-id), or start it without the change",
-        code="FN-0604",
-    )

@@ -43,14 +43,21 @@ from fanin.server.runs.admission import (
     check_parameters,
     check_permission,
     check_start,
-    taken_id,
 )
 from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
 from fanin.server.runs.driving.intake import Parked
 from fanin.server.runs.publications import FOLLOW_S, Publications
-from fanin.server.runs.recorded_setup import Parts, check_names, check_strategy, recorded_bundle, run_key_of, setup_of
+from fanin.server.runs.recorded_setup import (
+    Parts,
+    check_names,
+    check_strategy,
+    recorded_bundle,
+    run_key_of,
+    setup_of,
+    taken_id,
+)
 from fanin.server.runs.view import RunView, read_view
 from fanin.server.storage.decisions import check_next
 from fanin.server.storage.lanes import run_to_end

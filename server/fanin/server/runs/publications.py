@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from fanin.edge.ranges import RANGES
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, NotFound
 from fanin.server.rounds.assignments import Assignments
@@ -83,7 +84,9 @@ class Publications:
                     f"publication {download_id}: run {run_id} has no such version; check in again", code="FN-0613"
                 )
             version = earlier
-        return self._setup.chunks | {ref.sha256 for ref in version.parameters.chunks}
+        ranges = version.auxiliary.get(RANGES)
+        artifacts = (version.parameters, *([ranges] if ranges is not None else []))
+        return self._setup.chunks | {ref.sha256 for artifact in artifacts for ref in artifact.chunks}
 
 
 class Followers:

@@ -12,9 +12,10 @@ from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.protos.chunks import short
-from fanin.protos.errors import Corrupted, InvalidInput, InvalidPlan, NotFound
+from fanin.protos.errors import Conflict, Corrupted, InvalidInput, InvalidPlan, NotFound
 from fanin.protos.messages import BundleRef, Capabilities, Delegation, StartRun
 from fanin.protos.plans import Plan
+from fanin.protos.plans.keys import differences, shown
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.parameters import load_parameters
@@ -33,6 +34,8 @@ NUM_COPIES: Final = 6
 """Copies of the parameters in the process of a strategy besides the Updates, such as the base and the result."""
 FLOWER_MB: Final = 70
 """What flwr takes itself."""
+MAX_CHANGES_SHOWN: Final = 5
+"""Keys with another value that an error names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,3 +177,27 @@ def refusal_of(setup: RunSetup, capabilities: Capabilities) -> str:
     """Return why a device with these capabilities cannot take part in a Run, or an empty string if it can."""
     download_bytes = setup.download_bytes(capabilities.graph_formats)
     return unsuitable(capabilities, setup.plan, setup.graph_formats, download_bytes)
+
+
+def taken_id(known: StartRun, start: StartRun) -> Conflict:
+    """Return the error for a Run that is started under the id of another one, with what differs between them."""
+    changes = [
+        f"{path} (there {shown(there)}, here {shown(here)})"
+        for path, there, here in differences(known.plan, start.plan)
+    ]
+    problems = []
+    if changes:
+        more = [f"{len(changes) - MAX_CHANGES_SHOWN} more keys"] if len(changes) > MAX_CHANGES_SHOWN else []
+        problems.append(f"a run of another plan; it differs in {', '.join([*changes[:MAX_CHANGES_SHOWN], *more])}")
+    there, here = known.version, start.version
+    if there.bundle_sha256 != here.bundle_sha256:
+        problems.append(
+            f"a run of another bundle (there {short(there.bundle_sha256)}, here {short(here.bundle_sha256)})"
+        )
+    if there.public_key != here.public_key:
+        problems.append(f"a run of another publisher (there {short(there.public_key)}, here {short(here.public_key)})")
+    return Conflict(
+        f"run {start.run_id}: the id is taken by {' and by '.join(problems) or 'a run with another version 0'}. A run "
+        "cannot change: choose another id (--run-id), or start it without the change",
+        code="FN-0604",
+    )

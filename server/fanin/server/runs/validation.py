@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from fanin.edge.codecs.statistics import CLASS_COUNTS, SQUARES
+from fanin.edge.ranges import NUM_BINS
 from fanin.edge.runtimes.evaluations import REST, largest_loss_count
 from fanin.edge.tensors import TensorTable
 from fanin.protos.chunks import CHUNK_BYTES, short
@@ -21,12 +24,14 @@ from fanin.protos.messages import (
     EVAL_LOSS,
     EVAL_PREDICTIONS,
     EXAMPLES,
+    RANGE_WEIGHT,
     ROUNDED,
     SATURATED,
     TRAIN_LOSS,
     TRAINED,
     UPDATE_FORMAT,
     CodecSpec,
+    RangeCounts,
     Statistic,
     UpdateHeader,
 )
@@ -50,6 +55,7 @@ class Expected:
         table: The layout of the whole vector.
         num_labels: Largest number of labels of one validation example, 0 for a model of values.
         statistics: The statistics of the Run, with their bounds.
+        num_range_cells: Cells of the counts of ranges, 0 if the Run has none.
     """
 
     run_id: str
@@ -60,12 +66,13 @@ class Expected:
     table: TensorTable
     num_labels: int
     statistics: Sequence[Statistic]
+    num_range_cells: int = 0
 
 
 def check_header(header: UpdateHeader, expected: Expected) -> None:
     """Raise InvalidUpdate unless an Update's header matches its Assignment.
 
-    The checks are, in this order: format, Run and Round, Version, codec, shape and sizes, statistics.
+    The checks are, in this order: format, Run and Round, Version, codec, shape and sizes, statistics, ranges.
     """
     if header.format != UPDATE_FORMAT:
         raise InvalidUpdate(f"update: got format {header.format}, expected {UPDATE_FORMAT}", code="FN-0631")
@@ -86,6 +93,26 @@ def check_header(header: UpdateHeader, expected: Expected) -> None:
     _check_shape(header, expected)
     _check_counts(header, expected)
     _check_evaluation(header.statistics.counts, expected)
+    _check_ranges(header.ranges, expected.num_range_cells)
+
+
+def _check_ranges(ranges: RangeCounts, num_range_cells: int) -> None:
+    """Raise InvalidUpdate unless each activation has the weight of one device on both sides, or no counts."""
+    if not ranges.cells:
+        return
+    if ranges.cells[-1] >= num_range_cells:
+        limit = f"a number below {num_range_cells}" if num_range_cells else "no ranges in this run"
+        raise InvalidUpdate(f"update: got the range cell {ranges.cells[-1]}, expected {limit}", code="FN-0644")
+    sides = np.bincount(np.array(ranges.cells) // NUM_BINS, ranges.counts, num_range_cells // NUM_BINS).reshape(-1, 2)
+    is_wrong = (sides != RANGE_WEIGHT).any(axis=1) & sides.any(axis=1)
+    if is_wrong.any():
+        activation = int(is_wrong.argmax())
+        low, high = sides[activation].astype(np.int64).tolist()
+        raise InvalidUpdate(
+            f"update: got counts of the range of activation {activation} with the sums {low} and {high}, expected "
+            f"{RANGE_WEIGHT} on each side, or none",
+            code="FN-0644",
+        )
 
 
 def _check_counts(header: UpdateHeader, expected: Expected) -> None:

@@ -16,11 +16,12 @@ import torch
 
 from fanin.edge.batch_sizes import with_batch
 from fanin.edge.bundles.derived import Derived
-from fanin.edge.bundles.slots import MIN_INPUT_SCALE, Slot
+from fanin.edge.bundles.slots import Slot
 from fanin.edge.export.app.inputs.named import numpy_inputs
+from fanin.edge.export.formats.int8.activations import Ranges, activations_of, notes_on_float
 from fanin.edge.export.formats.int8.folding import Infer, fold_norms
-from fanin.edge.export.formats.int8.grids import Grids, notes_on_float
-from fanin.edge.export.formats.onnx.int8 import Calibration, Int8Model, to_int8
+from fanin.edge.export.formats.onnx.int8 import Int8Model, to_int8
+from fanin.edge.export.formats.onnx.ranges import Calibration
 from fanin.edge.export.formats.onnx.writer import inputs_to_initializers, to_onnx
 from fanin.edge.export.formats.tflite.frozen import store_as_int8
 from fanin.edge.export.formats.tflite.int8 import quantize_infer
@@ -32,6 +33,7 @@ from fanin.edge.export.graph.train import trace_train
 from fanin.edge.export.module.lengths import at_length, each_length
 from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.export.refusals import NoForm, Place
+from fanin.edge.ranges import LEVELS, MIN_INPUT_SCALE, Activation
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.signatures import Port, Ports
 from fanin.protos.errors import UnsupportedModel
@@ -52,8 +54,10 @@ class Graphs:
     slots: tuple[Slot, ...]
     derived: Derived
     """The sources of slots besides parameters."""
-    grids: Grids
-    """The grid of each activation of ``infer``."""
+    ranges: Ranges
+    """The range of each quantized tensor of ``infer``."""
+    activations: tuple[Activation, ...]
+    """Those of them whose grids are slots."""
     shorter: Mapping[int, tuple[Slot, ...]] = field(default_factory=dict)
     """The slots of ``infer`` for each shorter length. ``files`` and ``signatures`` have its graphs, too."""
     notes: Sequence[str] = ()
@@ -66,7 +70,7 @@ class GraphFormat:
 
     Attributes:
         forms: Its decompositions.
-        make: Builds all graphs of an App for one length, with given grids of activations, or with those of its
+        make: Builds all graphs of an App for one length, with given ranges of activations, or with those of its
             calibration data (None). Raises UnsupportedModel.
         make_train: Builds the file of the train graph alone, for one length, and its ports. Raises UnsupportedModel.
         encode: (Signature, graph, prefix of error messages) -> a file with this graph alone: ``preprocess``, or a layer
@@ -76,19 +80,19 @@ class GraphFormat:
     """
 
     forms: Forms
-    make: Callable[[Prepared, Grids | None], Graphs]
+    make: Callable[[Prepared, Ranges | None], Graphs]
     make_train: Callable[[Prepared], tuple[bytes, Ports]]
     encode: Callable[[str, Traced, str], bytes]
     num_samples: int
     runtime: str
 
 
-def onnx_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
+def onnx_graphs(prepared: Prepared, ranges: Ranges | None = None) -> Graphs:
     """Return one ONNX file for each Signature. Raises UnsupportedModel."""
     traced = {"train": trace_train(prepared, ONNX), "evaluate": trace_evaluate(prepared, ONNX)}
     infer = fold_norms(trace_infer(prepared), prepared, ONNX)
     models = {name: to_onnx(graph, f"{prepared.what}: the {name} graph") for name, graph in traced.items()}
-    quantized = onnx_infer(prepared, infer, grids)
+    quantized = onnx_infer(prepared, infer, ranges)
     models["infer"] = quantized.model
     return Graphs(
         files={f"{name}.onnx": model.SerializeToString(deterministic=True) for name, model in models.items()},
@@ -97,7 +101,8 @@ def onnx_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
         | {"infer": infer_ports(prepared, infer.traced)},
         slots=quantized.slots,
         derived=infer.derived,
-        grids=quantized.grids,
+        ranges=quantized.ranges,
+        activations=activations_of("onnx", quantized.ranges, quantized.slots),
         notes=notes_on_float("onnx", infer, quantized.slots, prepared.kept_float),
     )
 
@@ -108,7 +113,7 @@ def onnx_train(prepared: Prepared) -> tuple[bytes, Ports]:
     return _onnx_file("train", traced, f"{prepared.what}: the train graph"), ports_of(prepared, traced)
 
 
-def onnx_infer(prepared: Prepared, infer: Infer, grids: Grids | None = None) -> Int8Model:
+def onnx_infer(prepared: Prepared, infer: Infer, ranges: Ranges | None = None) -> Int8Model:
     """Return the int8 ``infer`` graph. Raises UnsupportedModel."""
     for name, layer in prepared.module.named_modules():
         if isinstance(layer, torch.nn.RNNBase) and layer.proj_size:
@@ -122,18 +127,18 @@ def onnx_infer(prepared: Prepared, infer: Infer, grids: Grids | None = None) -> 
             )
     float_infer = to_onnx(infer.traced, f"{prepared.what}: the infer graph")
     inputs_to_initializers(float_infer, {parameter_port(name): value for name, value in infer.values.items()})
-    reader = Calibration(numpy_inputs(prepared.app.inputs), prepared.app.batch_size)
-    return to_int8(float_infer, infer, reader, prepared.kept_float, grids)
+    calibration = Calibration(numpy_inputs(prepared.app.inputs), prepared.app.batch_size)
+    return to_int8(float_infer, infer, calibration, prepared.kept_float, ranges)
 
 
-def tflite_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
+def tflite_graphs(prepared: Prepared, ranges: Ranges | None = None) -> Graphs:
     """Return one TFLite file for all Signatures. Raises UnsupportedModel."""
     # The train step first: its errors name modules and lines that ``infer`` does not have.
     traced = {"train": trace_train(prepared, TFLITE), "evaluate": trace_evaluate(prepared, TFLITE)}
     infer = fold_norms(trace_infer(prepared, 1), prepared, TFLITE)
     traced["infer"] = infer.traced
     data = _tflite_data(prepared, traced)
-    quantized = quantize_infer(data, infer, numpy_inputs(prepared.app.inputs), prepared.kept_float, grids)
+    quantized = quantize_infer(data, infer, numpy_inputs(prepared.app.inputs), prepared.kept_float, ranges)
     return Graphs(
         files={MODEL_FILE: quantized.data},
         signatures=dict.fromkeys(traced, MODEL_FILE),
@@ -141,7 +146,8 @@ def tflite_graphs(prepared: Prepared, grids: Grids | None = None) -> Graphs:
         | {"infer": infer_ports(prepared, traced["infer"])},
         slots=quantized.slots,
         derived=infer.derived,
-        grids=quantized.grids,
+        ranges=quantized.ranges,
+        activations=activations_of("tflite", quantized.ranges, quantized.slots),
         notes=notes_on_float("tflite", infer, quantized.slots, prepared.kept_float),
     )
 
@@ -176,15 +182,16 @@ def graphs_of(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
 
 def _check_scales(prepared: Prepared, graphs: Graphs) -> None:
     """Raise UnsupportedModel for a layer whose input is too large or too small for int8 with its bias."""
+    spans = {row.name: row.high - row.low for row in graphs.activations}
     for slot in graphs.slots:
-        if slot.weight and not MIN_INPUT_SCALE <= slot.input_scale <= 1.0 / MIN_INPUT_SCALE:
+        span = spans.get(slot.activation, slot.input_scale * LEVELS)
+        if slot.weight and span and not MIN_INPUT_SCALE <= span / LEVELS <= 1.0 / MIN_INPUT_SCALE:
             path = slot.weight.rpartition(".")[0]
             kind = type(dict(prepared.eager.named_modules()).get(path, prepared.eager)).__name__
             raise UnsupportedModel(
-                f"{prepared.what}: module {path or 'itself'} ({kind}) receives "
-                f"values of up to about {255 * slot.input_scale:.1e} on the calibration data, expected at "
-                f"least {255 * MIN_INPUT_SCALE:.1e} and at most {255 / MIN_INPUT_SCALE:.1e}; scale the data, or put a "
-                "norm before the module",
+                f"{prepared.what}: module {path or 'itself'} ({kind}) receives values of up to about {span:.1e} on the "
+                f"calibration data, expected at least {LEVELS * MIN_INPUT_SCALE:.1e} and at most "
+                f"{LEVELS / MIN_INPUT_SCALE:.1e}; scale the data, or put a norm before the module",
                 code="FN-0785",
             )
 
@@ -194,7 +201,7 @@ def _of_lengths(prepared: Prepared, graph_format: "GraphFormat") -> Graphs:
     if lengths is None:
         return graphs
     for size in lengths.shorter:
-        short = graph_format.make(at_length(prepared, size), graphs.grids)
+        short = graph_format.make(at_length(prepared, size), graphs.ranges)
         if short.derived != graphs.derived:
             raise UnsupportedModel(
                 f"{prepared.what}: the graphs of the length {size} have other constants than those of the longest, "

@@ -67,6 +67,7 @@ def assembled(
         table=table,
         signatures=MappingProxyType(signatures),
         slots=MappingProxyType(_slots(formats)),
+        activations=tuple(row for graphs in formats.values() for row in graphs.activations),
         artifacts=MappingProxyType({name: artifact_of(artifact) for name, artifact in artifacts.items()}),
         initial=PARAMETERS,
         derived=derived,

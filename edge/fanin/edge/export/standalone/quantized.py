@@ -10,6 +10,7 @@ from typing import Final
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.formats import file_format
 from fanin.edge.bundles.quantize import fill_slots
+from fanin.edge.ranges import grids_of
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
@@ -17,30 +18,34 @@ from fanin.protos.errors import InvalidInput
 INFER: Final = "infer"
 
 
-def int8_models(bundle: Bundle, parameters: Float32s, graph_format: str) -> dict[str, bytes]:
+def int8_models(
+    bundle: Bundle, parameters: Float32s, graph_format: str, ranges: Float32s | None = None
+) -> dict[str, bytes]:
     """Return a file for each int8 ``infer`` graph of a Version, with this graph only, by Signature.
 
     Args:
         bundle: The Bundle.
         parameters: The Version's parameters (num_values,). Personal parameters have their initial values.
         graph_format: A format of the Bundle.
+        ranges: The ranges of the Version (2 * activations,); None for those of the Bundle.
 
     Raises:
         InvalidInput: The Bundle has no graphs in this format.
         InvalidBundle: The graph or its slots are invalid.
-        InvalidVersion: A parameter is not finite.
+        InvalidVersion: A parameter is not finite, or the ranges are not those of the Bundle's activations.
     """
     check_format(bundle, graph_format)
     singles, lengths = {INFER: bundle}, bundle.manifest.lengths
     if lengths is not None:
         singles = {lengths.signature(INFER, size): bundle.at(size) for size in reversed(lengths.sizes)}
-    return {name: _int8_model(single, parameters, graph_format) for name, single in singles.items()}
+    return {name: _int8_model(single, parameters, graph_format, ranges) for name, single in singles.items()}
 
 
-def _int8_model(bundle: Bundle, parameters: Float32s, graph_format: str) -> bytes:
+def _int8_model(bundle: Bundle, parameters: Float32s, graph_format: str, ranges: Float32s | None) -> bytes:
     manifest, what = bundle.manifest, f"{INFER} graph"
     slots = manifest.slots.get(graph_format, ())
-    values = fill_slots(slots, manifest.model_table, bundle.completed(parameters), manifest.derived)
+    grids = grids_of(manifest.activations, ranges)
+    values = fill_slots(slots, manifest.model_table, bundle.completed(parameters), manifest.derived, grids)
     filled = file_format(graph_format).fill_slots(bundle.graph(INFER, graph_format), slots, values, what)
     return _alone(filled, INFER, graph_format)
 

@@ -27,7 +27,7 @@ from fanin.edge.export.quiet import quiet_torch
 from fanin.edge.export.vectorized.step import EAGER
 from fanin.edge.export.verification.ready import checked
 from fanin.edge.files import new_folder
-from fanin.edge.runtimes.base import Evaluate, LoadedModel, Predict, TrainStep
+from fanin.edge.runtimes.base import Evaluate, LoadedModel, MeasureRanges, Predict, TrainStep
 from fanin.edge.runtimes.engine import Feed, RunGraph
 from fanin.edge.runtimes.graphs import GraphEvaluate
 from fanin.edge.runtimes.stepping import GraphTrainStep, bind_by_copy
@@ -77,11 +77,15 @@ class TorchRuntime:
         """See Runtime."""
         return GraphEvaluate(bundle.manifest, _run_of(self._evaluate))
 
-    def open_predict(self, bundle: Bundle, parameters: Float32s) -> Predict:
+    def open_predict(self, bundle: Bundle, parameters: Float32s, ranges: Float32s | None = None) -> Predict:
         """See Runtime. Raises InvalidBundle."""
         raise InvalidBundle(
             "bundle: got no graphs, expected an infer graph: without an export there is no int8 model", code="FN-0846"
         )
+
+    def open_ranges(self, bundle: Bundle, parameters: Float32s) -> MeasureRanges:
+        """See Runtime. Raises InvalidBundle."""
+        raise InvalidBundle("bundle: got no graphs, expected an infer graph with activations", code="FN-0846")
 
     def open_model(self, graph: bytes, what: str, signature: str = "") -> LoadedModel:
         """See Runtime. Raises InvalidBundle."""

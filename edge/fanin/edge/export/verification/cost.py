@@ -23,7 +23,7 @@ from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.graph.examples import example_batch, loss_targets
 from fanin.edge.export.module.draws import refused
 from fanin.edge.export.module.prepare import Prepared
-from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime
+from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime, VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
 from fanin.protos.errors import InvalidVersion, UnsupportedModel
@@ -36,14 +36,15 @@ MIN_LOSS_GAIN: Final = 1e-4
 """The same of another loss. It has no zero, so a share of it may be all that can be learnt: only rounding counts."""
 TRAIN_FIRST: Final = (
     "int8's scales are calibrated with the module as it is, so int8 may cost a trained Version more: train the module "
-    "before the export, such as by fanin export APP --out FOLDER --pretrain DATA"
+    "before the export, such as by fanin export APP --out FOLDER --pretrain DATA, or let devices refresh the scales: "
+    'int8.ranges = "devices" in the plan'
 )
 MAX_STEPS: Final = 50
 
 
 def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
     """Measure float and int8 on the validation data, with the loss of both for a model of values with one output."""
-    parameters = bundle.completed(bundle.initial_parameters())
+    version = VersionValues(parameters=bundle.completed(bundle.initial_parameters()))
     rows: list[list[Tensor]] = []  # targets, outputs in float and in int8
 
     def observe(targets: Inputs, in_float: Inputs, in_int8: Inputs) -> None:
@@ -51,8 +52,8 @@ def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
 
     batches = validation_batches(app)
     if app.num_classes or app.lengths is not None or isinstance(app.output, tuple):
-        return measure(runtime, bundle, parameters, batches)
-    quality = measure(runtime, bundle, parameters, batches, observe)
+        return measure(runtime, bundle, version, batches)
+    quality = measure(runtime, bundle, version, batches, observe)
     total = math.nan
     # Any error: the loss is the user's code, and values of int8 may be outside its domain, such as a share of 1.001.
     with torch.no_grad(), suppress(Exception):

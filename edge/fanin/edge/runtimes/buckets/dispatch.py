@@ -16,6 +16,7 @@ from fanin.edge.lengths import TARGETS, Lengths
 from fanin.edge.runtimes.base import (
     BatchEvaluation,
     Evaluate,
+    MeasureRanges,
     NamedInputs,
     PaddedBatch,
     Predict,
@@ -90,6 +91,17 @@ class PredictByLength:
         if self._axis and num < size:
             return logits[(*(slice(None) for _ in range(self._axis)), slice(num))]
         return logits
+
+
+class RangesOfLongest:
+    """A ``MeasureRanges`` that pads its inputs to the longest length: the graphs of all lengths share its ranges."""
+
+    def __init__(self, lengths: Lengths, measure: MeasureRanges) -> None:
+        self._lengths, self._measure = lengths, measure
+
+    def __call__(self, inputs: NamedInputs) -> tuple[Float32s, Float32s]:
+        shortest(self._lengths, inputs)
+        return self._measure(fitted(self._lengths, inputs, self._lengths.longest))
 
 
 def lengths_of(manifest: Manifest) -> Lengths:

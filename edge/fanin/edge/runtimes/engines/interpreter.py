@@ -1,5 +1,9 @@
 """The interface that LiteRT and tflite-runtime share: their ``Interpreter``. It imports neither library, only a type.
 
+The XNNPACK delegate, which both libraries use by default, refuses a product whose output is much narrower than its
+factors allow: a scale of the output below 1/256 of the product of their scales. A Version may have such ranges, for
+example if a layer is almost dead. Its graph then runs without the delegate.
+
 An interpreter runs on one thread, kernel after kernel. Each call copies inputs in and outputs out, so a caller never
 holds the interpreter's own memory. Slots are filled in a copy of the file. A graph has one batch size.
 
@@ -31,21 +35,50 @@ Details = Mapping[str, object]
 """The interpreter's description of a tensor."""
 
 
-def interpreter_engine(name: str, version: str, interpreter: "MakeInterpreter") -> GraphEngine:
+def interpreter_engine(
+    name: str, version: str, interpreter: "MakeInterpreter", plain: "MakeInterpreter"
+) -> GraphEngine:
     """Return the engine over a library with TFLite's interpreter.
 
     Args:
         name: Name of the library.
         version: Its version.
         interpreter: Its interpreter.
+        plain: Its interpreter without delegates, for a Version that they refuse.
     """
-    load = partial(_load, interpreter=interpreter)
+    load = partial(_load, interpreter=interpreter, plain=plain)
     return GraphEngine(name=name, version=version, graph_format="tflite", load=load, errors=ERRORS)
 
 
-def _load(file: GraphFile, *, interpreter: "MakeInterpreter") -> LoadedGraph:
+def _load(file: GraphFile, *, interpreter: "MakeInterpreter", plain: "MakeInterpreter") -> LoadedGraph:
     data = file.filled()
     check_file(data, file.what)
+    inputs, outputs, runner = _opened(file, data, interpreter)
+    # Only the values of slots make a graph that the delegate accepted at the export one that it refuses.
+    others = [] if not file.slots or plain is interpreter else [plain]
+
+    def run(names: Sequence[str], feed: Feed) -> Sequence[Array]:
+        nonlocal runner
+        try:
+            arrays = runner(**feed)
+        except ERRORS:
+            if not others:
+                raise
+            _, _, runner = _opened(file, data, others.pop())
+            arrays = runner(**feed)
+        return [arrays[name] for name in names]
+
+    return LoadedGraph(
+        inputs=tuple(_port(file.what, name, row) for name, row in inputs.items()),
+        outputs=tuple(_port(file.what, name, row) for name, row in outputs.items()),
+        run=run,
+    )
+
+
+def _opened(
+    file: GraphFile, data: bytes, interpreter: "MakeInterpreter"
+) -> tuple[dict[str, Details], dict[str, Details], Callable[..., Mapping[str, Array]]]:
+    """Return the inputs and outputs of a graph by name, and the function that runs it."""
     # With several threads the order of a sum varies; one thread gives bit-identical results.
     opened = interpreter(model_content=data, num_threads=1)
     signatures = sorted(opened.get_signature_list())
@@ -56,22 +89,11 @@ def _load(file: GraphFile, *, interpreter: "MakeInterpreter") -> LoadedGraph:
     signature = file.signature or "".join(signatures)
     if signature:
         runner = opened.get_signature_runner(signature)
-        inputs, outputs = runner.get_input_details(), runner.get_output_details()
-    else:
-        opened.allocate_tensors()
-        inputs = _by_name("input", opened.get_input_details())
-        outputs = _by_name("output", opened.get_output_details())
-        runner = _Tensors(opened, inputs, outputs)
-
-    def run(names: Sequence[str], feed: Feed) -> Sequence[Array]:
-        arrays = runner(**feed)
-        return [arrays[name] for name in names]
-
-    return LoadedGraph(
-        inputs=tuple(_port(file.what, name, row) for name, row in inputs.items()),
-        outputs=tuple(_port(file.what, name, row) for name, row in outputs.items()),
-        run=run,
-    )
+        return runner.get_input_details(), runner.get_output_details(), runner
+    opened.allocate_tensors()
+    inputs = _by_name("input", opened.get_input_details())
+    outputs = _by_name("output", opened.get_output_details())
+    return inputs, outputs, _Tensors(opened, inputs, outputs)
 
 
 def _by_name(kind: str, rows: Sequence[Details]) -> dict[str, Details]:

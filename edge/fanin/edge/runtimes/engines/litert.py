@@ -15,7 +15,5 @@ def litert_engine(*, plain: bool = False) -> GraphEngine:
     Args:
         plain: Run each operator by its own kernel, without the XNNPACK delegate; for comparison.
     """
-    kernels = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES if plain else OpResolverType.AUTO
-    return interpreter_engine(
-        "ai-edge-litert", __version__, partial(Interpreter, experimental_op_resolver_type=kernels)
-    )
+    own = partial(Interpreter, experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+    return interpreter_engine("ai-edge-litert", __version__, own if plain else Interpreter, own)

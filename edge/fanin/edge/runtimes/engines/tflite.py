@@ -1,5 +1,7 @@
 """tflite-runtime as an engine. The library was built for numpy 1, and its import fails with numpy 2."""
 
+from functools import partial
+
 import numpy as np
 
 from fanin.edge.runtimes.engine import GraphEngine
@@ -21,6 +23,7 @@ def tflite_engine() -> GraphEngine:
             code="FN-0408",
         )
     from tflite_runtime import __version__
-    from tflite_runtime.interpreter import Interpreter
+    from tflite_runtime.interpreter import Interpreter, OpResolverType
 
-    return interpreter_engine("tflite-runtime", __version__, Interpreter)
+    plain = partial(Interpreter, experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+    return interpreter_engine("tflite-runtime", __version__, Interpreter, plain)

@@ -9,7 +9,8 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import assert_never
 
-from fanin.edge.bundles.versions import sign_version
+from fanin.edge.bundles.versions import add_auxiliary, sign_version
+from fanin.edge.ranges import RANGES
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import Adopt, Command, Pause, Principal, Resume, Stop, Version, VersionPublished
 from fanin.server.runs.driving.driver import RunDriver
@@ -115,6 +116,9 @@ class RunControl:
             bundle_sha256=ours,
             parameters=source.parameters,
         )
+        if RANGES in source.auxiliary:
+            # Its int8 model stays the same. The tensors of stages begin again in a new lineage.
+            signed = add_auxiliary(driver.setup.run_key, signed, {RANGES: source.auxiliary[RANGES]})
         version = replace(signed, delegation=driver.setup.delegation)
         event = VersionPublished(
             number=version.number,

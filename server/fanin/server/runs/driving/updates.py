@@ -13,6 +13,7 @@ without its payload, or an acknowledged Update without its row:
 
 from dataclasses import replace
 
+from fanin.edge.ranges import NUM_BINS
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidUpdate, Superseded, Unavailable
 from fanin.server.rounds import events as e
@@ -158,6 +159,7 @@ class UpdateDecisions:
             table=setup.layout.total_table,
             num_labels=setup.num_labels,
             statistics=setup.statistics,
+            num_range_cells=2 * len(setup.activations) * NUM_BINS,
         )
 
     async def _check_ranges(self, header: m.UpdateHeader, device: str, origin: OpenedRound) -> None:

@@ -3,5 +3,5 @@
 - ``writer``: a traced Signature as a model, without stack traces and paths; ``translate`` writes its operators, and
   ``optimize`` simplifies them.
 - ``fuse``: rewrites of a train graph into fewer operators; ``graph`` is the editable graph behind it.
-- ``int8``: the quantized ``infer`` model; ``slots`` finds the slots in it.
+- ``int8``: the quantized ``infer`` model, with the measured ``ranges`` of its activations; ``slots`` finds the slots.
 """

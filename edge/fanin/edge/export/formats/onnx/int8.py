@@ -1,11 +1,12 @@
 """Quantization of the float ``infer`` model to int8, with empty slots.
 
-Quantization is static, per channel and in QDQ form, int8 for weights and activations. onnxruntime's own quantizer
-calibrates the activation scales on the App's data. Only products with a weight are quantized: they take most of the
-time and bytes. Constants of norms and additions keep their precision. So does attention between activations: its
-quantized softmax overflows in onnxruntime where no probability is large.
+Quantization is static, per channel and in QDQ form, int8 for weights and activations. Only products with a weight are
+quantized: they take most of the time and bytes. Constants of norms and additions keep their precision. So does
+attention between activations: its quantized softmax overflows in onnxruntime where no probability is large.
 
-``slots`` finds the slots in the quantized graph.
+The ranges of activations are measured on the App's data (``ranges``), and ``edge.ranges`` alone computes their grids.
+onnxruntime's quantizer receives the grids and writes the graph. ``slots`` finds the slots in it, and the quantizer's
+values are discarded.
 """
 
 import logging
@@ -21,14 +22,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
-from onnxruntime.quantization.quant_utils import QUANT_INPUT_SUFFIX
 
 from fanin.edge.bundles.slots import Slot
+from fanin.edge.export.formats.int8.activations import Ranges, check_names
 from fanin.edge.export.formats.int8.folding import Infer
-from fanin.edge.export.formats.int8.grids import Grids, check_grids
+from fanin.edge.export.formats.onnx.ranges import Calibration, measured_ranges
 from fanin.edge.export.formats.onnx.slots import COPY, TRANSPOSED, SlotFinder
 from fanin.edge.export.refusals import Unconverted, first_line
-from fanin.edge.runtimes.base import Inputs, NamedInputs
+from fanin.edge.ranges import grid_of
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.protos.errors import UnsupportedModel
 
@@ -40,28 +41,28 @@ OUTSIDE: Final = "slot"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int8Model:
-    """The quantized model with empty slots, and its slots."""
+    """The quantized model with empty slots, its slots, and the ranges of its activations."""
 
     model: onnx.ModelProto
     slots: tuple[Slot, ...]
-    grids: Grids
+    ranges: Ranges
 
 
 def to_int8(
     model: onnx.ModelProto,
     infer: Infer,
-    reader: "Calibration",
+    calibration: Calibration,
     kept_float: Collection[str],
-    grids: Grids | None = None,
+    ranges: Ranges | None = None,
 ) -> Int8Model:
     """Quantize a float model.
 
     Args:
         model: The model. Moving tensors are initializers, and the inputs are the App's. It is changed.
         infer: The graph behind the model and the sources of its slots.
-        reader: The calibration data.
+        calibration: The calibration data.
         kept_float: Parameters whose products stay float.
-        grids: The grids of activations; None to compute them from the calibration data.
+        ranges: The ranges of activations; None for those of the calibration data.
 
     Raises:
         UnsupportedModel: A moving tensor becomes neither a float constant nor a known slot.
@@ -73,9 +74,14 @@ def to_int8(
     used = {name for node in model.graph.node for name in node.input}
     # The quantizer empties the model that it receives.
     floats = {row.name: numpy_helper.to_array(row) for row in model.graph.initializer}
-    quantized = _quantize(model, reader, kept_float, grids)
-    own = _grids_of(quantized)
-    check_grids(own, grids)
+    products = _quantized_products(model, kept_float)
+    if ranges is None:
+        ranges = measured_ranges(model, _activations(products), calibration)
+        # A tensor without a finite range, as after a mask, has no grid.
+        products = [node for node in products if np.isfinite([ranges[name] for name in _activations([node])]).all()]
+        ranges = {name: ranges[name] for name in _activations(products)}
+    check_names(_activations(products), ranges)
+    quantized = _quantize(model, calibration, [node.name for node in products], ranges)
     SlotFinder(quantized, infer).settle_biases(floats)
     slots = SlotFinder(quantized, infer).slots()
     covered = {slot.parameter for slot in slots}
@@ -87,33 +93,34 @@ def to_int8(
             code="FN-0787",
         )
     _empty_slots(quantized, slots)
-    return Int8Model(model=quantized, slots=slots, grids=own)
+    return Int8Model(model=quantized, slots=slots, ranges=ranges)
 
 
-def _grids_of(model: onnx.ModelProto) -> Grids:
-    """Return the scale and the zero point of each quantized activation, by its name in the float model."""
-    # The quantizer renames an output of the graph.
-    values = {row.name: row for row in model.graph.initializer}
-    quantized = [node for node in model.graph.node if node.op_type == "QuantizeLinear"]
+def _quantized_products(model: onnx.ModelProto, kept_float: Collection[str]) -> list[onnx.NodeProto]:
+    """Return the products that become int8: their second factor is a constant with a scale for each channel.
+
+    A matrix or a kernel has one. onnxruntime would also quantize a constant of several matrices, one for each head or
+    expert, and then refuse to run it.
+
+    Args:
+        model: The float model.
+        kept_float: Constants whose products stay float.
+    """
+    num_dims = {value.name: len(value.dims) for value in model.graph.initializer if value.name not in kept_float}
+    products = [node for node in model.graph.node if node.op_type in QUANTIZED]
+    return [node for node in products if _has_int8(node.op_type, num_dims.get(node.input[1], 0))]
+
+
+def _activations(products: Sequence[onnx.NodeProto]) -> list[str]:
+    """Return the names of the tensors that get a grid: the inputs and outputs of quantized products."""
+    return list(dict.fromkeys(name for node in products for name in (node.input[0], node.output[0])))
+
+
+def _overrides(ranges: Ranges) -> dict[str, list[dict[str, object]]]:
+    """Return the grids of these ranges in the form of onnxruntime's quantizer."""
+    grids = {name: grid_of(np.float32(low), np.float32(high)) for name, (low, high) in ranges.items()}
     return {
-        node.input[0].removesuffix(QUANT_INPUT_SUFFIX): (
-            float(numpy_helper.to_array(values[node.input[1]])),
-            float(numpy_helper.to_array(values[node.input[2]])),
-        )
-        for node in quantized
-    }
-
-
-def _overrides(grids: Grids) -> dict[str, list[dict[str, object]]]:
-    """Return the grids in the form of onnxruntime's quantizer."""
-    return {
-        name: [
-            {
-                "quant_type": QuantType.QInt8,
-                "scale": np.array(scale, np.float32),
-                "zero_point": np.array(zero_point, np.int8),
-            }
-        ]
+        name: [{"quant_type": QuantType.QInt8, "scale": np.array(scale), "zero_point": np.array(zero_point)}]
         for name, (scale, zero_point) in grids.items()
     }
 
@@ -167,39 +174,24 @@ def _part_constants(model: onnx.ModelProto, kept_float: Collection[str]) -> None
                 )
 
 
-class Calibration:
-    """The calibration data, inputs (n, ...) by name, in batches, in the interface of onnxruntime's quantizer."""
-
-    def __init__(self, calibration: NamedInputs, batch_size: int) -> None:
-        starts = range(0, len(next(iter(calibration.values()))), batch_size)
-        self._batches = iter(
-            [{name: array[start : start + batch_size] for name, array in calibration.items()} for start in starts]
-        )
-
-    def get_next(self) -> dict[str, Inputs] | None:
-        """Return the next batch by input name; None after the last one."""
-        return next(self._batches, None)
-
-
 def _quantize(
-    model: onnx.ModelProto, reader: Calibration, kept_float: Collection[str], grids: Grids | None
+    model: onnx.ModelProto, calibration: Calibration, products: Sequence[str], ranges: Ranges
 ) -> onnx.ModelProto:
-    tensors = {name for node in model.graph.node for name in (*node.input, *node.output)}
-    overrides = {name: row for name, row in _overrides(grids or {}).items() if name in tensors}
+    excluded = [node.name for node in model.graph.node if node.op_type in QUANTIZED and node.name not in products]
     with tempfile.TemporaryDirectory(prefix="fanin-int8-") as folder, _quiet_quantizer():
         path = Path(folder) / "infer.onnx"
         try:
             quantize_static(
                 model,
                 path,
-                reader,
+                calibration,
                 quant_format=QuantFormat.QDQ,
                 per_channel=True,
                 op_types_to_quantize=list(QUANTIZED),
-                nodes_to_exclude=_kept_float(model, kept_float),
+                nodes_to_exclude=excluded,
                 activation_type=QuantType.QInt8,
                 weight_type=QuantType.QInt8,
-                extra_options={"WeightSymmetric": True, "TensorQuantOverrides": overrides},
+                extra_options={"WeightSymmetric": True, "TensorQuantOverrides": _overrides(ranges)},
             )
         except Exception as exc:  # it runs the graph and raises errors of the runtime's own classes
             raise Unconverted(
@@ -209,17 +201,6 @@ def _quantize(
     del quantized.graph.value_info[:]
     del quantized.metadata_props[:]
     return quantized
-
-
-def _kept_float(model: onnx.ModelProto, names: Collection[str]) -> list[str]:
-    """Return the names of products whose second factor is one of ``names``, or has no scale for each channel.
-
-    It must be a constant, and a matrix or a kernel. onnxruntime would also quantize a constant of several matrices, one
-    for each head or expert, and then refuse to run it.
-    """
-    num_dims = {value.name: len(value.dims) for value in model.graph.initializer if value.name not in names}
-    products = [node for node in model.graph.node if node.op_type in QUANTIZED]
-    return [node.name for node in products if not _has_int8(node.op_type, num_dims.get(node.input[1], 0))]
 
 
 def _has_int8(operator: str, num_dims: int) -> bool:

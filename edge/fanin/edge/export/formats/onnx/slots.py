@@ -4,22 +4,25 @@ The search for slots follows the quantized graph from the initializers of parame
 
     Conv <- DequantizeLinear <- W_quantized, W_scale                    weight and weight_scale
          <- DequantizeLinear <- b_quantized, b_quantized_scale          bias and bias_scale; input scale from
-         <- DequantizeLinear <- QuantizeLinear <- activation, scale     <- here
+         <- DequantizeLinear <- QuantizeLinear <- activation, scale     <- here; activation_scale and zero_point
     any other operator <- parameter                                     float
 
-The values of the quantizer are discarded: ``bundles.quantize`` alone computes the content of a slot.
+The values of the quantizer are discarded: ``bundles.quantize`` alone computes the content of a slot. The grid of an
+activation is fixed, without slots, if a product with it has a frozen bias as int32.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization.quant_utils import QUANT_INPUT_SUFFIX
 
 from fanin.edge.bundles.quantize import weight_codes
 from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.export.formats.int8.activations import activation_name
 from fanin.edge.export.formats.int8.folding import Infer
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.edge.tensors import Array
@@ -40,6 +43,11 @@ class SlotFinder:
         self._parameters = {parameter_port(name): name for name in infer.values}
         self._values = {row.name: row for row in model.graph.initializer}
         self._makers = {name: node for node in model.graph.node for name in node.output}
+        self._grids = {
+            node.input[1]: (activation_name("onnx", node.input[0].removesuffix(QUANT_INPUT_SUFFIX)), node.input[2])
+            for node in model.graph.node
+            if node.op_type == "QuantizeLinear"
+        }
         self._users: dict[str, list[onnx.NodeProto]] = {}
         for node in model.graph.node:
             for name in node.input:
@@ -48,14 +56,28 @@ class SlotFinder:
     def slots(self) -> tuple[Slot, ...]:
         """Return all slots in the order of the initializers."""
         slots: list[Slot] = []
+        fixed = self._fixed_scales()
         for name, value in self._values.items():
             if self._parameter(name):
                 slots.append(self._float(name))
             elif name.endswith(CODES) and self._parameter(name.removesuffix(CODES)):
                 node = self._only_user(name)
                 is_weight = value.data_type == TensorProto.INT8
-                slots.extend(self._weight(name, node) if is_weight else self._bias(name, node))
+                slots.extend(self._weight(name, node) if is_weight else self._bias(name, node, fixed))
+        for scale, (activation, zero_point) in self._grids.items():
+            if scale not in fixed:
+                kinds = ((scale, SlotKind.ACTIVATION_SCALE), (zero_point, SlotKind.ZERO_POINT))
+                slots += [
+                    Slot(initializer=name, kind=kind, parameter="", shape=(), activation=activation)
+                    for name, kind in kinds
+                ]
         return tuple(slots)
+
+    def _fixed_scales(self) -> set[str]:
+        """Return the scales of the activations of products whose quantized bias is frozen."""
+        biases = [node for node in self._model.graph.node if self._is_quantized_bias(node)]
+        frozen = [node for node in biases if not self._parameter(node.input[0].removesuffix(CODES))]
+        return {self._factors(node)[0].input[1] for node in frozen}
 
     def settle_biases(self, floats: Mapping[str, Array]) -> None:
         """Undo the quantization of biases that have no scales.
@@ -148,11 +170,12 @@ class SlotFinder:
         )
         return codes, scale
 
-    def _bias(self, name: str, node: onnx.NodeProto) -> Sequence[Slot]:
+    def _bias(self, name: str, node: onnx.NodeProto, fixed: Collection[str]) -> Sequence[Slot]:
         activation, weight = self._factors(node)
         codes, _ = self._weight(weight.input[0], weight)
         parameter = self._parameter(name.removesuffix(CODES))
-        input_scale = float(numpy_helper.to_array(self._values[activation.input[1]]))
+        scale = activation.input[1]
+        is_fixed = scale in fixed
         self._axis(name, node)
         slots = []
         for initializer, kind in ((name, SlotKind.BIAS), (node.input[1], SlotKind.BIAS_SCALE)):
@@ -164,7 +187,8 @@ class SlotFinder:
                     shape=tuple(self._values[initializer].dims),
                     weight=codes.parameter or self._infer.scales[parameter],
                     axis=codes.axis if codes.parameter else 0,
-                    input_scale=input_scale,
+                    activation="" if is_fixed else self._grids[scale][0],
+                    input_scale=float(numpy_helper.to_array(self._values[scale])) if is_fixed else 0.0,
                 )
             )
         return slots

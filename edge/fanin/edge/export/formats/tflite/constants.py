@@ -25,7 +25,8 @@ from fanin.edge.export.formats.tflite.flatgraph import FlatGraph, Scales
 from fanin.edge.tensors import Float32s, Float64s
 
 SCALE: Final = ":scale"
-"""Suffix of a constant's name that names its scales."""
+ZERO: Final = ":zero"
+"""Suffixes of a tensor's name that name its scales and its zero point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,11 +73,30 @@ class Constants:
         self._biases: list[_Bias] = []
         self._axes: dict[str, int] = {}
         self._slots: list[Slot] = []
+        self._fixed: set[str] = set()
 
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The slots, without their offsets in the file."""
-        return tuple(self._slots)
+        return tuple(
+            replace(slot, activation="") if slot.activation in self._fixed else replace(slot, input_scale=0.0)
+            for slot in self._slots
+        )
+
+    def grids(self, tensors: Mapping[int, Scales]) -> None:
+        """Add slots for the grids of computed int8 tensors, by tensor index. Call it after all biases were added.
+
+        The grid of an activation is fixed if it is the input of a product whose weight and bias are frozen: the file
+        has the codes and the scales of such a bias.
+        """
+        moving = {tensor: grid for tensor, grid in tensors.items() if grid.activation not in self._fixed}
+        for number, (tensor, grid) in enumerate(moving.items()):
+            self._graph.name(tensor, f"a{number}")
+            kinds = ((SCALE, SlotKind.ACTIVATION_SCALE), (ZERO, SlotKind.ZERO_POINT64))
+            self._slots += [
+                Slot(initializer=f"a{number}{part}", kind=kind, parameter="", shape=(1,), activation=grid.activation)
+                for part, kind in kinds
+            ]
 
     def fit(self, weight: int, bias: int) -> bool:
         """Return whether a bias (-1: none) fits on the scales of this weight, or is zero in every Version."""
@@ -128,8 +148,9 @@ class Constants:
             self._slots += [codes, scales]
         return kernel
 
-    def bias(self, tensor: int, kernel: Kernel, input_scale: float) -> int:
-        """Add the codes of a bias for this input and kernel; zeros for none (-1), which have scales too."""
+    def bias(self, tensor: int, kernel: Kernel, grid: Scales) -> int:
+        """Add the codes of a bias for an input with this grid; zeros for none (-1), which have scales too."""
+        input_scale = float(grid.values[0])
         value = self._graph.constant(tensor) if tensor >= 0 else None
         channels = (kernel.value.shape[kernel.dim],)
         view = self._bound.get(tensor)
@@ -143,7 +164,9 @@ class Constants:
             input_scale=input_scale,
         )
         self._biases.append(record)
-        if name:
+        if not name:
+            self._fixed.add(grid.activation)
+        else:
             scales = Slot(
                 initializer=name + SCALE,
                 kind=SlotKind.BIAS_SCALE,
@@ -151,6 +174,7 @@ class Constants:
                 shape=channels,
                 weight=kernel.parameter or kernel.scales,
                 axis=kernel.axis if kernel.parameter else 0,
+                activation=grid.activation,
                 input_scale=input_scale,
             )
             codes = [replace(scales, initializer=name, kind=SlotKind.BIAS)] if view else []

@@ -1,6 +1,7 @@
 """The file form of a TFLite model: its bytes without unneeded parts, and the positions of its constants."""
 
 import copy
+from dataclasses import dataclass
 from typing import Final
 
 import flatbuffers
@@ -8,9 +9,18 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 IDENTIFIER: Final = b"TFL3"
-SCALE_FIELD: Final = 8
+SCALE_FIELD, ZERO_POINT_FIELD = 8, 10
 DATA_FIELD: Final = 4
-"""Offsets of ``scale`` and ``data`` in the tables QuantizationParameters and Buffer."""
+"""Offsets of ``scale``, ``zero_point`` and ``data`` in the tables QuantizationParameters and Buffer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offsets:
+    """Positions of the parts of a tensor in a file; -1 for none."""
+
+    constant: int
+    scales: int
+    zero_points: int
 
 
 def only(model: "schema.ModelT", signature: str) -> bytes:
@@ -76,7 +86,7 @@ def _share_buffers(model: "schema.ModelT") -> None:
     for graph in model.subgraphs:
         for tensor in graph.tensors:
             data = model.buffers[tensor.buffer].data
-            if tensor.name:
+            if tensor.name and tensor.buffer:
                 # A slot: its content may equal another one now, but not in a later Version.
                 buffers.append(model.buffers[tensor.buffer])
                 tensor.buffer = len(buffers) - 1
@@ -97,8 +107,8 @@ def _drop_codes(model: "schema.ModelT") -> None:
             row.opcodeIndex = used.index(row.opcodeIndex)
 
 
-def offsets(data: bytes, signature: str) -> dict[str, tuple[int, int]]:
-    """Return the offsets of the constant and of the scales of each named tensor of a Signature; -1 for none."""
+def offsets(data: bytes, signature: str) -> dict[str, Offsets]:
+    """Return the offsets of each named tensor of a Signature."""
     model = schema.Model.GetRootAs(data, 0)
     defs = (model.SignatureDefs(index) for index in range(model.SignatureDefsLength()))
     ports = next(row for row in defs if row.SignatureKey().decode() == signature)
@@ -109,9 +119,10 @@ def offsets(data: bytes, signature: str) -> dict[str, tuple[int, int]]:
         name = tensor.Name().decode()
         if name:
             grid = tensor.Quantization()
-            by_name[name] = (
-                _vector(model.Buffers(tensor.Buffer())._tab, DATA_FIELD),
-                -1 if grid is None else _vector(grid._tab, SCALE_FIELD),
+            by_name[name] = Offsets(
+                constant=_vector(model.Buffers(tensor.Buffer())._tab, DATA_FIELD),
+                scales=-1 if grid is None else _vector(grid._tab, SCALE_FIELD),
+                zero_points=-1 if grid is None else _vector(grid._tab, ZERO_POINT_FIELD),
             )
     return by_name
 

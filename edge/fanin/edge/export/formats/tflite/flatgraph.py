@@ -1,6 +1,6 @@
 """A TFLite graph that can be edited: its tensors, constants and operators as objects of the schema.
 
-A tensor that is added here has a name only if it is a slot. ``file.tidy`` stores equal constants once.
+A tensor that is added here has a name only if it, or its grid, is a slot. ``file.tidy`` stores equal constants once.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,11 +26,15 @@ NAMES: Final = {code: name for name, code in CODES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """The grid of a tensor: one scale and zero point, or one scale for each channel along ``dim``."""
+    """The grid of a tensor: one scale and zero point, or one scale for each channel along ``dim``.
+
+    ``activation`` is the name of the range behind the grid; "" for a weight, a bias and a fixed grid.
+    """
 
     values: npt.NDArray[np.float32]
     zero_point: int = 0
     dim: int = 0
+    activation: str = ""
 
 
 class FlatGraph:
@@ -125,7 +129,7 @@ class FlatGraph:
         return tensor
 
     def name(self, tensor: int, name: str) -> None:
-        """Give a constant a name, which makes it a slot."""
+        """Give a tensor a name, which makes a constant or the grid of a computed tensor a slot."""
         self._graph.tensors[tensor].name = name
 
     def make(self, kind: str, version: int, inputs: Sequence[int], outputs: Sequence[int]) -> "schema.OperatorT":

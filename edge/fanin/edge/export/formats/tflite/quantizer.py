@@ -1,6 +1,6 @@
 """The walk over the operators of a float ``infer`` graph that writes each again, in int8 where possible."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -9,15 +9,14 @@ from ai_edge_litert import schema_py_generated as schema
 from fanin.edge.export.formats.tflite.bound import PRODUCTS, activation_of, bias_of
 from fanin.edge.export.formats.tflite.constants import Constants
 from fanin.edge.export.formats.tflite.flatgraph import FlatGraph, Scales
-from fanin.edge.export.formats.tflite.ranges import Range
+from fanin.edge.export.formats.tflite.ranges import Range, Spans
+from fanin.edge.ranges import grid_of
 from fanin.edge.tensors import Float32s
 
 MOVES: Final = {"RESHAPE": 1, "TRANSPOSE": 2, "PAD": 2, "MAX_POOL_2D": 2, "AVERAGE_POOL_2D": 2}
 """Operators whose output has the grid of their input, and their versions for int8."""
 COMPUTES: Final = {"MEAN": 2, "RELU": 2, "RELU6": 2, "ADD": 2}
 """Operators whose output has its own grid, and their versions for int8."""
-LEVELS: Final = 255
-LOWEST: Final = -128
 NARROWEST: Final = 1e-4
 """A tensor with a narrower range carries no signal yet, but may in a later Version: it stays float."""
 FINEST: Final = 2.0**-10
@@ -27,15 +26,19 @@ FINEST: Final = 2.0**-10
 class Quantizer:
     """The quantization of one graph.
 
-    The choice of int8 operators depends on shapes, on ranges and on the set of slots, but on no parameter's value.
+    The choice of int8 operators depends on shapes, on the ranges of the export and on the set of slots, but on no
+    parameter's value and on no grid: a Version may change both.
     """
 
-    def __init__(
-        self, graph: FlatGraph, constants: Constants, ranges: Mapping[int, Range], kept_float: Collection[int]
-    ) -> None:
+    def __init__(self, graph: FlatGraph, constants: Constants, spans: Spans, kept_float: Collection[int]) -> None:
         self._graph, self._constants = graph, constants
+        self._widths = {spans.activation(tensor): _width(span) for tensor, span in spans.ranges.items()}
         # An infinite range, as after a mask, has no grid.
-        self._grids_of = {tensor: _grid(span) for tensor, span in ranges.items() if NARROWEST <= _width(span) < np.inf}
+        self._grids_of = {
+            tensor: _grid(spans.grids[tensor], spans.activation(tensor))
+            for tensor, span in spans.ranges.items()
+            if NARROWEST <= _width(span) < np.inf
+        }
         self._kept_float = kept_float
         self._rows: list[schema.OperatorT] = []
         self._int8: dict[int, int] = {}  # the int8 form of a float tensor
@@ -53,6 +56,7 @@ class Quantizer:
         for port in graph.ports.outputs:
             self._float(port.tensorIndex)
         graph.operators = self._rows
+        self._constants.grids(self._grids)
 
     def _weight(self, row: "schema.OperatorT") -> Float32s | None:
         """Return the weight of a product that becomes int8; None if it stays float."""
@@ -82,14 +86,14 @@ class Quantizer:
         if kernel is None:
             return False
         x = self._as_int8(int(row.inputs[0]))
-        bias = self._constants.bias(bias_of(row), kernel, float(self._grids[x].values[0]))
+        bias = self._constants.bias(bias_of(row), kernel, self._grids[x])
         if not is_linear:
             target = self._computed(output, self._grids_of[output])
             self._again(row, graph.kind(row), 3, [x, kernel.tensor, bias], target)
             return True
         num = int(np.prod(graph.shape(int(row.inputs[0])))) // weight.shape[3]
         x = self._reshaped(x, (num, 1, 1, weight.shape[3]))
-        inner = graph.add_tensor((num, 1, 1, weight.shape[0]), np.int8, self._grids_of[output])
+        inner = self._tensor((num, 1, 1, weight.shape[0]), self._grids_of[output])
         operator = graph.make("CONV_2D", 3, [x, kernel.tensor, bias], [inner])
         operator.builtinOptionsType, operator.builtinOptions = schema.BuiltinOptions.Conv2DOptions, _pointwise(row)
         self._rows.append(operator)
@@ -114,7 +118,8 @@ class Quantizer:
         if not self._native.issuperset(sources):
             return False
         grid = self._grids_of[output]
-        if grid.values[0] < FINEST * max(self._grids[self._int8[source]].values[0] for source in sources):
+        terms = [self._grids[self._int8[source]].activation for source in sources]
+        if self._widths[grid.activation] < FINEST * max(self._widths[term] for term in terms):
             return False
         inputs = [self._int8.get(int(index), int(index)) for index in row.inputs]
         self._again(row, kind, COMPUTES[kind], inputs, self._computed(output, grid))
@@ -140,24 +145,20 @@ class Quantizer:
     def _as_int8(self, tensor: int) -> int:
         """Return the int8 form of a tensor, quantized from float if no operator computes it."""
         if tensor not in self._int8:
-            grid = self._grids_of[tensor]
-            quantized = self._graph.add_tensor(self._graph.shape(tensor), np.int8, grid)
-            self._grids[quantized] = grid
+            quantized = self._tensor(self._graph.shape(tensor), self._grids_of[tensor])
             self._rows.append(self._graph.make("QUANTIZE", 1, [tensor], [quantized]))
             self._int8[tensor] = quantized
         return self._int8[tensor]
 
     def _computed(self, tensor: int, grid: Scales) -> int:
         """Add the int8 tensor that an operator computes instead of a float tensor."""
-        quantized = self._graph.add_tensor(self._graph.shape(tensor), np.int8, grid)
-        self._grids[quantized] = grid
+        quantized = self._tensor(self._graph.shape(tensor), grid)
         self._int8[tensor] = quantized
         self._native.add(tensor)
         return quantized
 
     def _reshaped(self, source: int, shape: tuple[int, ...]) -> int:
-        quantized = self._graph.add_tensor(shape, np.int8, self._grids[source])
-        self._grids[quantized] = self._grids[source]
+        quantized = self._tensor(shape, self._grids[source])
         self._rows.append(self._reshape(source, quantized, shape))
         return quantized
 
@@ -169,16 +170,21 @@ class Quantizer:
         operator.builtinOptionsType, operator.builtinOptions = schema.BuiltinOptions.ReshapeOptions, options
         return operator
 
+    def _tensor(self, shape: Sequence[int], grid: Scales) -> int:
+        """Add an int8 tensor with a grid."""
+        quantized = self._graph.add_tensor(shape, np.int8, grid)
+        self._grids[quantized] = grid
+        return quantized
+
 
 def _width(span: Range) -> float:
     return span.high - span.low
 
 
-def _grid(span: Range) -> Scales:
-    """Return a grid of 255 steps over a range, with zero exactly on it."""
-    scale = np.float32(_width(span) / LEVELS)
-    zero_point = int(np.clip(round(LOWEST - span.low / float(scale)), LOWEST, -LOWEST - 1))
-    return Scales(values=np.array([scale], np.float32), zero_point=zero_point)
+def _grid(span: Range, activation: str) -> Scales:
+    """Return the grid of an activation."""
+    scale, zero_point = grid_of(np.float32(span.low), np.float32(span.high))
+    return Scales(values=np.array([scale], np.float32), zero_point=int(zero_point), activation=activation)
 
 
 def _pointwise(row: "schema.OperatorT") -> "schema.Conv2DOptionsT":

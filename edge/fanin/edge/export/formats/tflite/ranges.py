@@ -1,11 +1,12 @@
 """The ranges of the tensors of a TFLite graph over the calibration data."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from fanin.edge.export.formats.int8.activations import activation_name
 from fanin.edge.runtimes.base import NamedInputs
 
 
@@ -15,6 +16,28 @@ class Range:
 
     low: float = 0.0
     high: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spans:
+    """The ranges of the float tensors of an ``infer`` graph.
+
+    Attributes:
+        ranges: By tensor index. They decide which tensors become int8.
+        grids: The ranges behind the grids in the file, by tensor index.
+        names: Names of the tensors in the graphs of all lengths. A name has the number and the kind of the operator:
+            the converter numbers tensors otherwise in another graph.
+        has_graph: Whether the file gets a graph that measures the ranges.
+    """
+
+    ranges: Mapping[int, Range]
+    grids: Mapping[int, Range]
+    names: Mapping[int, str]
+    has_graph: bool = True
+
+    def activation(self, tensor: int) -> str:
+        """Return the name of a tensor in a manifest."""
+        return activation_name("tflite", self.names[tensor])
 
 
 def measured_ranges(data: bytes, tensors: Collection[int], calibration: NamedInputs) -> dict[int, Range]:

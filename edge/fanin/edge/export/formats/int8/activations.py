@@ -1,7 +1,11 @@
-"""The grids of an int8 graph's activations, and the weights whose products stay float.
+"""The ranges of an int8 graph's activations, and the weights whose products stay float.
 
-Grids are measured once, on the calibration data in the graph of the longest length, which holds every row. The graphs
-of all lengths share them. Two graphs share grids if both have the same quantized tensors.
+Ranges are measured once, on the calibration data in the graph of the longest length, which holds every row. The graphs
+of all lengths share them. Two graphs share ranges if both have the same quantized tensors.
+
+A Version may change the range of an activation: the scale and the zero point of its grid are slots. One kind of grid is
+fixed. A product whose weight and bias are both frozen has the codes of the bias in the file, and their step depends on
+the scale of the input.
 
 A quantizer leaves a product in float if its format has no int8 form of it. Examples are a weight of three dimensions,
 one matrix for each head or expert, and a weight that is the first factor.
@@ -15,24 +19,38 @@ from torch.fx import Node
 
 from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.export.formats.int8.folding import PRODUCTS, Infer
+from fanin.edge.ranges import Activation
 from fanin.edge.runtimes.graphs import parameter_port
 from fanin.protos.errors import UnsupportedModel
 
-Grids = Mapping[str, tuple[float, float]]
-"""Two numbers that determine the grid of an activation, by tensor. In ONNX they are (scale, zero point), by name. In
-TFLite they are (lowest, highest value), by the tensor's index."""
+Ranges = Mapping[str, tuple[float, float]]
+"""The lowest and the highest value of each quantized tensor. Its name is the same in the graphs of all lengths."""
 
 
-def check_grids(actual: Grids, expected: Grids | None) -> None:
-    """Raise UnsupportedModel unless a graph has the expected grids. None expects nothing."""
-    if expected is not None and actual != expected:
-        others = sorted({*actual.items()} ^ {*expected.items()})
+def check_names(actual: Collection[str], expected: Collection[str]) -> None:
+    """Raise UnsupportedModel unless a graph has quantized tensors of the expected names."""
+    if others := sorted({*actual} ^ {*expected}):
         raise UnsupportedModel(
-            f"infer graph: {len(others)} activations such as {others[0][0]!r} are quantized otherwise than in the "
+            f"infer graph: {len(others)} activations such as {others[0]!r} are quantized otherwise than in the "
             "graph of the longest length, expected the same operators for all lengths; remove what depends on the "
             "length from forward, or export an App for each length",
             code="FN-0742",
         )
+
+
+def activation_name(graph_format: str, tensor: str) -> str:
+    """Return the name of an activation in a manifest."""
+    return f"{graph_format}:{tensor}"
+
+
+def activations_of(graph_format: str, ranges: Ranges, slots: Sequence[Slot]) -> tuple[Activation, ...]:
+    """Return the activations whose grids are slots, in the order of the slots."""
+    names = {activation_name(graph_format, tensor): tensor for tensor in ranges}
+    rows = [slot.activation for slot in slots if slot.kind is SlotKind.ACTIVATION_SCALE]
+    return tuple(
+        Activation(name=name, graph_format=graph_format, low=ranges[names[name]][0], high=ranges[names[name]][1])
+        for name in dict.fromkeys(rows)
+    )
 
 
 aten = torch.ops.aten
