@@ -131,7 +131,7 @@ def test_a_prediction_that_is_impossible_is_one_clear_line(
     ("words", "message"),
     [
         (["x.npy", "--data", "x.npy"], "x.npy: got a file of unknown format"),
-        (["zeros.onnx", "--data", "x.npy", "--version", "x.npy"], "got --publisher or --version for a file, which"),
+        (["zeros.onnx", "--data", "x.npy", "--version", "x.npy"], "got --publisher, --version or --ranges for a file"),
         (["zeros.onnx", "--data", "x.npy", "--signature", "s"], "got --signature 's', but an .onnx file has a single"),
         (["zeros.onnx", "--data", "x.npy", "--out", "none/x.npy"], "--out: none/x.npy cannot be written, none is not"),
         (["zeros.onnx", "--data", "x.npy", "--json", "none/x"], "--json: none/x cannot be written, none is not a"),

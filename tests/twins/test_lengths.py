@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from support.models import app_of
@@ -16,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fanin.clients.data.batching import batches
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.bundles.slots import SlotKind
 from fanin.edge.runtimes.base import StepSettings
 from fanin.edge.runtimes.models import model_inputs
 
@@ -104,19 +104,14 @@ def test_a_prediction_depends_on_the_words_and_not_on_their_padding(
         predict({"x": np.array([[1] + [0] * 16, [1] * 17], np.int32)})
 
 
-def test_activation_scales_are_shared_by_all_lengths(bundle_for: Callable[[str, str], Bundle]) -> None:
-    bundle = bundle_for("tags", "onnx")
-    scales = [_onnx_scales(bundle.graph(name, "onnx")) for name in ("infer", "infer@4", "infer@8")]
-    assert len(scales[0]) >= 4 and scales[0] == scales[1] == scales[2]
-    assert all(scale > 0.0 for scale in scales[0].values())
-
-
-def _onnx_scales(graph: bytes) -> dict[str, float]:
-    """Return the scale of each quantized activation."""
-    model = onnx.load_from_string(graph).graph
-    values = {row.name: row for row in model.initializer}
-    return {
-        node.input[0]: float(onnx.numpy_helper.to_array(values[node.input[1]]))
-        for node in model.node
-        if node.op_type == "QuantizeLinear"
-    }
+@pytest.mark.parametrize("runtime", ["onnx", "litert"])
+def test_ranges_are_shared_by_all_lengths(runtime: str, bundle_for: Callable[[str, str], Bundle]) -> None:
+    bundle, graph_format = bundle_for("tags", runtime), "onnx" if runtime == "onnx" else "tflite"
+    names = {row.name for row in bundle.manifest.activations if row.graph_format == graph_format}
+    keys = [key for key in bundle.manifest.slots if key.partition("@")[0] == graph_format]
+    for slots in map(bundle.manifest.slots.__getitem__, keys):
+        assert {slot.activation for slot in slots if slot.kind is SlotKind.ACTIVATION_SCALE} == names
+    assert len(names) >= 2 and len(keys) == 3
+    inputs = tags_examples(5, seed=3).inputs
+    lows, highs = runtime_of(runtime).open_ranges(bundle, bundle.initial_parameters())(inputs)
+    assert lows.shape == (5, len(names)) and np.isfinite(lows).all() and (lows <= highs).all()

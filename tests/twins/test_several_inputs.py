@@ -106,6 +106,7 @@ def test_graphs_of_several_inputs_are_assembled(bundle_for: Callable[[str, str],
         parameters=manifest.table.views(bundle.initial_parameters()),
         graphs={"onnx": {name: bundle.graph(name, "onnx") for name in DEVICE_SIGNATURES}},
         slots={"onnx": manifest.slots["onnx"]},
+        activations=manifest.activations,
         num_tokens=manifest.num_tokens,
         optimizer=manifest.optimizer,
     )

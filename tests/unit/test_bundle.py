@@ -94,8 +94,8 @@ def read_signed_manifest_of(data: bytes, signature: bytes) -> SignedManifest:
     ("row", "text"),
     [
         (
-            {"format": 3},
-            "manifest: got format 3, expected 2; install a fanin that knows this format, or export the Bundle again",
+            {"format": 4},
+            "manifest: got format 4, expected 3; install a fanin that knows this format, or export the Bundle again",
         ),
         (
             json.loads(DATA) | {"hook": "rm -rf /"},
