@@ -2,7 +2,8 @@
 #
 # Four environments: .venv has all extras but [tflite] and the package editable; .venv-device, .venv-device-litert and
 # .venv-device-tflite have the wheel with the extra of one runtime and nothing else, as a device would. `make pythons` adds
-# .venv-3.12 and .venv-3.12-device, and the same of 3.13. Each has a stamp file, so that nothing is installed twice.
+# .venv-3.12 and .venv-3.12-device, and the same of 3.13. `make zoo` adds .venv-zoo, which has packages of models and the
+# package editable. Each has a stamp file, so that nothing is installed twice.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -34,6 +35,8 @@ DEVICES := $(VENV)-device $(VENV)-device-litert $(VENV)-device-tflite
 CONSTRAINTS := .ci/constraints.txt
 # tflite-runtime was built for numpy 1, the last of which knows no newer Python than 3.12.
 TFLITE_CONSTRAINTS := .ci/constraints-tflite.txt
+ZOO_CONSTRAINTS := .ci/constraints-zoo.txt
+ZOO_PACKAGES := neuralforecast segmentation-models-pytorch timm torch-geometric torchaudio torchvision
 # Versions of Python that `make pythons` checks: those of the classifiers without that of .venv.
 PYTHONS := 3.12 3.13
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
@@ -79,7 +82,7 @@ suite: $(VENV)/.installed $(STAMPS)
 .PHONY: nightly
 nightly: WORKERS := 3
 nightly: ## the tests that are too long for every change, all property tests on many new examples, other Pythons
-	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(VENV)/.docs $(STAMPS)
+	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(VENV)/.docs $(VENV)-zoo/.installed $(STAMPS)
 	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m "nightly or hypothesis" --hypothesis-profile nightly $(ARGS)
 	@$(MAKE) --no-print-directory pythons
 
@@ -132,6 +135,11 @@ gpu: $(VENV)/.installed ## the tests that need a GPU: train steps of simulations
 .PHONY: bench
 bench: $(VENV)/.installed $(STAMPS) ## speed and memory against benchmarks/records.json; status 3 on a busy machine
 	$(BIN)/python benchmarks/ratchet.py $(ARGS)
+
+.PHONY: zoo
+zoo: $(VENV)/.installed $(VENV)-zoo/.installed $(STAMPS) ## models of public packages: export, train steps, int8; rows in build/
+	@mkdir -p build
+	$(BIN)/python benchmarks/zoo.py --json build/zoo.jsonl $(ARGS)
 
 .PHONY: bench-peers
 bench-peers: $(VENV)/.installed ## the same Rounds by Flower and NVFlare, in environments of their own
@@ -189,7 +197,7 @@ wheel: dist/.built ## the wheel, in dist/
 
 .PHONY: clean
 clean: ## remove the environments, what was built and the caches
-	rm -rf $(VENV) $(DEVICES) $(PYTHONS:%=.venv-%) $(PYTHONS:%=.venv-%-device) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-zoo $(DEVICES) $(PYTHONS:%=.venv-%) $(PYTHONS:%=.venv-%-device) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What builds the wheel: enough for the device environments to be made while the rest is installed.
@@ -209,6 +217,11 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/.tools
 # does without.
 $(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/.installed
 	$(INSTALL) $(VENV) $(PIP_FLAGS) -c $(CONSTRAINTS) -e ".[docs]"
+	@touch $@
+
+$(VENV)-zoo/.installed: pyproject.toml $(CONSTRAINTS) $(ZOO_CONSTRAINTS) | $(VENV)/.tools
+	@test -x $(VENV)-zoo/bin/python || $(PYTHON) -m venv --without-pip $(VENV)-zoo
+	$(INSTALL) $(VENV)-zoo $(PIP_FLAGS) -c $(CONSTRAINTS) -c $(ZOO_CONSTRAINTS) -e ".[export,transformers]" $(ZOO_PACKAGES)
 	@touch $@
 
 dist/.built: $(SOURCES) README.md LICENSE pyproject.toml | $(VENV)/.tools

@@ -1,4 +1,4 @@
-"""Each model of the zoo, exported to ONNX and trained 20 steps in onnxruntime, against eager torch."""
+"""The zoo: models of public packages as they are, exported to each format and trained against eager torch."""
 
 import json
 import subprocess
@@ -9,71 +9,55 @@ from typing import Any
 import pytest
 
 ZOO = Path(__file__).parents[2] / "benchmarks" / "zoo.py"
-MODELS = (
-    *("mlp", "digits_cnn", "ds_cnn", "resnet8", "mobilenet", "decoder", "gru", "lstm"),
-    *("resnet18", "mobilenet_v2", "mobilenet_v3", "vit", "mlp_mixer", "unet"),
-    *("encoder", "bert", "llama", "tcn", "keyword_spotter", "forecaster", "bag_of_words"),
-    *("siamese", "two_inputs", "mixture_of_experts", "multi_head", "vae", "denoising_autoencoder"),
-)
-TOLERANCE = 1e-5
-AMPLIFICATION = 20
+MIN_MODELS, MIN_ONNX, MIN_TFLITE = 40, 36, 28
+TOLERANCE = 1e-6
+AMPLIFICATION = 10
 """Limit for models that amplify rounding, as a multiple of eager torch's own rounding error."""
-MIN_AGREEMENT = 0.9
-LIMIT_S = 3600
+LIMIT_S = 7200
 """Seconds for all models. The first test waits for them."""
-INSTABILITY = 0.05
-"""Eager torch's own rounding error after the steps from which on a model counts as unstable."""
-
-
-@pytest.mark.nightly
-def test_the_zoo_has_these_models() -> None:
-    completed = subprocess.run([sys.executable, str(ZOO), "--list"], check=True, capture_output=True, text=True)
-    assert completed.stdout.split() == list(MODELS)
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Return the rows of all models in onnxruntime, by name. One command: each start of it imports torch."""
-    file = tmp_path_factory.mktemp("zoo") / "zoo.json"
-    subprocess.run([sys.executable, str(ZOO), "--runtimes", "onnx", "--json", str(file)], check=False)
-    return {row["name"]: row for row in json.loads(file.read_text())["models"]}
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return the rows of all models."""
+    return rows_of(tmp_path_factory.mktemp("zoo") / "zoo.jsonl")
+
+
+def rows_of(file: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Run the zoo, and return its rows."""
+    subprocess.run([sys.executable, str(ZOO), "--json", str(file), *arguments], check=False)
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(LIMIT_S)
-@pytest.mark.parametrize("model", MODELS)
-def test_a_model_of_the_zoo_ends_where_eager_torch_ends(model: str, rows: dict[str, dict[str, Any]]) -> None:
-    row = rows[model]
-    assert "error" not in row and "errors" not in row
-    assert row["moved"] > 100 * TOLERANCE
-    rounding = max(row["parity_of_float64"], row["parity_of_shaken"])
-    assert row["parity"]["onnx"] <= max(TOLERANCE, AMPLIFICATION * rounding)
-    # An unstable model moves far away, and the initial int8 scales do not fit its last steps.
-    assert row["int8_agreement"] >= MIN_AGREEMENT or rounding > INSTABILITY
-    assert row["bundle_bytes"] > row["parameters"]
-    assert row["peak_memory_bytes"] > 100e6 and row["export_seconds"] > 0.0
+def test_most_models_of_packages_train_in_each_format(rows: list[dict[str, Any]]) -> None:
+    assert len(rows) >= MIN_MODELS
+    assert len({row["package"] for row in rows}) >= 6
+    for graph_format, least in (("onnx", MIN_ONNX), ("tflite", MIN_TFLITE)):
+        refused = [row["model"] for row in rows if "refusal" in row.get("formats", {}).get(graph_format, row)]
+        failed = [row["model"] for row in rows if "failure" in row]
+        assert len(rows) - len({*refused, *failed}) >= least, (refused, failed)
 
 
 @pytest.mark.nightly
-def test_a_model_is_compared_and_timed_in_all_runtimes(tmp_path: Path) -> None:
-    file = tmp_path / "zoo.json"
-    subprocess.run([sys.executable, str(ZOO), "--models", "mlp,two_inputs", "--json", str(file)], check=True)
-    rows = json.loads(file.read_text())["models"]
-    assert [row["name"] for row in rows] == ["mlp", "two_inputs"]
+@pytest.mark.timeout(LIMIT_S)
+def test_a_step_of_a_model_is_that_of_eager_torch(rows: list[dict[str, Any]]) -> None:
+    too_far = {}
     for row in rows:
-        assert row["parity"].keys() == {"onnx", "litert", "tflite"} and max(row["parity"].values()) <= TOLERANCE
-        assert row["int8_agreement_by_runtime"].keys() == row["parity"].keys()
-        # Eager torch takes several times as long for models of this size, so the limit holds on a busy machine.
-        assert 0.0 < row["train_step_over_eager"] < 2.0
+        for result in row.get("formats", {}).values():
+            limit = max(TOLERANCE, AMPLIFICATION * max(result.get("float64", 0.0), result.get("shaken", 0.0)))
+            too_far |= {
+                (row["model"], runtime): (error, limit)
+                for runtime, error in result.get("errors", {}).items()
+                if not error <= limit
+            }
+    assert not too_far
 
 
 @pytest.mark.nightly
-def test_an_export_that_fails_is_an_error_of_its_model_alone(tmp_path: Path) -> None:
-    file = tmp_path / "zoo.json"
-    command = [sys.executable, str(ZOO), "--models", "mlp,gru", "--runtimes", "onnx", "--json", str(file)]
-    completed = subprocess.run([*command, "--limit", "0.1"], check=False)
-    assert completed.returncode == 1
-    rows = json.loads(file.read_text())["models"]
-    assert [(row["name"], row["error"]) for row in rows] == [
-        (name, "the export took more than 0.1 s") for name in ("mlp", "gru")
-    ]
+def test_a_model_that_fails_is_a_failure_of_its_row_alone(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path / "zoo.jsonl", "--models", "dense_gcn,dense_gin", "--limit", "0.1")
+    assert {(row["model"], row["failure"]) for row in rows} == {
+        (name, "took more than 0.1 s") for name in ("dense_gcn", "dense_gin")
+    }

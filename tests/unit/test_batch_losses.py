@@ -35,7 +35,7 @@ from fanin.edge.export.standalone.floats import float_models
 from fanin.edge.export.vectorized.runtime import TorchRuntime
 from fanin.edge.export.verification.ready import checked
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import StepSettings
+from fanin.edge.runtimes.base import StepSettings, VersionValues
 from fanin.edge.runtimes.measure import measure
 from fanin.protos.errors import UnsupportedModel
 from fanin.simulation import Partition, SimulationSettings, simulate
@@ -224,7 +224,7 @@ def test_personal_parameters_and_the_proximal_term_belong_to_the_loss_of_a_batch
 def test_an_evaluation_depends_on_the_batches_of_the_examples() -> None:
     bundle, runtime = batch_loss_bundle("simclr", ("onnx",)), open_runtime("onnx")
     module, data, initial = batch_loss_app("simclr").module, views_of(12), bundle.initial_parameters()
-    quality = measure(runtime, bundle, initial, batches_in_order(data, BATCH_SIZE))
+    quality = measure(runtime, bundle, VersionValues(parameters=initial), batches_in_order(data, BATCH_SIZE))
     expected = 0.0
     for rows in (slice(8), slice(8, 12)):
         with torch.no_grad():

@@ -1,8 +1,7 @@
 """``preprocess``: the path from raw data to the model's input, exported as a graph, because code does not travel.
 
 The module has no parameters that learn: its state becomes constants of the file. Like ``infer`` its graph accepts any
-number of samples in ONNX and one at a time in TFLite (``GraphFormat.num_samples``). ``torch.stft`` is complex, which no
-device supports. Frames times a matrix of cosines and sines give the same spectrum with plain products.
+number of samples in ONNX and one at a time in TFLite (``GraphFormat.num_samples``).
 """
 
 import copy

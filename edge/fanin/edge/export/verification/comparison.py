@@ -5,10 +5,10 @@ estimates:
 
 - The same computation in float64. It is the only bound for a gradient that is zero except for rounding, such as that
   of a bias before a norm.
-- The same computation from neighbors, whose parameters differ by about one unit in the last place. They reveal a value
-  at the kink of a ReLU or of a maximum, which float64 may not. Another order of additions moves such a value to the
-  other side, so its gradient differs by complete terms. Neighbors cost passes of torch, so they run only for a tensor
-  that differs.
+- The same computation from neighbors, whose parameters differ by one or some units in the last place. They reveal a
+  value at the kink of a ReLU or of a maximum, which float64 may not. Another order of additions moves such a value to
+  the other side, so its gradient differs by complete terms. Neighbors cost passes of torch, so they run only for a
+  tensor that differs.
 - A floor, relative to the largest tensor.
 """
 

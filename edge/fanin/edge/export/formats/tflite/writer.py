@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from torch import Tensor
-
 from fanin.edge.export.formats.cache import converted
 from fanin.edge.export.formats.tflite.converter.child import convert_in_child
 from fanin.edge.export.formats.tflite.converter.convert import convert
 from fanin.edge.export.formats.tflite.file import pack
 from fanin.edge.export.formats.tflite.operators import check_operators, check_runs
+from fanin.edge.export.graph.decompositions.programs.parts import NoRealForm
 from fanin.edge.export.graph.traced import Traced
 from fanin.edge.export.quiet import quiet_converter
 from fanin.edge.export.refusals import Unconverted, first_line
@@ -57,17 +56,14 @@ def _converted(signatures: Mapping[str, Traced], what: str) -> bytes:
 
 
 def _convert(signatures: Mapping[str, Traced], what: str) -> bytes:
-    nodes = (node for traced in signatures.values() for node in traced.program.graph.nodes)
-    for node in nodes:
-        value = node.meta.get("val")
-        if isinstance(value, Tensor) and value.is_complex():
-            raise Unconverted(
-                f"{what}: cannot be converted to TFLite (no form of {node.target}, which returns complex numbers)",
-                code="FN-0783",
-            )
     try:
         # Both layout strategies fail on some graphs. The other one may end its process, so this one runs first.
         return convert(signatures, "GREEDY")
+    except NoRealForm as exc:
+        raise Unconverted(
+            f"{what}: cannot be converted to TFLite (no form of {first_line(exc)} for complex numbers)",
+            code="FN-0783",
+        ) from exc
     except LAYOUT_ERRORS as exc:
         lacking = LACKING.match(str(exc))
         if lacking:

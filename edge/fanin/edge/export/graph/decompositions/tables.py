@@ -157,6 +157,7 @@ def _tflite_forward() -> Table:
         aten.conv_transpose1d.default: portable.conv_transpose,
         aten.conv_transpose2d.input: portable.conv_transpose,
         aten.max_pool2d.default: forward.max_pool2d,
+        aten.avg_pool1d.default: forward.avg_pool1d,
         aten.avg_pool2d.default: forward.avg_pool2d,
     }
 

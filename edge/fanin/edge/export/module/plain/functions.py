@@ -37,6 +37,7 @@ FORMS: Final[Mapping[Callable[..., object], Callable[..., object]]] = MappingPro
         F.fold: images.summed_patches,
         F.avg_pool3d: images.avg_pool3d,
         F.max_pool3d: images.max_pool3d,
+        F.adaptive_avg_pool1d: images.adaptive_avg_pool1d,
         F.adaptive_avg_pool2d: images.adaptive_avg_pool2d,
         F.adaptive_avg_pool3d: images.adaptive_avg_pool3d,
         F.local_response_norm: images.local_response_norm,

@@ -73,6 +73,11 @@ def avg_pool3d(
     return pooled.reshape(*pooled.shape[:3], *planes.shape[2:])
 
 
+def adaptive_avg_pool1d(x: Tensor, output_size: int | Sequence[int]) -> object:
+    """Compute ``adaptive_avg_pool1d`` to one value for each channel."""
+    return _mean_of_all(x, output_size, (-1,))
+
+
 def adaptive_avg_pool2d(x: Tensor, output_size: int | Sequence[int | None]) -> object:
     """Compute ``adaptive_avg_pool2d`` to one value for each channel."""
     return _mean_of_all(x, output_size, (-2, -1))

@@ -16,6 +16,7 @@ from torch.export.decomp_utils import CustomDecompTable
 from torch.fx import Graph, GraphModule, Node
 
 from fanin.edge.export.formats.tflite.converter.lowerings import direct_lowerings
+from fanin.edge.export.graph.decompositions.programs.parts import with_real_numbers
 from fanin.edge.export.graph.decompositions.programs.program import program_of
 from fanin.edge.export.graph.traced import Traced
 
@@ -49,6 +50,7 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
             program_of(_prepared(traced), examples), _decompositions(), can_skip=False
         )
         program = core._run_convert_passes(program)
+        _view_before_expansion(program.graph)
         _permute_before_expansion(program.graph_module)
         programs.append(program)
         rows.append(Signature(name, nn.Module(), examples, {}))
@@ -69,6 +71,7 @@ def _decompositions() -> CustomDecompTable:
 def _prepared(traced: Traced) -> GraphModule:
     graph_module = traced.program.module(check_guards=False)
     assert isinstance(graph_module, GraphModule), "an ExportedProgram has a GraphModule"
+    graph_module = with_real_numbers(graph_module, traced.examples)
     _fold_constants(graph_module)
     _mark_kernels(graph_module)
     _skip_expansions(graph_module)
@@ -156,6 +159,34 @@ def _is_of_image(expansion: Node) -> bool:
 
 def _has_shape(value: object, shape: torch.Size) -> bool:
     return isinstance(value, Node) and value.meta["val"].shape == shape
+
+
+def _view_before_expansion(graph: Graph) -> None:
+    """View the source of an expansion instead of its result, if the view only removes or adds dimensions of size 1.
+
+    Otherwise, ``_permute_before_expansion`` does not recognize the expansion of the only head of keys.
+    """
+    for node in list(graph.nodes):
+        if node.target is not aten.view.default:
+            continue
+        chain = _elementwise_chain(node.all_input_nodes[0])
+        expansion = chain.pop()
+        if expansion.target is not aten.expand.default or any(step.target is not aten.clone.default for step in chain):
+            continue
+        (operand,), expanded, result = expansion.all_input_nodes, expansion.meta["val"], node.meta["val"]
+        if [size for size in expanded.shape if size != 1] != [size for size in result.shape if size != 1]:
+            continue
+        source = operand.meta["val"]
+        sizes = [1] * (expanded.dim() - source.dim()) + list(source.shape)
+        kept = iter([have for have, want in zip(sizes, expanded.shape, strict=True) if want != 1])
+        shape = [1 if size == 1 else next(kept) for size in result.shape]
+        with graph.inserting_before(node):
+            viewed = graph.call_function(aten.view.default, (operand, shape))
+            viewed.meta = dict(expansion.meta) | {"val": source.reshape(shape)}
+            value = graph.call_function(aten.expand.default, (viewed, list(result.shape)))
+        value.meta = dict(node.meta)
+        node.replace_all_uses_with(value)
+    graph.eliminate_dead_code()
 
 
 def _permute_before_expansion(graph_module: GraphModule) -> None:

@@ -19,7 +19,7 @@ def avg_pool2d_backward(
     """Compute ``aten.avg_pool2d_backward``: each gradient is spread evenly over its window."""
     matrices = []
     for have, num, taps, step, pad in zip(
-        x.shape[2:], dy.shape[2:], kernel_size, stride or kernel_size, padding, strict=True
+        x.shape[-2:], dy.shape[-2:], kernel_size, stride or kernel_size, padding, strict=True
     ):
         starts = [index * step - pad for index in range(num)]
         # A last window that ceil_mode adds may reach beyond the padding. Positions there do not count.

@@ -5,9 +5,9 @@ and a scatter would be an alternative, but not every runtime has them, and runti
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import reduce, wraps
 from itertools import product
 
 import torch
@@ -18,8 +18,23 @@ from fanin.edge.export.graph.decompositions.convolution.portable import towards_
 from fanin.edge.export.graph.decompositions.windows import resized, scaled, window
 
 aten = torch.ops.aten
+Gradient = Callable[..., Tensor]
+"""(dy, x, kernel_size, ...) -> dx."""
 
 
+def of_one_image(gradient: Gradient) -> Gradient:
+    """Let the gradient of a pool of images (N, C, H, W) also accept one image (C, H, W)."""
+
+    @wraps(gradient)
+    def either(dy: Tensor, x: Tensor, *options: object) -> Tensor:
+        if x.dim() == 4:
+            return gradient(dy, x, *options)
+        return gradient(dy.unsqueeze(0), x.unsqueeze(0), *options).squeeze(0)
+
+    return either
+
+
+@of_one_image
 def max_pool2d_backward(
     dy: Tensor,
     x: Tensor,
@@ -42,6 +57,7 @@ def max_pool2d_backward(
     return dx.reshape(x.shape)
 
 
+@of_one_image
 def portable_max_pool2d_backward(
     dy: Tensor,
     x: Tensor,
