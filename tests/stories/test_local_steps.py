@@ -13,7 +13,7 @@ from support.outside import python_blocks
 
 from fanin.edge.assembly.assemble import assemble
 
-PROGRAM = python_blocks((ROOT / "docs/howto/local.md").read_text())[-1]
+_, PROGRAM, _ = python_blocks((ROOT / "docs/howto/local.md").read_text())
 NO_TORCH = "import sys\nsys.modules['torch'] = None\n"
 
 

@@ -116,7 +116,8 @@ class Signals(nn.Module):
         x = F.pad(F.pad(torch.tanh(self.first(x)), (1, 0), mode="replicate"), (1, 1), mode="reflect")
         x = self.last(F.interpolate(x, scale_factor=2.0))
         x = self.raised(F.interpolate(x, scale_factor=1.5, mode="nearest-exact"))
-        logits: Tensor = self.head(F.adaptive_max_pool1d(x, 4).logcumsumexp(2).flatten(1))
+        x = F.adaptive_max_pool1d(F.avg_pool1d(x, 2), 4)
+        logits: Tensor = self.head(x.logcumsumexp(2).flatten(1))
         return logits
 
 
@@ -222,7 +223,7 @@ USERS: Final[Mapping[str, str]] = MappingProxyType(
         "pools": "adaptive_max_pool2d adaptive_max_pool2d_backward max_pool2d avg_pool2d max_pool2d_with_indices",
         "signals": "reflection_pad1d reflection_pad1d_backward replication_pad1d replication_pad1d_backward "
         "upsample_nearest1d_backward _upsample_nearest_exact1d_backward adaptive_max_pool1d conv_transpose1d "
-        "_weight_norm_interface_backward logcumsumexp",
+        "_weight_norm_interface_backward logcumsumexp avg_pool1d",
         "moved": "upsample_linear1d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward "
         "diagonal_backward unfold_backward sort sort.stable argsort topk scatter.src scatter_add index_add "
         "upsample_nearest2d _upsample_nearest_exact2d upsample_nearest2d.vec _upsample_nearest_exact2d.vec",

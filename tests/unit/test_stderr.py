@@ -50,7 +50,7 @@ class Interpreter:
 
 def test_other_threads_write_to_standard_error_during_a_graphs_first_run(capfd: pytest.CaptureFixture[str]) -> None:
     interpreter = Interpreter(capfd)
-    runtime = GraphRuntime(interpreter_engine("fake", "1", lambda **_: interpreter))
+    runtime = GraphRuntime(interpreter_engine("fake", "1", lambda **_: interpreter, lambda **_: interpreter))
     model = runtime.open_model(small_file(), "model.tflite", "add")
     for _ in range(2):
         model({"x": np.ones(2, np.float32)})
