@@ -227,3 +227,14 @@ def test_any_error_of_values_that_are_all_alike_is_large() -> None:
         for off in (0.0, 0.1)
     )
     assert exact.is_good and not inexact.is_good
+
+
+def test_a_difference_of_outputs_that_hardly_vary_is_told_by_their_size() -> None:
+    x = np.full((4, 2), 2.0, np.float32)
+    x[0, 0] += np.float32(1e-6)
+    comparison = compare(Twins(np.full(2, 0.1, np.float32)), bundle_with(0), NO_VALUES, batches_of(x, x))
+    assert not comparison.is_good and comparison.relative_error == pytest.approx(5.0, rel=1e-3)
+    assert str(comparison) == (
+        "the outputs hardly vary: float's spread is below 1 % of their size, and int8 differs by 5 % of it on 4 "
+        "calibration examples"
+    )

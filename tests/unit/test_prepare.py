@@ -301,6 +301,12 @@ def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(4))
 
 
+def with_parameter(value: Tensor) -> nn.Module:
+    module = plain()
+    module.get_submodule("1").register_parameter("extra", nn.Parameter(value, requires_grad=False))
+    return module
+
+
 def with_nan() -> nn.Module:
     """Return layers with a NaN weight, as after a divergence."""
     module = plain()
@@ -328,6 +334,16 @@ class OfBuffers(nn.Module):
             lambda: plain().double(),
             "full",
             r"parameter 1.weight is torch.float64, expected torch.float32; call module.f",
+        ),
+        (
+            lambda: with_parameter(torch.ones(3, dtype=torch.complex64)),
+            "full",
+            r"parameter 1.extra is torch.complex64, expected torch.float32; keep a complex number as two real ones",
+        ),
+        (
+            lambda: with_parameter(torch.ones(3, dtype=torch.int64)),
+            "full",
+            r"parameter 1.extra is torch.int64, expected torch.float32; .* whole numbers in a buffer",
         ),
         (lambda: plain().to("meta"), "full", r"parameter 1.weight is on meta, expected cpu; load its values"),
         (with_nan, "full", "parameter 1.weight holds NaN or infinity, expected finite values"),

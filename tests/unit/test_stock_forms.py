@@ -1,6 +1,7 @@
 """Forms that models of packages have, in words of our own: each exports, trains as in torch, and predicts."""
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -251,6 +252,20 @@ class Trend(nn.Module):
         return logits
 
 
+class Parts(nn.Module):
+    """Layers over parts of the channels and of the samples, of which a single sample has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of (B, 8)."""
+        hidden = [self.first(part) for part in x.chunk(math.ceil(x.shape[0] / 2))]
+        logits: Tensor = torch.cat([self.head(part) for part in torch.cat(hidden).split(8, 1)], 1)
+        return logits
+
+
 def padded_tokens() -> Tensor:
     """Return tokens (40, 6) with padding at the end of every third row."""
     x = torch.randint(1, 16, (40, 6), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
@@ -293,6 +308,11 @@ def test_a_form_of_a_package_is_exported_and_verified(name: str, graph_format: s
     app = app_of(make(), x)
     # An export compares the steps and the predictions of its graphs with eager torch.
     assert export_bundle(app, (graph_format,)).manifest.table.num_values > 0
+
+
+def test_parts_of_the_samples_are_exported_in_tflite() -> None:
+    torch.manual_seed(1)
+    assert export_bundle(app_of(Parts(), random(40, 8)), ("tflite",)).manifest.table.num_values > 0
 
 
 def app_of(module: nn.Module, x: Tensor, **facts: object) -> App:

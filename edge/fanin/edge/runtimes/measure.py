@@ -18,7 +18,7 @@ from fanin.edge.lengths import TARGETS
 from fanin.edge.ranges import NUM_BINS, columns, counts
 from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime, VersionValues
 from fanin.edge.runtimes.graphs import NO_TOKEN
-from fanin.edge.runtimes.quality import Agreement, Quality
+from fanin.edge.runtimes.quality import SMALL_SPREAD, Agreement, Quality
 from fanin.edge.tensors import Float32s, Float64s, Int64s
 
 Observe = Callable[[Inputs, Inputs, Inputs], None]
@@ -92,7 +92,7 @@ def compare(runtime: Runtime, bundle: Bundle, version: VersionValues, batches: I
 
     Arguments and exceptions are those of ``measure``, without the check of the loss.
     """
-    num_examples, num_labels, num_agreeing, squares, spread = 0, 0, 0, 0.0, _Spreads()
+    num_examples, num_labels, num_agreeing, squares, size, spread = 0, 0, 0, 0.0, 0.0, _Spreads()
     for pair in _predictions(runtime, bundle, version, batches):
         num_examples += len(pair.y)
         num_labels += pair.in_float.size
@@ -100,12 +100,17 @@ def compare(runtime: Runtime, bundle: Bundle, version: VersionValues, batches: I
             num_agreeing += int((pair.in_float == pair.in_int8).sum())
         else:
             squares += _squared_error(pair.in_int8, pair.in_float)
+            size += float(np.square(pair.in_float, dtype=np.float64).sum())
             spread.add(pair.in_float)
     if bundle.manifest.num_classes:
         return Agreement(num_examples=num_examples, num_labels=num_labels, agreement=num_agreeing / max(1, num_labels))
-    if not spread.squares:
-        return Agreement(num_examples=num_examples, relative_error=math.inf if squares else 0.0)
-    return Agreement(num_examples=num_examples, relative_error=math.sqrt(squares / spread.squares))
+    floor = SMALL_SPREAD**2 * size
+    reference = max(spread.squares, floor)
+    return Agreement(
+        num_examples=num_examples,
+        relative_error=math.sqrt(squares / reference) if reference else math.inf if squares else 0.0,
+        hardly_varies=spread.squares < floor,
+    )
 
 
 def measure_ranges(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Iterable[PaddedBatch]) -> Int64s:

@@ -28,6 +28,8 @@ likely, so a lower agreement costs less accuracy than it suggests."""
 MAX_RELATIVE_ERROR: Final = 0.05
 """Largest difference between float and int8 values, relative to the spread of the float values. Its square is a quarter
 of ``SMALL_ERROR``."""
+SMALL_SPREAD: Final = 0.01
+"""Share of the values' root mean square. A smaller spread counts as this share, because 8 bits do not resolve it."""
 
 CONFIDENT: Final = 1.645
 """Standard errors of a one-sided test: a drop that equals the limit fails on 5 % of the samples."""
@@ -189,13 +191,15 @@ class Agreement:
         num_labels: Labels that both predict; 0 for a regression model.
         agreement: Share of labels for which both models predict the same class; 1.0 for a regression model.
         relative_error: Root mean square difference of the predicted values, relative to the spread of the float
-            model's values; 0.0 for a classifier.
+            model's values, or to ``SMALL_SPREAD`` of their size; 0.0 for a classifier.
+        hardly_varies: Whether the spread is smaller than that share.
     """
 
     num_examples: int
     num_labels: int = 0
     agreement: float = 1.0
     relative_error: float = 0.0
+    hardly_varies: bool = False
 
     @property
     def is_good(self) -> bool:
@@ -205,6 +209,11 @@ class Agreement:
 
     def __str__(self) -> str:
         where = f"on {self.num_examples} calibration examples"
+        if self.hardly_varies and self.relative_error:
+            return (
+                f"the outputs hardly vary: float's spread is below {100 * SMALL_SPREAD:g} % of their size, and int8 "
+                f"differs by {100 * SMALL_SPREAD * self.relative_error:.2g} % of it {where}"
+            )
         if self.relative_error:
             return f"int8 differs from float by {100 * self.relative_error:.2f} % of the values' spread {where}"
         return f"int8 and float agree on {100 * self.agreement:.2f} % of the labels {where}"

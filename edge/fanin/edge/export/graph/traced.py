@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fanin.edge.export.app.calls import guarded
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.graph.decompositions.programs.program import is_write, program_of
-from fanin.edge.export.graph.decompositions.tables import WRITES, Table
+from fanin.edge.export.graph.decompositions.tables import WRITES, Table, with_writes
 from fanin.edge.export.module.kernels import tracing
 from fanin.edge.export.module.origins import recorded_origins
 from fanin.edge.export.module.prepare import FrozenWeight
@@ -94,7 +94,7 @@ def trace_flat(
 
     def trace() -> ExportedProgram:
         with tracing(), recorded_origins(root), shared_shapes():
-            graph = make_fx(function, decomposition_table=table)(*inputs.examples, *inputs.constants)
+            graph = make_fx(function, decomposition_table=with_writes(table))(*inputs.examples, *inputs.constants)
         drop_aliases(graph)
         _bind(graph, inputs)
         return without_writes(program_of(graph, inputs.examples))

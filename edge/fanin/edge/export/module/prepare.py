@@ -48,6 +48,9 @@ ADAPTER_SEED: Final = 0
 MAX_SHOWN: Final = 8
 MIN_FROZEN_VALUES: Final = 64
 """Weights with fewer values stay float: their scales would take more bytes than their codes save."""
+NO_FLOAT: Final = (
+    "keep a complex number as two real ones (torch.view_as_real), and whole numbers in a buffer (register_buffer)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,9 +202,8 @@ def _check_parameters(app: App, module: nn.Module) -> None:
                 f"{what} has no shape yet, expected one; call the module once on an example", code="FN-0761"
             )
         if parameter.dtype != torch.float32:
-            raise UnsupportedModel(
-                f"{what} is {parameter.dtype}, expected torch.float32; call module.float()", code="FN-0761"
-            )
+            advice = "call module.float()" if parameter.is_floating_point() else NO_FLOAT
+            raise UnsupportedModel(f"{what} is {parameter.dtype}, expected torch.float32; {advice}", code="FN-0761")
         _check_device(what, parameter)
         if not bool(parameter.isfinite().all()):
             raise UnsupportedModel(

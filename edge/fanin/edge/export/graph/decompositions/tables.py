@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 import torch
+from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload
 
@@ -22,6 +23,7 @@ from fanin.edge.export.graph.decompositions.convolution.layouts import Images
 from fanin.edge.export.graph.decompositions.convolution.products import Convolutions
 from fanin.edge.export.graph.decompositions.norms import group_norm, group_norm_backward, weight_norm_backward
 from fanin.edge.export.graph.decompositions.pooling import adaptive, average, forward, max_backward
+from fanin.edge.export.graph.decompositions.programs.recorder import counterpart
 
 aten = torch.ops.aten
 Table = dict[OpOverload, Callable[..., object]]
@@ -34,6 +36,8 @@ WRITES: Final[Mapping[OpOverload, Callable[..., object]]] = MappingProxyType(
     }
 )
 """Forms of the operators that replace writes into a part of a tensor."""
+POSITIONWISE: Final = (aten.relu.default, aten.hardtanh.default, aten.add.Tensor)
+"""Operators that compute in the layout of their images, which a write into one ends."""
 NO_FORMS: Final[Decompositions] = MappingProxyType({})
 
 
@@ -66,6 +70,30 @@ def _core() -> Mapping[OpOverload, Callable[..., object]]:
     return MappingProxyType(dict(core_aten_decompositions()))
 
 
+def with_writes(table: Table) -> Table:
+    """Return a table in which each operator in place has the form of its plain operator, too."""
+    writes: Table = {}
+    for operator, form in table.items():
+        write = None if operator in POSITIONWISE else _in_place(operator)
+        # An operator that changes only the shape of its input has nothing to write.
+        if write is not None and write not in table and torch.Tag.inplace_view not in write.tags:
+            writes[write] = _written(form)
+    return table | writes
+
+
+@cache
+def _in_place(operator: OpOverload) -> OpOverload | None:
+    return counterpart(operator, operator._schema.name.partition("::")[2] + "_")
+
+
+def _written(form: Callable[..., object]) -> Callable[..., object]:
+    def into(x: Tensor, *args: object, **kwargs: object) -> object:
+        result = form(x, *args, **kwargs)
+        return x.copy_(result) if isinstance(result, Tensor) else NotImplemented
+
+    return into
+
+
 def _common() -> Table:
     return {
         **resampling.table(),
@@ -91,7 +119,7 @@ def _onnx_backward() -> Table:
     return {
         **_common(),
         **adaptive.table(max_backward.max_pool2d_backward),
-        **{each: images.positionwise(each) for each in (aten.relu.default, aten.hardtanh.default, aten.add.Tensor)},
+        **{each: images.positionwise(each) for each in POSITIONWISE},
         aten.hardtanh_backward.default: images.positionwise(hardtanh_backward),
         **sequences.table(),
         aten.threshold_backward.default: images.positionwise(elementwise.threshold_backward),

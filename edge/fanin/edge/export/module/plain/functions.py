@@ -1,6 +1,7 @@
 """``PlainFunctions``, under which the functions of this room are computed by plain operators."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from inspect import signature
 from types import MappingProxyType
 from typing import Final
@@ -12,6 +13,19 @@ from torch.overrides import TorchFunctionMode
 
 from fanin.edge.export.module.plain import alignments, arithmetic, contractions, embeddings, images
 
+
+def written(form: Callable[..., object]) -> Callable[..., object]:
+    """Return the form of a function in place: the result of a form, written into its input."""
+
+    @wraps(form)
+    def into(x: Tensor, *args: object, **kwargs: object) -> object:
+        # The gradient needs the values of before.
+        result = form(x.clone(), *args, **kwargs)
+        return x.copy_(result) if isinstance(result, Tensor) else NotImplemented
+
+    return into
+
+
 FORMS: Final[Mapping[Callable[..., object], Callable[..., object]]] = MappingProxyType(
     {
         F.embedding_bag: embeddings.bag_of_embeddings,
@@ -20,8 +34,11 @@ FORMS: Final[Mapping[Callable[..., object], Callable[..., object]]] = MappingPro
         Tensor.prod: arithmetic.product,
         torch.cumprod: arithmetic.running_product,
         Tensor.cumprod: arithmetic.running_product,
+        Tensor.cumprod_: written(arithmetic.running_product),
         torch.erfc: arithmetic.erfc,
         Tensor.erfc: arithmetic.erfc,
+        torch.erfc_: written(arithmetic.erfc),
+        Tensor.erfc_: written(arithmetic.erfc),
         torch.special.erfc: arithmetic.erfc,
         torch.matrix_exp: arithmetic.matrix_exp,
         torch.linalg.matrix_exp: arithmetic.matrix_exp,

@@ -1,8 +1,8 @@
-"""The converter from traced Signatures to TFLite, and three repairs of the graphs before it.
+"""The converter from traced Signatures to TFLite, and four repairs of the graphs before it.
 
 The converter mistakes a convolution's kernel for an image if the kernel is computed from inputs (``_mark_kernels``). It
 repeats an image along a wrong dimension (``_skip_expansions``). It leaves computations on constants to the runtime
-(``_fold_constants``).
+(``_fold_constants``). It cannot split a tensor into one part (``_skip_whole_parts``).
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,6 +50,7 @@ def convert(signatures: Mapping[str, Traced], partitioner: str) -> bytes:
             program_of(_prepared(traced), examples), _decompositions(), can_skip=False
         )
         program = core._run_convert_passes(program)
+        _skip_whole_parts(program.graph)
         _view_before_expansion(program.graph)
         _permute_before_expansion(program.graph_module)
         programs.append(program)
@@ -124,6 +125,16 @@ def _mark_kernels(graph_module: GraphModule) -> None:
             marked = graph.call_function(aten.view.default, (kernel, list(kernel.meta["val"].shape)))
         marked.meta = dict(kernel.meta)
         node.update_arg(1, marked)
+
+
+def _skip_whole_parts(graph: Graph) -> None:
+    """Use a tensor in place of its only part: the converter expects several results of a split."""
+    for node in list(graph.nodes):
+        if node.target is aten.split_with_sizes.default and len(node.args[1]) == 1:
+            for part in list(node.users):
+                part.replace_all_uses_with(node.args[0])
+                graph.erase_node(part)
+            graph.erase_node(node)
 
 
 def _skip_expansions(graph_module: GraphModule) -> None:

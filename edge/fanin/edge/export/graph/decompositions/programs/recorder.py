@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx import Graph, Node
 from torch.fx.node import Argument
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
@@ -154,15 +154,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             NotRecorded: The operator has no plain form, or changes an input, which is a result of the graph, or a
                 tensor whose view is one of a copy.
         """
-        namespace, _, name = func._schema.name.partition("::")
-        plain = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
-        if plain is None or not name.endswith("_") or func._overloadname not in plain.overloads():
+        name = func._schema.name.partition("::")[2]
+        plain, target = counterpart(func, name.removesuffix("_")) if name.endswith("_") else None, args[0]
+        if plain is None:
             raise NotRecorded
-        target = args[0]
         if not isinstance(target, Tensor) or _storage(target) in self._inputs | self._copied:
             raise NotRecorded
         with self:
-            value = getattr(plain, func._overloadname)(*args, **kwargs)
+            value = plain(*args, **kwargs)
         if value.dtype != target.dtype or value.shape != target.shape:
             raise NotRecorded
         others = (each for each in self._sharing[_storage(target)] if each is not target)
@@ -196,6 +195,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if node is None or id(value) in self._stale:
             raise NotRecorded
         return node
+
+
+def counterpart(func: OpOverload, name: str) -> OpOverload | None:
+    """Return the operator of another name with the same arguments, or None: names of overloads differ.
+
+    ``aten.pow_.Scalar`` takes a tensor and a number, as ``aten.pow.Tensor_Scalar``; ``aten.pow.Scalar`` takes a number
+    and a tensor.
+    """
+    packet = getattr(getattr(torch.ops, func.namespace), name, None)
+    if not isinstance(packet, OpOverloadPacket):
+        return None
+    names = packet.overloads()  # type: ignore[no-untyped-call]  # torch's has no types
+    overloads = (getattr(packet, each) for each in names)
+    return next((each for each in overloads if _arguments(each) == _arguments(func)), None)
+
+
+def _arguments(func: OpOverload) -> list[tuple[str, str, object]]:
+    return [(each.name, str(each.type), each.default_value) for each in func._schema.arguments]
 
 
 def _storage(value: Tensor) -> int:
