@@ -24,7 +24,7 @@ HEAD: Final = """\
 # Error codes
 
 Each error has a code beside its text: `[FN-0201]` at the end of a command's error and of a line of a log, `error.code`
-of an exception in Python, `fanin-code` in the trailing metadata of a gRPC status, and `error.code` in the JSON of a
+of a `FaninError` in Python, `fanin-code` in the trailing metadata of a gRPC status, and `error.code` in the JSON of a
 command with `--json`. A code is stable from release to release; the text is not. So a script, a test or an alert
 matches the code.
 

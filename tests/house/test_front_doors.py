@@ -6,6 +6,9 @@ from importlib import import_module
 
 import pytest
 
+from fanin.clients import Interrupted
+from fanin.protos.errors import FaninError
+
 DOORS = ("fanin.clients", "fanin.simulation")
 HEAVY = {"grpc", "google", "numpy", "torch", "onnxruntime", "onnx", "sqlalchemy", "cryptography"}
 
@@ -25,6 +28,14 @@ def test_every_public_name_has_a_docstring(door: str) -> None:
     undocumented = [name for name in package.__all__ if not (getattr(package, name).__doc__ or "").strip()]
     assert undocumented == []
     assert package.__all__ == sorted(package.__all__)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_every_public_error_has_a_code(door: str) -> None:
+    public = [getattr(import_module(door), name) for name in import_module(door).__all__]
+    errors = {each for each in public if isinstance(each, type) and issubclass(each, Exception)}
+    # It is no error: a trainer lets it pass.
+    assert [each for each in errors - {Interrupted} if not issubclass(each, FaninError)] == []
 
 
 @pytest.mark.parametrize("door", DOORS)

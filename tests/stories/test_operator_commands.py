@@ -113,6 +113,11 @@ def test_a_misspelled_rule_names_the_file_of_the_plan(fanin: Fanin, host: Hosted
     assert one_line(fanin("run", *words), "run").startswith(f"{plan}: aggregation.rule: got 'trimed_mean', expected ")
     outcome = fanin("simulate", "none.py:app", plan)
     assert one_line(outcome, "simulate").startswith(f"{plan}: aggregation.rule: got 'trimed_mean', expected ")
+    plan.write_text('[cohort]\nconcurrency = 4\n[training]\nlearning_rate = 0.1\n[aggregation]\nrule = "trimed_mean"\n')
+    for limit in ((), ("--cohort", 4)):
+        outcome = fanin("simulate", "none.py:app", plan, *limit)
+        source = f"{plan} with --cohort" if limit else f"{plan}"
+        assert one_line(outcome, "simulate").startswith(f"{source}: aggregation.rule: got 'trimed_mean', expected ")
     outcome = fanin("simulate", "none.py:app", "--set", "aggregation.rule=trimed_mean")
     assert one_line(outcome, "simulate").startswith("plan with --set: aggregation.rule: got 'trimed_mean', expected ")
 

@@ -218,12 +218,9 @@ def test_arrays_and_metrics_that_stay_on_the_device_are_logged_once(
     for _ in range(2):
         trainer.train(example_model(bundle), assignment, Countdown())
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "arrays that stay on this device: norm.num_batches_tracked (int64)",
+        "arrays that do not travel: norm.num_batches_tracked (int64)",
         # The losses of the training and of the evaluation travel with each Update.
-        (
-            "metrics without [[statistics]] of these names in the plan stay on this device: evaluate.eval_acc, "
-            "train.rounds"
-        ),
+        ("metrics without [[statistics]] of these names in the plan are not sent: evaluate.eval_acc, train.rounds"),
     ]
 
 

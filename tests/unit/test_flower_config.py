@@ -124,4 +124,4 @@ def test_an_evaluation_that_fails_does_not_prevent_the_training(
     assert np.isnan(result.rounds[1].validation_loss) and result.rounds[2].validation_loss == 1.0
     (text,) = (record.getMessage() for record in caplog.records if "is left out" in record.getMessage())
     error = "flower app Evaluating: evaluate: OSError: no examples here"
-    assert text.startswith(f"the evaluation of this device is left out: {error}\nTraceback")
+    assert text.startswith(f"an evaluation is left out: {error}\nTraceback")

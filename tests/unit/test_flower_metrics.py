@@ -1,11 +1,18 @@
 """The metrics of a Flower app: numbers and lists are statistics, and everything else is named in the log."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from house.tree import ROOT
+from support.flower_apps import write_app
 
+from fanin.clients.flower.app import FlowerApp
+from fanin.clients.flower.task import AppFailed, FlowerSettings
 from fanin.simulation import Result, SimulationSettings, simulate
 
 app = ClientApp()
@@ -42,9 +49,9 @@ def test_the_items_of_a_list_are_metrics(caplog: pytest.LogCaptureFixture) -> No
         "evaluate.confusion.0": 1.0,
         "evaluate.confusion.3": 4.0,
     }
-    text = "metrics without [[statistics]] of these names in the plan stay on this device: evaluate.confusion.1, "
+    text = "metrics without [[statistics]] of these names in the plan are not sent: evaluate.confusion.1, "
     assert text in caplog.text
-    assert "texts, bytes and ConfigRecords of a reply stay on this device: notes" in caplog.text
+    assert "texts, bytes and ConfigRecords of a reply are not sent: notes" in caplog.text
 
 
 class Texts(NumPyClient):
@@ -57,4 +64,27 @@ class Texts(NumPyClient):
 def test_a_text_of_a_list_client_is_named(caplog: pytest.LogCaptureFixture) -> None:
     result = simulated(Texts, ("train.ok",))
     assert result.rounds[1].means == {"train.ok": 1.0}
-    assert "texts, bytes and ConfigRecords of a reply stay on this device: phase" in caplog.text
+    assert "texts, bytes and ConfigRecords of a reply are not sent: phase" in caplog.text
+
+
+def measured_app() -> str:
+    """Return the app of the docs that only evaluates."""
+    page = (ROOT / "docs" / "howto" / "flower.md").read_text()
+    (block,) = re.findall(r'^```python title="measured.py"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)
+    return str(block)
+
+
+def test_an_app_without_a_function_for_train_is_refused_at_the_start(tmp_path: Path) -> None:
+    text = measured_app()
+    folder = write_app(tmp_path / "app", "only_evaluates", text[: text.index("@app.train()")])
+    with pytest.raises(AppFailed, match=r"only_evaluates:app: has no @app\.train") as excinfo:
+        FlowerApp(FlowerSettings(app="only_evaluates:app", folder=folder))
+    assert excinfo.value.code == "FN-0924"
+
+
+def test_the_app_of_the_docs_only_evaluates(tmp_path: Path) -> None:
+    app = FlowerSettings(app="measured:app", folder=write_app(tmp_path / "app", "measured", measured_app()))
+    settings = SimulationSettings(initial={"w": np.float32([1, 2, 3])}, quiet=True)
+    result = simulate(app, 2, cohort=2, rounds=1, settings=settings)
+    assert result.arrays["w"].tolist() == [1, 2, 3]
+    assert result.rounds[1].validation_loss == pytest.approx(2.0)

@@ -216,6 +216,36 @@ def test_a_pickled_module_is_not_run(tmp_path: Path) -> None:
         read_initial(str(tmp_path / "module.pt"), tmp_path)
 
 
+@pytest.mark.heavy
+def test_a_checkpoint_with_a_state_dict_under_another_key_is_one_error(tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"epoch": 3, "net": torch.nn.Linear(1, 1).state_dict()}, tmp_path / "a.pt")
+    message = "expected a tensor or an array of numpy"
+    hint = "; if it is the state dict, pass or save it alone"
+    with raises(InvalidInput, f"initial: array 'net': got OrderedDict, {message}{hint}"):
+        read_initial(str(tmp_path / "a.pt"), tmp_path)
+    with raises(InvalidInput, f"initial: array 'w': got str, {message}"):
+        arrays_of({"w": "text"})
+
+
+@pytest.mark.heavy
+def test_a_checkpoint_of_torch_is_no_file_of_numpy(tmp_path: Path) -> None:
+    import torch
+
+    torch.save(torch.nn.Linear(1, 1).state_dict(), tmp_path / "a.npz")
+    message = (
+        r"not a readable \.npz file of plain arrays \(a/data.pkl is no array; a checkpoint of torch needs the suffix"
+    )
+    with pytest.raises(InvalidInput, match=message):
+        read_initial(str(tmp_path / "a.npz"), tmp_path)
+
+
+def test_a_file_with_an_unknown_suffix_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"^--initial: got w\.h5, expected a file with one of the suffixes \.npz, "):
+        read_initial("w.h5", tmp_path)
+
+
 def test_a_library_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with raises(RuntimeMissing, "--initial: a.pt: torch is not installed here; pip install torch"):

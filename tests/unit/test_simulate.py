@@ -260,9 +260,9 @@ FAILURE = r"client \d in round 1: training: loss became nan after \d steps, expe
 @pytest.mark.nightly
 def test_a_client_that_fails_is_named_and_ends_the_simulation_on_request() -> None:
     settings = SimulationSettings(plan=PLAN | {"training.learning_rate": 1e30})
-    with pytest.raises(ClientFailed, match=f"^simulate: the first trainings of 6 clients failed, .*; {FAILURE}$"):
+    with pytest.raises(ClientFailed, match=f"^simulate: the first trainings of 6 clients failed, .*; {FAILURE}"):
         simulate(app_of(network()), clients_of(), cohort=2, rounds=2, settings=settings)
-    with pytest.raises(ClientFailed, match=f"^simulate: {FAILURE}$"):
+    with pytest.raises(ClientFailed, match=f"^simulate: {FAILURE}"):
         settings = replace(settings, stop_on_failure=True)
         simulate(app_of(network()), clients_of(), cohort=2, rounds=2, settings=settings)
 

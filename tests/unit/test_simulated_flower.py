@@ -263,6 +263,7 @@ def test_an_app_that_always_fails_ends_the_simulation_with_its_traceback(
     settings = settings_of(plan={"training.learning_rate": 1})
     with pytest.raises(ClientFailed, match=r"the first trainings of 6 clients failed, .*no pictures here") as excinfo:
         simulate(broken, 6, cohort=2, rounds=3, settings=settings)
+    assert excinfo.value.code == "FN-0905"
     assert set(partitions) == set(range(6))
     assert len(partitions) < 20
     assert "Traceback" not in caplog.text

@@ -311,6 +311,20 @@ def test_a_run_resumes_with_the_state_of_its_strategy_or_says_why_not(tmp_path: 
         assert (versions, failures) == (expected, [])
 
 
+def test_a_strategy_is_imported_from_the_project_that_names_the_app(tmp_path: Path) -> None:
+    folder = write_app(tmp_path / "project", "app_beside_strategy", NUMPY_APP)
+    (folder / "pyproject.toml").write_text('[tool.flwr.app.components]\nclientapp = "app_beside_strategy:app"\n')
+    write_strategies(folder)
+    app = FlowerSettings(app="project", folder=tmp_path)
+    plan = {"training.learning_rate": 1, "flower.strategy": f"{MODULE}:Own", "flower.strategy_options": {"step": 0.5}}
+    result = simulate(app, 2, cohort=2, rounds=1, settings=SimulationSettings(plan=plan, quiet=True))
+    assert result.arrays["0"].tolist() == [4.5] * 3
+    wrong = SimulationSettings(plan=plan | {"flower.strategy": "nowhere:Own"}, quiet=True)
+    with pytest.raises(InvalidPlan, match=f"no module 'nowhere' is installed or in {folder}, ") as excinfo:
+        simulate(app, 2, cohort=2, rounds=1, settings=wrong)
+    assert excinfo.value.code == "FN-0920"
+
+
 @pytest.mark.parametrize("name", ["own_strategies:Own", "own_strategies.py:Own"])
 def test_a_strategy_in_the_folder_of_the_app_makes_the_versions(tmp_path: Path, name: str) -> None:
     folder = write_app(tmp_path / "app", "simulated_numpy_app", NUMPY_APP)

@@ -30,12 +30,13 @@ BASE: Final = np.arange(5, dtype=np.float32)
 def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder of the module, as in the process of a coordinator."""
     monkeypatch.chdir(write_strategies(tmp_path / "strategies"))
+    (tmp_path / "strategies" / "imports.py").write_text("import a_package_that_is_missing")
     monkeypatch.syspath_prepend(tmp_path / "strategies")
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
 
 
 def settings(name: str, **keys: object) -> StrategySettings:
-    values = {"options": {}, "is_pure": False, "streams": False, "num_nodes": 3} | keys
+    values = {"options": {}, "is_pure": False, "streams": False, "num_nodes": 3, "place": "/here"} | keys
     return StrategySettings(name=name if ":" in name else f"{MODULE}:{name}", **values)  # type: ignore[arg-type]
 
 
@@ -91,7 +92,9 @@ def test_a_wrong_result_is_one_error(name: str, text: str) -> None:
 
 REFUSALS: Final = [
     ("Missing", {}, "import raised AttributeError: module 'own_strategies' has no attribute 'Missing'"),
-    ("nowhere:Own", {}, "import raised ModuleNotFoundError: No module named 'nowhere'"),
+    ("nowhere:Own", {}, "import: no module 'nowhere' is installed or in /here, which modules are imported from; "),
+    ("flwr.nowhere:Own", {}, "import: no module 'flwr.nowhere' is installed or in /here"),
+    ("imports.py:Own", {}, "import raised ModuleNotFoundError: No module named 'a_package_that_is_missing'"),
     ("flwr.serverapp.strategy:fedavg", {}, "import: is no strategy of flwr, expected one such as FedAdam"),
     ("number", {}, "the constructor: got int, expected a flwr.serverapp.strategy.Strategy"),
     ("Own", {"options": {"stap": 1.0}}, "the constructor raised TypeError: "),

@@ -91,8 +91,8 @@ def serve(
         list[str] | None,
         typer.Option(
             "--strategy",
-            help="MODULE:NAME of a Flower strategy that Plans may run in a process here, besides those of flwr; "
-            "repeatable.",
+            help="MODULE:NAME of a Flower strategy that Plans may run in a process here, besides those of flwr, "
+            "imported from the working directory; repeatable.",
         ),
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every effect.")] = False,
@@ -152,7 +152,8 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     ensure_token(settings.state / OPERATOR_TOKEN, Role.OPERATOR, registry)
     _warn_of_exposure(settings.state)
     data = DataSets(blobs=settings.state / BLOBS_FOLDER, paths=settings.data, command=composition.evaluator)
-    parts = Parts(check_data=data.check, strategies=Strategies(Path.cwd(), settings.strategies))
+    place = "the folder in which the coordinator was started"
+    parts = Parts(check_data=data.check, strategies=Strategies(Path.cwd(), settings.strategies, place=place))
     runs = Runs(state.stores, state.files, observer, parts)
     evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(composition.evaluator))
     collector = Collector(state.stores, state.files)

@@ -2,7 +2,7 @@
 
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +12,15 @@ import typer
 
 from fanin.clients.flower.initial import read_initial
 from fanin.clients.flower.task import AppFailed, FlowerSettings
-from fanin.clients.planfile import PlanFile, check_overrides, named_sources, parse_plan, read_plan
+from fanin.clients.planfile import (
+    Override,
+    PlanFile,
+    check_overrides,
+    named_sources,
+    override_of,
+    parse_plan,
+    read_plan,
+)
 from fanin.commands.console.result_files import ResultFiles
 from fanin.commands.console.simulated import SimulationText
 from fanin.commands.console.splits import SimulationData
@@ -28,7 +36,7 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import wrong_usage
 from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.tensors import Array
-from fanin.protos.errors import FaninError, InvalidInput
+from fanin.protos.errors import InvalidInput
 from fanin.protos.texts import counted
 from fanin.simulation import (
     ClientFailed,
@@ -64,6 +72,8 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of all rand
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Write a figure, for example FILE.png or FILE.svg.")]
 INTERRUPTED = 130
 """Exit status after Ctrl-C. The Rounds that have ended are still written."""
+OPTIONS = {"cohort.concurrency": "--cohort", "stop.max_rounds": "--rounds", "training.seed": "--seed"}
+"""The option that sets a key of the Plan."""
 BACKENDS = ("processes", "ray")
 
 
@@ -204,7 +214,7 @@ def _simulate(
         check_overrides(overrides)
     limits = {"cohort.concurrency": cohort, "stop.max_rounds": rounds, "training.seed": seed}
     text = SimulationText(json_target=json, quiet=quiet, has_seeds=bool(several_seeds))
-    source = _plan('bundle="flower"' if flower else f'app="{app}"', plan, limits, overrides or ())
+    source = _plan(("bundle", "flower") if flower else ("app", app), plan, limits, overrides or ())
     with named_sources(source.sources):
         check_names(source.plan, POLICIES)
     print_notes((*source.plan.notes, *(first_change_notes(source.plan.codec) if flower else ())))
@@ -345,30 +355,31 @@ def _kept(files: ResultFiles) -> Iterator[None]:
 
 @contextmanager
 def _tracebacks() -> Iterator[None]:
-    """Print the traceback of an error in the user's code once. Raises FaninError for the error of a client."""
+    """Print the traceback of an error in the user's code once: that of a client was printed as it happened."""
     try:
         yield
-    except ClientFailed as exc:
-        # It was printed as it happened.
-        if isinstance(exc.__cause__, FaninError):
-            raise FaninError(str(exc), code=exc.__cause__.code) from exc
-        raise FaninError(str(exc), code="FN-1189") from exc
     except AppFailed as exc:
         sys.stderr.write(exc.trace)
         raise
 
 
-def _plan(model: str, path: Path | None, limits: dict[str, int | None], overrides: Sequence[str]) -> PlanFile:
+def _plan(
+    model: tuple[str, str], path: Path | None, limits: Mapping[str, int | None], overrides: Sequence[str]
+) -> PlanFile:
     """Return the Plan: the file's, or one of plain FedAvg, with the options of the command line. Raises InvalidPlan."""
-    first = [f"{key}={value}" for key, value in limits.items() if value is not None]
+    limited = {key: value for key, value in limits.items() if value is not None}
+    first = [Override(path=key, value=value, source=OPTIONS[key]) for key, value in limited.items()]
+    where = "plan" if path is None else str(path)
+    trained = Override(path=model[0], value=model[1], source=where)
     if path is None:
-        defaults = ["cohort.concurrency=10", "stop.max_rounds=20", "training.learning_rate=0.01"]
-        source = parse_plan("", "plan", [*defaults, model, *first, *overrides])
+        rounds, rate = "stop.max_rounds=20", "training.learning_rate=0.01"
+        defaults = [override_of(each, where) for each in ("cohort.concurrency=10", rounds, rate)]
+        source = parse_plan("", where, [*defaults, trained, *first, *overrides])
         from fanin.simulation.arguments import with_half_quorum
 
         names = {text.partition("=")[0].strip() for text in overrides}
         return replace(source, plan=with_half_quorum(source.plan, names))
-    return read_plan(path, [*([] if _names_model(path) else [model]), *first, *overrides])
+    return read_plan(path, [*([] if _names_model(path) else [trained]), *first, *overrides])
 
 
 def _names_model(path: Path) -> bool:

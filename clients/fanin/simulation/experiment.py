@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.data.stores import num_held_out
+from fanin.clients.flower.project import resolved
 from fanin.edge.bundles.arrays import read_layout
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.codecs.grid import first_change_notes
@@ -143,7 +144,7 @@ def _text_of(error: Exception) -> str:
     return str(error) if isinstance(error, FaninError) else f"simulate: {type(error).__name__}: {error}"
 
 
-def _code_of(error: Exception) -> str:
+def _code_of(error: BaseException | None) -> str:
     return error.code if isinstance(error, FaninError) else "FN-1189"
 
 
@@ -226,7 +227,7 @@ def _simulated(
     except SimulationEnded as exc:
         # The cause is the client's own error, with its traceback.
         result = _result(prepared, plan, parts.engine, rows)
-        raise ClientFailed(str(exc), exc.failure, result) from exc.__cause__
+        raise ClientFailed(str(exc), exc.failure, result, code=_code_of(exc.__cause__)) from exc.__cause__
     except KeyboardInterrupt:
         # Ctrl-C before the first Round, after the last one, or for the second time.
         if not rows.rounds:
@@ -253,7 +254,7 @@ def _flower_parts(prepared: Preparation, subject: FlowerSubject, backend: Backen
         evaluate=lambda number, version: unknown_values(()),
         score=lambda metrics: math.nan,
         evaluate_newest=trainings.evaluate,
-        folder=subject.settings.folder,
+        folder=resolved(subject.settings).folder,
     )
 
 

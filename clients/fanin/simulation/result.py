@@ -211,16 +211,18 @@ class RunStopped(FaninError):
         self.result = result
 
 
-class ClientFailed(Exception):
+class ClientFailed(FaninError):
     """The training of a client raised an error, and the simulation ends: its settings say so, or no client can train.
+
+    Its code is that of the client's error.
 
     Attributes:
         failure: The error of the client.
         result: The result so far: the completed Rounds, of all seeds.
     """
 
-    def __init__(self, message: str, failure: ClientFailure, result: Result) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, failure: ClientFailure, result: Result, *, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.failure = failure
         self.result = result
 

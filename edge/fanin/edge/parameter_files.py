@@ -13,7 +13,14 @@ from fanin.edge.tensors import Array, Float32s, TensorTable, decode_parameters
 from fanin.protos.errors import InvalidInput
 
 ARCHIVE: Final = b"PK\x03\x04"
-"""The first bytes of an .npz file."""
+"""The first bytes of an .npz file, and of a checkpoint of torch."""
+_TORCH: Final = "/data.pkl"
+"""The end of a name that each checkpoint of torch has."""
+_PICKLE: Final = b"\x80"
+"""The first byte of a pickle, such as a checkpoint of torch before 1.6."""
+_ARRAY: Final = b"\x93NUMPY"
+_LENGTH_BYTES: Final = 8
+"""A .safetensors file has the length of its JSON header first."""
 
 
 def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
@@ -24,7 +31,19 @@ def read_parameters(path: Path) -> tuple[TensorTable, Float32s]:
     """
     try:
         data = path.read_bytes()
-        return _of_archive(data) if data.startswith(ARCHIVE) else decode_parameters(data)
+        if data.startswith(ARCHIVE):
+            return _of_archive(data)
+        if data.startswith(_PICKLE):
+            raise _refusal("a pickle, such as a checkpoint of torch", "torch.load(FILE)")
+        if data.startswith(_ARRAY):
+            raise _refusal("a single array of numpy", "arrays")
+        if data[_LENGTH_BYTES:].startswith(b'{"'):
+            raise _refusal("a .safetensors file", "safetensors.numpy.load_file(FILE)")
+        return decode_parameters(data)
+    except IsADirectoryError as exc:
+        raise InvalidInput(
+            f"{path}: is a folder, expected a file of parameters; name the file", code="FN-0352"
+        ) from exc
     except OSError as exc:
         raise InvalidInput(f"{path}: cannot be read ({exc.strerror or exc})", code="FN-0352") from exc
     except InvalidInput as exc:
@@ -50,9 +69,19 @@ def write_npz(path: Path, arrays: Mapping[str, Array]) -> None:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
+def _refusal(kind: str, arrays: str) -> InvalidInput:
+    return InvalidInput(
+        f"got {kind}, expected the parameters of fanin fetch, parameters.bin of fanin train, or an .npz file; write "
+        f"one with np.savez('parameters.npz', **{arrays})",
+        code="FN-0350",
+    )
+
+
 def _of_archive(data: bytes) -> tuple[TensorTable, Float32s]:
     try:
         with np.load(BytesIO(data), allow_pickle=False) as archive:
+            if any(name.endswith(_TORCH) for name in archive.files):
+                raise _refusal("a checkpoint of torch", "torch.load(FILE)")
             arrays = {name: np.asarray(archive[name]) for name in archive.files}
     except (ValueError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as exc:
         raise InvalidInput(f"not a readable .npz file of plain arrays ({exc})", code="FN-0350") from exc

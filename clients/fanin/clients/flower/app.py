@@ -81,6 +81,9 @@ class FlowerApp:
         self._is_legacy = self._app._call is not None
         if refusal := refusal_of(self._functions):
             raise AppFailed(f"flower app {settings.app}: {refusal}", code="FN-0918")
+        if not self._is_legacy and f"{TRAIN}.default" not in self._app._registered_funcs:
+            problem = "has no @app.train(), but each Round trains; add one that returns the arrays of its message"
+            raise AppFailed(f"flower app {settings.app}: {problem}", code="FN-0924")
         self._evaluates = self._is_legacy or f"{EVALUATE}.default" in self._app._registered_funcs
 
     @property
@@ -314,9 +317,12 @@ def _arrays_of(candidate: object) -> dict[str, tensors.Array]:
 def _numpy(name: str, value: object) -> tensors.Array:
     if isinstance(value, np.ndarray | np.generic | int | float):
         return np.asarray(value)
+    if not hasattr(value, "detach"):
+        hint = "; if it is the state dict, pass or save it alone" if isinstance(value, Mapping) else ""
+        raise TypeError(f"array {name!r}: got {type(value).__name__}, expected a tensor or an array of numpy{hint}")
     try:
-        return np.asarray(value.detach().cpu().numpy())  # type: ignore[attr-defined]  # a tensor of torch
-    except (AttributeError, TypeError) as exc:
+        return np.asarray(value.detach().cpu().numpy())
+    except TypeError as exc:
         raise TypeError(f"array {name!r}: {exc}, expected a dtype of numpy; convert it to float32") from exc
 
 

@@ -31,6 +31,12 @@ def read_initial(text: str, folder: Path) -> dict[str, Array]:
     """
     path = Path(text)
     if path.suffix not in READERS:
+        if ":" not in text and not (folder / text).is_dir():
+            raise InvalidInput(
+                f"--initial: got {text}, expected a file with one of the suffixes {', '.join(READERS)}, the folder of "
+                "a project, or MODULE:NAME",
+                code="FN-0902",
+            )
         # Imported late: a file needs no flwr.
         from fanin.clients.flower.app import load_arrays
 
@@ -52,7 +58,11 @@ def read_initial(text: str, folder: Path) -> dict[str, Array]:
 
 def _npz(path: Path) -> dict[str, Array]:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+        arrays = {name: archive[name] for name in archive.files}
+    # numpy returns a member that is not in its array format as bytes.
+    if others := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise ValueError(f"{others[0]} is no array; a checkpoint of torch needs the suffix .pt")
+    return arrays
 
 
 def _npy(path: Path) -> dict[str, Array]:

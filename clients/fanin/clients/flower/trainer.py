@@ -133,7 +133,7 @@ class FlowerTrainer:
         if (loss := self._loss(OF_TRAINING, training.metrics)) is not None:
             counts[m.TRAIN_LOSS] = metric_count(loss, num_examples)
         if evaluation.problem:
-            self._warn(f"the evaluation of this device is left out: {evaluation.problem}")
+            self._warn(f"an evaluation is left out: {evaluation.problem}")
         num_evaluated = _whole_number("evaluate", evaluation.num_examples)
         if num_evaluated:
             counts[m.EVAL_EXAMPLES] = num_evaluated
@@ -149,11 +149,9 @@ class FlowerTrainer:
                 self._warn(f"metric {name}: got {value}, expected a finite number; it is left out")
         losses = {OF_TRAINING + _loss_in(training.metrics), OF_VALIDATION + _loss_in(evaluation.metrics)}
         if others := sorted(set(metrics) - declared - losses):
-            self._warn(
-                f"metrics without [[statistics]] of these names in the plan stay on this device: {listed(others)}"
-            )
+            self._warn(f"metrics without [[statistics]] of these names in the plan are not sent: {listed(others)}")
         if others := sorted({*training.others, *evaluation.others}):
-            self._warn(f"texts, bytes and ConfigRecords of a reply stay on this device: {listed(others)}")
+            self._warn(f"texts, bytes and ConfigRecords of a reply are not sent: {listed(others)}")
         return counts
 
     def _loss(self, prefix: str, metrics: Mapping[str, Number]) -> Number | None:
@@ -169,7 +167,7 @@ class FlowerTrainer:
     def _warn_of_local(self, layout: ArrayLayout) -> None:
         if layout.local:
             kinds = [f"{name} ({value.dtype})" for name, value in layout.local.items()]
-            self._warn(f"arrays that stay on this device: {listed(kinds)}")
+            self._warn(f"arrays that do not travel: {listed(kinds)}")
 
     def _warn(self, text: str) -> None:
         """Log a warning once: it would be the same in each Round."""

@@ -30,7 +30,8 @@ def verify(
         list[str] | None,
         typer.Option(
             "--strategy",
-            help="MODULE:NAME of a Flower strategy that may run here, besides those of flwr; repeatable.",
+            help="MODULE:NAME of a Flower strategy that may run here, besides those of flwr, imported from the "
+            "working directory; repeatable.",
         ),
     ] = None,
     json: JsonOption = "",

@@ -85,7 +85,7 @@ class StrategyCalls:
         self._kept: tuple[str, Strategy] | None = None
         prepare_flower()
         with self._blamed("import"):
-            self._source = _imported(settings.name)
+            self._source = _imported(settings)
             is_strategy = isinstance(self._source, type) and issubclass(self._source, Strategy)
             if settings.name.startswith(FLOWER) and not is_strategy:
                 # Before it is called: a Plan may name it without the operator's permission.
@@ -220,16 +220,25 @@ class StrategyCalls:
             ) from exc
 
 
-def _imported(name: str) -> object:
-    """Return the object that a name stands for."""
-    module, _, attribute = name.partition(":")
+def _imported(settings: StrategySettings) -> object:
+    """Return the object that the name stands for. Raises StrategyFailed if its module does not exist."""
+    module, _, attribute = settings.name.partition(":")
     folder = Path.cwd()
     if module.endswith(".py"):
         # As for a Python script: its own folder is the one to import from.
         folder, module = (folder / module).parent, Path(module).stem
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    result: object = importlib.import_module(module)
+    try:
+        result: object = importlib.import_module(module)
+    except ModuleNotFoundError as exc:
+        if not f"{module}.".startswith(f"{exc.name}."):
+            # A package that the strategy imports.
+            raise
+        raise StrategyFailed(
+            f"strategy {settings.name}: import: no module {exc.name!r} is installed or in {settings.place}, which "
+            "modules are imported from; correct flower.strategy, or start the command in the folder of the module"
+        ) from exc
     for each in attribute.split("."):
         result = getattr(result, each)
     return result

@@ -53,6 +53,7 @@ class StrategySettings:
         is_pure: Whether the Plan declares it pure. Its state must be saved then.
         streams: Whether it receives an iterator of replies.
         num_nodes: Number of nodes that it can sample.
+        place: The folder that modules are imported from, as an error names it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class StrategySettings:
     is_pure: bool
     streams: bool
     num_nodes: int
+    place: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,10 +241,12 @@ class Strategies:
     Args:
         folder: The folder that modules are imported from.
         allowed: The strategies that a Plan may name besides those of flwr; None for any.
+        place: The folder as an error names it, if the caller of a coordinator may not know its path.
     """
 
-    def __init__(self, folder: Path | None = None, allowed: Collection[str] | None = ()) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | None = None, allowed: Collection[str] | None = (), *, place: str = "") -> None:
+        self._folder = folder or Path.cwd()
+        self._place = place or str(self._folder)
         self._allowed = allowed
         self._processes: dict[str, StrategyProcess] = {}
 
@@ -258,13 +262,14 @@ class Strategies:
             is_pure=flower.strategy_is_pure,
             streams=flower.strategy_streams,
             num_nodes=plan.cohort.buffer,
+            place=self._place,
         )
         process = self._processes.get(run_id)
         if process is None or process.settings != settings:
             # A Run that was refused may be started again with another Plan.
             if process is not None:
                 process.close()
-            process = self._processes[run_id] = StrategyProcess(settings, self._folder or Path.cwd())
+            process = self._processes[run_id] = StrategyProcess(settings, self._folder)
         return process
 
     def close(self) -> None:
