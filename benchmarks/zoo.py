@@ -48,8 +48,9 @@ RUNTIMES: Final = ("onnx", "litert", "tflite")
 LIMIT_S: Final = 900.0
 COLUMNS: Final = (
     *("package", "model", "onnxruntime", "LiteRT", "tflite-runtime", "float64", "shaken"),
-    *("int8 at export", "int8 after steps", "ONNX, s", "TFLite, s"),
+    *("int8 at export", "int8 after steps", "with fresh scales", "ONNX, s", "TFLite, s"),
 )
+GAPS: Final = ("int8_at_export", "int8", "int8_fresh")
 ModelRow = dict[str, Any]
 
 
@@ -106,13 +107,12 @@ def line_of(row: ModelRow) -> str:
     if "failure" in row:
         return f"| {row['package']} | {name} | {row['failure']} |"
     formats = [row["formats"][each] for each in FORMATS]
-    merged = {key: {k: v for each in formats for k, v in each.get(key, {}).items()} for key in ("errors", "int8")}
-    before = [value for each in formats for value in each.get("int8_at_export", {}).values()]
+    merged = {key: {k: v for each in formats for k, v in each.get(key, {}).items()} for key in ("errors", *GAPS)}
     codes = [each["refusal"].partition(":")[0] if "refusal" in each else "-" for each in formats]
     cells = [
         *(_number(merged["errors"].get(runtime)) or codes[runtime != "onnx"] for runtime in RUNTIMES),
         *(_number(max((each[key] for each in formats if key in each), default=None)) for key in ("float64", "shaken")),
-        *(_percent(before), _percent(list(merged["int8"].values()))),
+        *(_percent(list(merged[key].values())) for key in GAPS),
         *(f"{each['seconds']:.0f}" for each in formats),
     ]
     return f"| {row['package']} | {name} | {' | '.join(cells)} |"

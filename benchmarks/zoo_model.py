@@ -37,7 +37,8 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.export import App, export
 from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.export.module.kernels import plain_kernels
-from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState
+from fanin.edge.ranges import columns, initial_ranges, ranges_of_data
+from fanin.edge.runtimes.base import PaddedBatch, Predict, Runtime, StepSettings, TrainState
 from fanin.edge.runtimes.graphs import optimizer_table, state_port
 from fanin.edge.runtimes.randomness import random_key, random_ports
 from fanin.edge.tensors import Float32s, TensorTable
@@ -124,11 +125,23 @@ def in_format(app: App, held_out: Tensors, graph_format: str) -> Row:
         export_s = time.monotonic() - began_s
         runtimes = {name: runtime_of(name) for name in RUNTIMES[graph_format]}
         module = copy.deepcopy(app.module)
-        before = {name: int8_gap(app, bundle, runtime, module, held_out) for name, runtime in runtimes.items()}
+
+        def gaps(*, fresh: bool = False) -> dict[str, float]:
+            """Return the gap of each runtime, with the scales of the export or with fresh ones."""
+            parameters = bundle.completed(parameters_of(bundle, module))
+            ranges = {
+                each: fresh_ranges(app, bundle, runtimes[each], parameters) if fresh else None for each in runtimes
+            }
+            return {
+                name: int8_gap(app, module, held_out, runtime.open_predict(bundle, parameters, ranges[name]))
+                for name, runtime in runtimes.items()
+            }
+
+        before = gaps()
         row = differences(app, bundle, runtimes, module)
-        after = {name: int8_gap(app, bundle, runtime, module, held_out) for name, runtime in runtimes.items()}
+        after, fresh = gaps(), gaps(fresh=True)
         times = {"export_seconds": export_s, "seconds": time.monotonic() - began_s}
-        return row | {"int8_at_export": before, "int8": after} | times
+        return row | {"int8_at_export": before, "int8": after, "int8_fresh": fresh} | times
 
 
 def differences(app: App, bundle: Bundle, runtimes: Mapping[str, Runtime], module: nn.Module) -> Row:
@@ -273,13 +286,18 @@ def difference(table: TensorTable, actual: Float32s, expected: Float32s) -> tupl
     return worst
 
 
-def int8_gap(app: App, bundle: Bundle, runtime: Runtime, module: nn.Module, inputs: Tensors) -> float:
-    """Return the rms of int8's difference from torch, relative to the spread of torch's predictions.
+def fresh_ranges(app: App, bundle: Bundle, runtime: Runtime, parameters: Float32s) -> Float32s:
+    """Return the ranges of the activations for these parameters, measured on the calibration data."""
+    lows, highs = runtime.open_ranges(bundle, parameters)({name: value.numpy() for name, value in app.inputs.items()})
+    where = columns(bundle.manifest.activations, runtime.graph_format)
+    ranges = initial_ranges(bundle.manifest.activations).reshape(-1, 2)
+    ranges[where] = ranges_of_data(lows, highs, ranges[where])
+    return ranges.reshape(-1)
 
-    The activation scales are those of the export.
-    """
+
+def int8_gap(app: App, module: nn.Module, inputs: Tensors, predict: Predict) -> float:
+    """Return the rms of int8's difference from torch, relative to the spread of torch's predictions."""
     expected = predictions(app, module, inputs).numpy()
-    predict = runtime.open_predict(bundle, bundle.completed(parameters_of(bundle, module)))
     actual = predict({name: value.numpy() for name, value in inputs.items()})
     return float(np.sqrt(np.square(actual - expected).mean()) / expected.std())
 
