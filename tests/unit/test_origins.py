@@ -1,5 +1,7 @@
 """Origins of graph nodes: forward and backward nodes are named after their module of the App."""
 
+import gc
+
 import onnx
 import pytest
 import torch
@@ -67,6 +69,19 @@ def test_a_forward_that_fails_leaves_no_scope_open() -> None:
     with recorded_origins(nn.Identity()):
         graph = make_fx(torch.sin)(torch.ones(1)).graph
     assert {origin_of(node) for node in graph.nodes} == {""}
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_gradient_that_fails_leaves_no_scope_open() -> None:
+    class Inverse(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 2.0).asinh_().sum()
+
+    module = nn.Sequential(Inverse())
+    # The end of a scope that is forgotten raises while it is collected, which Python reports and ignores.
+    with pytest.raises(NotImplementedError, match="asinh"), recorded_origins(module):
+        make_fx(lambda x: torch.autograd.grad(module(x), x))(torch.ones(1, 2, requires_grad=True))
+    gc.collect()
 
 
 def test_a_train_step_knows_its_modules() -> None:

@@ -55,6 +55,7 @@ class _Recorder:
     def __init__(self) -> None:
         self._running: list[tuple[str, Scope]] = []
         self._known: set[Backward] = set()
+        self._marks: list[Scope] = []
 
     def enter(self, name: str, inputs: object) -> None:
         """Note that the forward of a module begins.
@@ -73,9 +74,11 @@ class _Recorder:
         scope.__exit__(None, None, None)
 
     def close(self) -> None:
-        """End the scopes of modules whose forward raised an error."""
+        """End the scopes of modules and of steps that raised an error, the innermost first."""
         while self._running:
             self._running.pop()[1].__exit__(None, None, None)
+        while self._marks:
+            self._marks.pop().__exit__(None, None, None)
 
     def _claim(self, tensors: object) -> None:
         """Give the steps of the gradient behind some tensors that have no module yet to the innermost module."""
@@ -87,12 +90,11 @@ class _Recorder:
             self._known.add(step)
             waiting += [following for following, _ in step.next_functions]
             if self._running:
-                _mark(step, self._running[-1][0])
+                _mark(step, self._running[-1][0], self._marks)
 
 
-def _mark(step: Backward, name: str) -> None:
-    """Mark the nodes that a step of the gradient will trace."""
-    scopes: list[Scope] = []
+def _mark(step: Backward, name: str, scopes: list[Scope]) -> None:
+    """Mark the nodes that a step of the gradient will trace; ``scopes`` are those of the steps that run."""
 
     def begin(gradients: object) -> None:
         scopes.append(annotate({ANNOTATION: name}))
