@@ -6,6 +6,7 @@ A refused caller does not learn which check failed. The coordinator's log names 
 import re
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from fanin.protos.errors import (
     Unauthenticated,
     Unavailable,
     Untimely,
+    Untrusted,
 )
 from fanin.protos.wire import to_proto
 from fanin.v1 import control_pb2, fleet_pb2
@@ -374,3 +376,13 @@ def test_a_plan_for_another_batch_size_is_refused_and_one_for_the_bundles_own_is
         with pytest.raises(NotFound):
             operator.run("batched")
         assert operator.start_run("batched", plans[1], bundle, f.PUBLISHER).plan == plans[1]
+
+
+def test_a_call_that_the_coordinator_does_not_know_is_a_matter_of_releases(host: Hosted) -> None:
+    options = CallOptions(metadata=((AUTHORIZATION, f"{BEARER}{host.operator_token}"),), timeout_s=20.0)
+    with (
+        closing(Connection(host.address, host.ca)) as connection,
+        pytest.raises(Untrusted, match=r"does not know this call .*; compare the releases of fanin") as excinfo,
+    ):
+        connection.unary(f"{CONTROL}CheckNothing", b"", control_pb2.CheckPlanReply.FromString, options)
+    assert excinfo.value.code == "FN-0817"

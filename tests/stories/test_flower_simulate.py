@@ -31,6 +31,9 @@ def test_the_quickstart_is_simulated_with_ten_clients(
     outcome = fanin("simulate", "plan.toml", *QUICKSTART, *words)
     assert outcome.status == 0, outcome.err
     result = json.loads(row.read_text())
+    mean = result["rounds"][2]["means"]["evaluate.eval_acc"]
+    (line,) = [each for each in outcome.out.splitlines() if each.startswith("round    2  evaluated: validation loss ")]
+    assert line.endswith(f"  evaluate.eval_acc {mean:.4f}")
     assert (result["engine"], len(result["versions"])) == ("flower", 3)
     first, last = result["rounds"][1], result["rounds"][2]
     assert (first["num_clients"], last["num_clients"]) == (10, 10)

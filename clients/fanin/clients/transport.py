@@ -32,6 +32,7 @@ from fanin.protos.errors import (
     Unauthenticated,
     Unavailable,
     Untimely,
+    Untrusted,
     error_named,
 )
 from fanin.protos.wire import from_proto, to_proto
@@ -381,6 +382,9 @@ def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninErro
         return named
     if exc.code() is grpc.StatusCode.INTERNAL:
         return Unavailable(f"{address}: the coordinator failed ({details}); try again later", code="FN-0821")
+    if exc.code() is grpc.StatusCode.UNIMPLEMENTED:
+        text = "compare the releases of fanin on both machines"
+        return Untrusted(f"{address}: was reached, but does not know this call ({details}); {text}", code="FN-0817")
     return Unavailable(
         f"{address}: cannot be reached ({exc.code().name}: {details}); is the coordinator running?", code="FN-0811"
     )

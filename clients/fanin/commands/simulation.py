@@ -237,7 +237,7 @@ def _simulate(
     with (
         progress("simulate", quiet=quiet) as step,
         interrupted_by_sigterm(),
-        files.open_events() as on_event,
+        files.open_events(text.event) as on_event,
         _tracebacks(),
         _kept(files),
     ):

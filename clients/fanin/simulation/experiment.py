@@ -39,7 +39,7 @@ from fanin.simulation.flower import FlowerSubject, FlowerTrainings
 from fanin.simulation.host import exits_at_sigterm
 from fanin.simulation.preparation import ModuleSubject, Preparation, prepare, subject_for
 from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
-from fanin.simulation.rows import ClientFailure, RoundRow
+from fanin.simulation.rows import ClientFailure, RoundRow, SimulationEvent
 from fanin.simulation.settings import SimulationSettings
 from fanin.simulation.simulated_run import EvaluateNewest, RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
@@ -193,6 +193,10 @@ def _simulated(
         prepared.progress.row(row, label)
         settings.on_round(row)
 
+    def note_event(event: SimulationEvent) -> None:
+        prepared.progress.event(event, label)
+        settings.on_event(event)
+
     def note_failure(failure: ClientFailure) -> None:
         prepared.progress.failure(failure)
         settings.on_failure(failure)
@@ -218,7 +222,7 @@ def _simulated(
         seed=settings.seed,
         stops=settings.stop_on_failure,
         on_round=note,
-        on_event=settings.on_event,
+        on_event=note_event,
         on_failure=note_failure,
     )
     rows = RowLists(seed=settings.seed)

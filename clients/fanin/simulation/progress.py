@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos.texts import counted
-from fanin.simulation.rows import ClientFailure, OnFailure, RoundRow
+from fanin.simulation.rows import EVALUATED, ClientFailure, OnFailure, RoundRow, SimulationEvent
 
 if TYPE_CHECKING:
     from fanin.simulation.studies.baseline import BaselineRow
@@ -82,6 +83,11 @@ class SimulationProgress:
         """Print a Round, after a label."""
         self.show(label + line_of(row))
 
+    def event(self, event: SimulationEvent, label: str = "") -> None:
+        """Print the evaluation of a Version by the clients of a Flower app, after a label."""
+        if event.event == EVALUATED:
+            self.show(label + line_of_evaluation(event))
+
 
 class FirstFailures:
     """Passes the first error of each cause to a function: an error in an App or its data comes back in each Round.
@@ -118,6 +124,18 @@ def line_of_baseline(row: "BaselineRow") -> str:
     tested = f"  test loss {row.test_loss:.4f}" if math.isfinite(row.test_loss) else ""
     tested += f"  accuracy {row.test_accuracy:.4f}" if math.isfinite(row.test_accuracy) else ""
     return f"{counted(row.num_steps, 'step')}{tested}"
+
+
+def evaluation_text(row: RoundRow) -> str:
+    """Return the clients' evaluation of a row's Version; empty without one."""
+    values = {"validation loss": row.validation_loss}
+    values |= {name: value for name, value in row.means.items() if name.startswith(OF_VALIDATION)}
+    return "  ".join(f"{name} {value:.4f}" for name, value in values.items() if math.isfinite(value))
+
+
+def line_of_evaluation(event: SimulationEvent) -> str:
+    """Return the event ``EVALUATED`` as one line of text."""
+    return f"round {event.round:4d}  evaluated: {event.detail}"
 
 
 def line_of(row: RoundRow) -> str:

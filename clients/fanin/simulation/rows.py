@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Final
 
 from fanin.edge.metrics.metric import INT8, OUR_VALUES
 from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, largest_loss_count, quality_of
@@ -110,6 +111,8 @@ class SimulationEvent:
         return json.dumps(asdict(self))
 
 
+EVALUATED: Final = "version evaluated"
+"""The event of a Version that clients of a Flower app have evaluated. Its detail is ``evaluation_text``."""
 OnEvent = Callable[[SimulationEvent], None]
 
 

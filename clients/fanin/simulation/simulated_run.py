@@ -36,7 +36,9 @@ from fanin.simulation.federation.memory import MemoryStates
 from fanin.simulation.federation.observed import REFUSED, DeviceEvent
 from fanin.simulation.federation.rotation import Rotation
 from fanin.simulation.host import rare_collections
+from fanin.simulation.progress import evaluation_text
 from fanin.simulation.rows import (
+    EVALUATED,
     ClientFailure,
     ClientRow,
     OnEvent,
@@ -204,8 +206,7 @@ class SimulatedRun:
                 rows.reason = await self._follow(federation, rows)
                 rows.is_complete = not rows.reason
                 if self.evaluate_newest is not None and rows.clients:
-                    following = await self._following_row(federation, rows, self.evaluate_newest)
-                    rows.rounds[-1] = with_evaluation(rows.rounds[-1], following)
+                    self._add_evaluation(rows, await self._following_row(federation, rows, self.evaluate_newest))
             except asyncio.CancelledError:
                 # After Ctrl-C, the Rounds that have ended are the result. If a client has failed instead, the
                 # federation raises its error at the end of this block.
@@ -261,7 +262,7 @@ class SimulatedRun:
                     rows.digests.append(event.version_sha256)
                     row = with_clients(round_row(event, now, num_accepted, quality, self._statistics), clients)
                     if self.evaluate_newest is not None:
-                        rows.rounds[-1] = with_evaluation(rows.rounds[-1], row)
+                        self._add_evaluation(rows, row)
                         row = with_evaluation(row, initial_row(None, self._statistics))
                     rows.add(self._shown(row), parameters, self.score(quality))
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
@@ -273,6 +274,12 @@ class SimulatedRun:
                     first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
                     return f"the run is {event.state.name.lower()}: {event.reason}{first}"
         return ""
+
+    def _add_evaluation(self, rows: RowLists, following: RoundRow) -> None:
+        """Complete the last row by the clients' evaluation of its Version, and add it to the log."""
+        rows.rounds[-1] = row = with_evaluation(rows.rounds[-1], following)
+        if text := evaluation_text(row):
+            self._note(rows, EVALUATED, row.round, detail=text)
 
     async def _following_row(self, federation: Federation, rows: RowLists, evaluate: EvaluateNewest) -> RoundRow:
         """Return a row with the evaluation of the newest Version by the clients of its Round."""

@@ -1,6 +1,6 @@
 """The files of a simulation's results, which the options of ``fanin simulate`` name."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
     from fanin.simulation import Result, SimulationEvent
+    from fanin.simulation.rows import OnEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +59,15 @@ class ResultFiles:
             check_figure_file(self.plot)
 
     @contextmanager
-    def open_events(self) -> "Iterator[Callable[[SimulationEvent], None]]":
-        """Yield a function that writes an event at once, so that the log of a simulation that fails is complete."""
+    def open_events(self, show: "OnEvent") -> "Iterator[OnEvent]":
+        """Yield a function that shows and writes an event at once: the log of a simulation that fails is complete."""
         if self.events is None:
-            yield lambda event: None
+            yield show
             return
         with self.events.open("w", buffering=1) as file:
 
             def write(event: "SimulationEvent") -> None:
+                show(event)
                 file.write(f"{event.line}\n")
 
             yield write

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 
 from fanin.commands.console.terminal import prints_text
 from fanin.protos.texts import counted
-from fanin.simulation.progress import FirstFailures, line_of, line_of_baseline
+from fanin.simulation.progress import FirstFailures, line_of, line_of_baseline, line_of_evaluation
+from fanin.simulation.rows import EVALUATED
 
 if TYPE_CHECKING:
-    from fanin.simulation import ClientFailure, Result, RoundRow
+    from fanin.simulation import ClientFailure, Result, RoundRow, SimulationEvent
 
 
 class SimulationText:
@@ -32,6 +33,11 @@ class SimulationText:
         """Print a Round, and the seed before the first Round of each of several simulations."""
         heading = f"seed {row.seed}\n" if self._has_seeds and row.round == 0 else ""
         self._print(f"{heading}{line_of(row)}\n")
+
+    def event(self, event: "SimulationEvent") -> None:
+        """Print the evaluation of a Version by the clients of a Flower app."""
+        if event.event == EVALUATED:
+            self._print(f"{line_of_evaluation(event)}\n")
 
     def result(self, result: "Result") -> None:
         """Print the baseline of each seed, and the number of failed trainings."""

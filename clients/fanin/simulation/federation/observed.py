@@ -13,7 +13,15 @@ from fanin.protos.errors import FaninError, InvalidInput, Unavailable
 from fanin.simulation.federation.device import EarlyTrainer
 from fanin.simulation.federation.loopback import Fleet
 
-COORDINATOR_EVENTS: Final = ("engine", "traces", "round closed", "version published", "round failed", "warning")
+COORDINATOR_EVENTS: Final = (
+    "engine",
+    "traces",
+    "round closed",
+    "version published",
+    "version evaluated",
+    "round failed",
+    "warning",
+)
 REFUSED: Final = "refused"
 """The event of an Update that the coordinator refuses: an error of this device."""
 DEVICE_EVENTS: Final = (
