@@ -107,7 +107,7 @@ def test_several_inputs_are_distinguished_by_their_names(fanin: Fanin, folder: P
         (["zeros.onnx", "--data", "wide.npy"], "wide.npy: x: got float64 (5, 7), expected float32 (n, 6)"),
         (["zeros.onnx", "--data", "text.npy"], "text.npy: got no numbers in the array, expected arrays"),
         (["zeros.onnx", "--data", "x.npy", "--runtime", "litert"], "runtime 'litert': runs graphs in 'tflite'"),
-        (["bundle", "--data", "x.npy", "--version", "x.npy"], "x.npy: parameters: got magic"),
+        (["bundle", "--data", "x.npy", "--version", "x.npy"], "x.npy: got a single array of numpy"),
         (["bundle", "--data", "x.npy", "--publisher", "other.pub"], "bundle: signed by key"),
         (["bundle", "--data", "mask.npy"], "mask.npy: x: got bool (5, 6), expected float32 (n, 6); convert it by x.as"),
         (["bundle", "--data", "wide.npy"], "wide.npy: x: got float64 (5, 7), expected float32 (n, 6)"),
