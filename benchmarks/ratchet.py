@@ -100,18 +100,20 @@ def _run(options: argparse.Namespace) -> int:
             raise Failure(f"--only: got {name!r}, expected one of {', '.join(MEASUREMENTS)}; did you mean {nearest!r}?")
     if options.record:
         return _record(names, options)
-    records = _read(RECORDS)
+    records, failures = _read(RECORDS), list[Failure]()
     if options.source:
         measured = _measured_of(_read(Path(options.source)), options.source)
     else:
         measured = _new(str(records["commit"]), options)
         with _clone(measured.commit) as clone:
-            _measure(measured, names, {"record": clone, "now": ROOT})
+            failures = _measure(measured, names, {"record": clone, "now": ROOT})
     if options.json:
         Path(options.json).write_text(json.dumps(asdict(measured), indent=1) + "\n")
     recorded = records["figures"]
     assert isinstance(recorded, Mapping), "a test holds the form of the records"
     sys.stdout.write(table(measured.figures, recorded))
+    if failures:
+        raise Failure("; ".join(map(str, failures)))
     if reason := measured.busy_reason():
         sys.stdout.write(f"no verdict: this machine is too busy: {reason}; stop other programs, and repeat\n")
         return BUSY
@@ -127,7 +129,8 @@ def _record(names: Sequence[str], options: argparse.Namespace) -> int:
     measured = _new(_git("rev-parse", "HEAD"), options)
     if reason := measured.busy_reason():
         sys.stdout.write(f"a record of a busy machine ({reason}); record it again on a quiet one\n")
-    _measure(measured, names, {"now": ROOT})
+    if failures := _measure(measured, names, {"now": ROOT}):
+        raise Failure("; ".join(map(str, failures)))
     figures = _read(RECORDS)["figures"] if RECORDS.exists() else {}
     assert isinstance(figures, dict), "a test holds the form of the records"
     figures |= {name: statistics.median(samples.now) for name, samples in measured.figures.items()}
@@ -148,19 +151,32 @@ def _new(commit: str, options: argparse.Namespace) -> Measured:
     return measured
 
 
-def _measure(measured: Measured, names: Sequence[str], trees: Mapping[str, Path]) -> None:
-    """Add the samples of these measurements. The trees take turns."""
+def _measure(measured: Measured, names: Sequence[str], trees: Mapping[str, Path]) -> list[Failure]:
+    """Add the samples of these measurements. The trees take turns. Return the failures; what failed has no samples."""
+    failures = []
     for name in names:
-        for number in range(MEASUREMENTS[name].repeats):
-            # The first of a pair finds a colder cache, so each tree is the first one in turn.
-            for side, tree in sorted(trees.items(), reverse=bool(number % 2)):
-                sys.stderr.write(f"{name}: run {number + 1} of {MEASUREMENTS[name].repeats}, {side}\n")
-                loops_s = [calibration_s() for _ in range(NUM_LOOPS)]
-                measured.loop_seconds.extend(loops_s)
-                report = _report(tree, MEASUREMENTS[name].words)
-                for key, figure in MEASUREMENTS[name].figures.items():
-                    samples = measured.figures.setdefault(key, Samples())
-                    getattr(samples, side).append(figure.read(report, statistics.median(loops_s)))
+        try:
+            figures = _samples(measured, name, trees)
+        except Failure as exc:
+            failures.append(exc)
+        else:
+            measured.figures.update(figures)
+    return failures
+
+
+def _samples(measured: Measured, name: str, trees: Mapping[str, Path]) -> dict[str, Samples]:
+    """Return the samples of a measurement by figure. Raises Failure."""
+    figures = {key: Samples() for key in MEASUREMENTS[name].figures}
+    for number in range(MEASUREMENTS[name].repeats):
+        # The first of a pair finds a colder cache, so each tree is the first one in turn.
+        for side, tree in sorted(trees.items(), reverse=bool(number % 2)):
+            sys.stderr.write(f"{name}: run {number + 1} of {MEASUREMENTS[name].repeats}, {side}\n")
+            loops_s = [calibration_s() for _ in range(NUM_LOOPS)]
+            measured.loop_seconds.extend(loops_s)
+            report = _report(tree, MEASUREMENTS[name].words)
+            for key, figure in MEASUREMENTS[name].figures.items():
+                getattr(figures[key], side).append(figure.read(report, statistics.median(loops_s)))
+    return figures
 
 
 def _report(tree: Path, words: Sequence[str]) -> Mapping[str, object]:
@@ -173,8 +189,9 @@ def _report(tree: Path, words: Sequence[str]) -> Mapping[str, object]:
         completed = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
         # Some benchmarks end with status 1 because a gate is missed.
         if not out.exists():
-            lines = completed.stderr.strip().splitlines() or ["no output"]
-            raise Failure(f"{' '.join(words)} ended with status {completed.returncode} in {tree}: {lines[-1]}")
+            # The last line of one of our errors is its code, and the line before it the message.
+            lines = completed.stderr.strip().splitlines()[-2:] or ["no output"]
+            raise Failure(f"{' '.join(words)} ended with status {completed.returncode} in {tree}: {'; '.join(lines)}")
         report: Mapping[str, object] = json.loads(out.read_text())
         return report
 

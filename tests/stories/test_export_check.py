@@ -130,7 +130,8 @@ def test_a_product_with_several_matrices_stays_float_and_is_reported(
     assert fanin(*words, "--check").status == 0
     outcome = fanin(*words, "--out", tmp_path / "b", "--key", tmp_path / "k", "--json")
     assert outcome.status == 0, outcome.err
-    note = f"{graph_format}: these weights stay float32, because their products have no int8 form: weight"
+    note = f"{graph_format}: these weights stay float32, because their products have no int8 form, "
+    note += "or values almost zero on the calibration data: weight"
     # A frozen weight is a constant of the graph, and no slot.
     assert (note in json.loads(outcome.out)["notes"]) == (name != "frozen")
     bundle = open_folder(tmp_path / "b", trusted=[(tmp_path / "k.pub").read_text().strip()])

@@ -139,3 +139,14 @@ def test_the_records_have_a_commit_and_every_figure(ratchet: Fanin, tmp_path: Pa
     # A new figure is recorded in the change that adds it.
     unknown = ratchet("--from", samples_file(tmp_path, {"nothing": ([1.0], [1.0])})).err
     assert unknown.strip().partition("expected some of ")[2].split(", ") == list(figures)
+
+
+@pytest.mark.nightly
+def test_a_measurement_that_fails_leaves_the_others_their_figures(
+    ratchet: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FANIN_DATA", str(tmp_path))
+    outcome = ratchet("--anyway", "--only", "simulation", "--only", "machine")
+    assert outcome.status == 2
+    assert "machine: " in outcome.out and "simulation: " not in outcome.out
+    assert "train-images-idx3-ubyte.gz" in outcome.err

@@ -87,7 +87,8 @@ def notes_on_float(graph_format: str, infer: Infer, slots: Sequence[Slot], kept_
     if not names:
         return []
     shown = ", ".join(names[:MAX_SHOWN]) + (f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else "")
-    return [f"{graph_format}: these weights stay float32, because their products have no int8 form: {shown}"]
+    reason = "because their products have no int8 form, or values almost zero on the calibration data"
+    return [f"{graph_format}: these weights stay float32, {reason}: {shown}"]
 
 
 def _is_factor(node: Node) -> bool:
