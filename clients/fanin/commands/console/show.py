@@ -333,7 +333,11 @@ def _evaluation_text(evaluation: Evaluation) -> str:
     else:
         is_wide = evaluation.int8_rise_percent > WIDE_RISE_PERCENT
         quality = f"cost of int8 {evaluation.int8_rise_percent:+.2f} %"
-    lags = " (int8 lags far behind: export the bundle again from a version trained further)" if is_wide else ""
+    lags = (
+        " (int8 lags far behind: int8.ranges = 'devices' in the plan refreshes its scales in each Round)"
+        if is_wide
+        else ""
+    )
     return f"loss {evaluation.loss:.4f}, {quality}{lags}"
 
 

@@ -62,7 +62,7 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
         return ""
     return (
         f"{loss} on {counted(evaluation.num_examples, 'example')} of the devices (version {last.parent}), the plan "
-        f"allows {stop.max_int8_drop:g}; export again with calibration on the current model, or resume"
+        f"allows {stop.max_int8_drop:g}; resume, or start a run with int8.ranges = 'devices' from the current model"
     )
 
 
