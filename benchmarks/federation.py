@@ -56,7 +56,7 @@ def running(folder: Path, devices: Sequence[Device]) -> Iterator[Federation]:
     started: list[subprocess.Popen[bytes]] = []
     line: Connection | None = None
     try:
-        words = ["serve", "--state", str(state), "--listen", "127.0.0.1:0"]
+        words = ["serve", "--state", str(state), "--listen", "127.0.0.1:0", "--no-web"]
         started.append(start(words, folder / "coordinator.log"))
         address, ca = _address(state, started[0]), state / "tls" / "ca.pem"
         for index, device in enumerate(devices):

@@ -12,6 +12,7 @@ from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.contracts.databases import check_stores
 from fanin.server.storage.contracts.devices import check_devices
 from fanin.server.storage.contracts.files import check_blobs, check_spool
+from fanin.server.storage.contracts.history import check_history
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.memory.chunks import MemoryBlobs
@@ -26,7 +27,7 @@ from fanin.server.storage.memory.writer import MemoryWriter
 from fanin.server.storage.protocols.leases import RunWriter
 from fanin.server.storage.records import Role
 from fanin.server.storage.spool import FolderSpool
-from fanin.server.storage.stores import Stores
+from fanin.server.storage.stores import CoordinatorState, Stores
 from fanin.simulation import run_virtual
 
 
@@ -44,6 +45,22 @@ def test_a_database_keeps_the_contract(tmp_path: Path, implementation: Callable[
     async def main() -> None:
         await check_stores(implementation(tmp_path))
 
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_the_pages_of_the_record_keep_the_contract(tmp_path: Path, in_folder: bool) -> None:
+    def opened() -> CoordinatorState:
+        if in_folder:
+            return open_state(tmp_path / "state", Durability.PROCESS, (inline, inline), lambda: 1.0)
+        return memory.open(lambda: 1.0)
+
+    async def main() -> None:
+        await check_stores(lambda: opened().stores)
+        state = opened()
+        await check_history(state.history, state.stores)
+
+    memory = MemoryState()
     run_virtual(main())
 
 

@@ -103,6 +103,7 @@ PUBLISHED: Final = m.VersionPublished(
     device_spreads=MappingProxyType(
         {"train_loss": m.DeviceSpread(num_devices=4, mean=1.25, min=0.5, p10=0.75, median=1.0, p90=1.75, max=2.5)}
     ),
+    times=m.RoundTimes(num_devices=4, wait_s=1.0, download_s=0.5, train_s=2.0, upload_s=0.25, fold_s=0.125),
 )
 BY: Final = m.Principal(kind=m.PrincipalKind.OPERATOR, id="3fa9c01b2d4e")
 INFO: Final = m.RunInfo(

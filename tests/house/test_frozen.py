@@ -19,10 +19,14 @@ REQUIREMENTS = {
         "click",
         "grpcio-health-checking",
         "grpcio-reflection",
+        "jinja2",
+        "prometheus-client",
         "rich",
         "rpds-py",
         "sqlalchemy",
+        "starlette",
         "typer",
+        "uvicorn",
     ],
     "litert": ["ai-edge-litert"],
     "tflite": ["numpy", "tflite-runtime"],
@@ -32,6 +36,7 @@ REQUIREMENTS = {
     "plots": ["matplotlib"],
     "images": ["pillow"],
     "parquet": ["pyarrow"],
+    "telemetry": ["opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-sdk"],
     "simulation": ["loky"],
     "ray": ["ray"],
     "flower": ["flwr"],
@@ -60,7 +65,7 @@ REQUIREMENTS = {
 }
 ELSEWHERE = {"tflite-runtime"}
 """Requirements that need numpy 1. They cannot be tested together with the others, so they have their own list."""
-SETTINGS = ["data", "durability", "listen", "names", "state", "strategies"]
+SETTINGS = ["data", "durability", "has_page", "listen", "names", "state", "strategies", "web"]
 COMMANDS = [
     "assemble",
     "bench",

@@ -52,6 +52,9 @@ WRONG = {
     "database": ("server/fanin/server/wrong.py", "import sqlalchemy.orm"),
     "stores": ("server/fanin/server/rounds/wrong.py", "from fanin.server.storage.sqlite.rounds import SqliteRounds"),
     "terminal": ("clients/fanin/clients/wrong.py", "import rich.table"),
+    "prometheus": ("server/fanin/server/wrong.py", "import prometheus_client.core"),
+    "opentelemetry": ("server/fanin/server/wrong.py", "import opentelemetry.trace"),
+    "web": ("server/fanin/server/wrong.py", "import starlette.routing"),
     "pure-cores": ("edge/fanin/edge/codecs/grid.py", "from fanin.edge.bundles import keys"),
 }
 """For each contract, a file and a line that breaks the contract in it."""

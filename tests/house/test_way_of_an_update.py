@@ -20,8 +20,8 @@ from fanin.simulation import run_virtual
 from fanin.v1 import fleet_pb2
 
 ROOT = Path(__file__).parents[2]
-NUM_FILES = 23
-"""The files of ``server``: 9 of the storage, 3 of the access, 11 that receive, decide and check."""
+NUM_FILES = 26
+"""The files of ``server``: 9 of the storage, 3 of the access, 12 that receive, decide and check, 2 that measure."""
 MAX_ENTRIES = {
     "runs/driving/updates.py": 2,
     "runs/driving/intake.py": 0,

@@ -96,7 +96,9 @@ def test_two_coordinators_on_one_port_or_folder(site: Site) -> None:
     same_port = start(
         fanin("serve", "--state", str(site.folder / "other"), "--listen", site.address), site.folder / "a.log"
     )
-    same_folder = start(fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "b.log")
+    same_folder = start(
+        fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0", "--no-web"), site.folder / "b.log"
+    )
     site.started += [same_port, same_folder]
     assert same_port.wait(30.0) == same_folder.wait(30.0) == 1
     assert uncoded(same_port.text()) == (
@@ -278,7 +280,7 @@ def test_a_full_disk_in_the_database(site: Site, caplog: pytest.LogCaptureFixtur
 
 def test_a_coordinator_does_not_start_without_space_and_starts_with_it(site: Site) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))"
-    words = fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0", setup=limit)
+    words = fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0", "--no-web", setup=limit)
     coordinator = start(words, site.folder / "failing.log")
     site.started.append(coordinator)
     assert coordinator.wait(30.0) == 1
@@ -293,7 +295,7 @@ def test_a_folder_with_a_broken_database_is_reported(site: Site) -> None:
     (site.state / "fanin.db").write_bytes(b"garbage" * 1000)
     (site.state / "tls").mkdir()
     coordinator = start(
-        fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0"), site.folder / "failing.log"
+        fanin("serve", "--state", str(site.state), "--listen", "127.0.0.1:0", "--no-web"), site.folder / "failing.log"
     )
     site.started.append(coordinator)
     assert coordinator.wait(30.0) == 1

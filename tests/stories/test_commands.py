@@ -84,7 +84,7 @@ def test_serve_on_a_bad_address(fanin: Fanin, tmp_path: Path, listen: str) -> No
 
 def test_serve_in_a_folder_that_is_a_file(fanin: Fanin, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("not a folder")
-    message = one_line(fanin("serve", "--state", tmp_path / "state", "--listen", "127.0.0.1:0"), "serve")
+    message = one_line(fanin("serve", "--state", tmp_path / "state", "--listen", "127.0.0.1:0", "--no-web"), "serve")
     remedy = "expected a folder or no file there: move the file away, or pass another path"
     assert message == f"{tmp_path / 'state'}: File exists; {remedy}"
 

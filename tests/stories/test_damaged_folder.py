@@ -139,7 +139,7 @@ def test_a_damaged_folder_is_refused_in_one_line_and_not_changed(fanin: Fanin, s
     damage, text = DAMAGE[case]
     damage(state)
     before = contents(state)
-    line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0"), "serve")
+    line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0", "--no-web"), "serve")
     assert line.startswith(f"{state}/{text}"), line
     assert contents(state) == before
 
@@ -147,7 +147,7 @@ def test_a_damaged_folder_is_refused_in_one_line_and_not_changed(fanin: Fanin, s
 def assert_starts(fanin: Fanin, state: Path) -> None:
     """Check that a start fails only at its last step, the file with the address, whose draft a folder blocks."""
     (state / "address.new").mkdir()
-    line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0"), "serve")
+    line = one_line(fanin("serve", "--state", state, "--listen", "127.0.0.1:0", "--no-web"), "serve")
     assert line == f"{state / 'address.new'}: Is a directory"
 
 
@@ -207,7 +207,7 @@ def test_keys_and_tokens_that_others_can_read_are_named(
 def test_an_invalid_name_is_refused_in_one_line(
     fanin: Fanin, tmp_path: Path, options: tuple[str, str], text: str
 ) -> None:
-    listen = () if "--listen" in options else ("--listen", "127.0.0.1:0")
+    listen = () if "--listen" in options else ("--listen", "127.0.0.1:0", "--no-web")
     line = one_line(fanin("serve", "--state", tmp_path / "state", *listen, *options), "serve")
     assert line.startswith(text), line
 
@@ -221,7 +221,7 @@ def test_a_host_that_is_no_name_is_wrong_usage(fanin: Fanin, tmp_path: Path) -> 
 def test_a_path_that_cannot_be_a_folder_is_named(fanin: Fanin, tmp_path: Path, entry: str) -> None:
     folder, _, lock = entry.partition("/")
     (tmp_path / folder / lock).mkdir(parents=True) if lock else (tmp_path / folder).touch()
-    line = one_line(fanin("serve", "--state", tmp_path / folder, "--listen", "127.0.0.1:0"), "serve")
+    line = one_line(fanin("serve", "--state", tmp_path / folder, "--listen", "127.0.0.1:0", "--no-web"), "serve")
     assert line.startswith(f"{tmp_path / entry}: ")
 
 

@@ -78,7 +78,9 @@ class Processes:
         """Start the coordinator, and wait until it serves."""
         address = self.state / "address"
         address.unlink(missing_ok=True)
-        process = self._start(self.strategies, "serve", "--state", self.state, "--listen", self._listen, *words)
+        process = self._start(
+            self.strategies, "serve", "--state", self.state, "--listen", self._listen, "--no-web", *words
+        )
         until = time.monotonic() + START_S
         while not address.exists():
             assert process.poll() is None and time.monotonic() < until, (self.folder / "serve.log").read_text()

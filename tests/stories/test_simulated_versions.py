@@ -71,7 +71,7 @@ def test_embedded_devices_publish_the_versions_of_a_simulation(tmp_path: Path, e
 def site(tmp_path: Path) -> Iterator[Site]:
     """A coordinator of ``fanin serve``, and the files that a device needs to join it."""
     site = Site(tmp_path)
-    words = ("serve", "--state", str(site.state), "--listen", "127.0.0.1:0")
+    words = ("serve", "--state", str(site.state), "--listen", "127.0.0.1:0", "--no-web")
     site.started.append(start(("-m", "fanin.commands.main", *words), tmp_path / "coordinator.log"))
     until = time.monotonic() + START_S
     while not (site.state / "address").exists():

@@ -1,10 +1,10 @@
 """The production client in a separate process, with a trainer that draws its Update.
 
-    device.py FOLDER INDEX ADDRESS DIE_AT
+    device.py FOLDER INDEX ADDRESS DIE_AT [TRACES]
 
 FOLDER is the folder of the site. ADDRESS is the address of its coordinator, which may be starting again. DIE_AT is the
 byte of the first upload at which the device kills itself (SIGKILL). With the prefix ``down:`` it is a byte of its
-downloads.
+downloads. TRACES is the URL of a collector of OpenTelemetry.
 """
 
 import logging
@@ -17,8 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.transport import Connection, GrpcTransport, ReadPayload
+from fanin.edge.spans import open_spans
+from fanin.protos.calls import device_id_of
 from fanin.protos.messages import Download, UpdateHeader, UploadReply
 from fanin.simulation import SyntheticTrainer
 
@@ -72,7 +75,10 @@ def main() -> None:
         else:
             transport.die_at = int(die_at)
         transport.spool = state / "spool"
+    spans = open_spans("fanin-device", sys.argv[5]) if len(sys.argv) > 5 else None
+    device = device_id_of(cache.key().public)
     parts = ClientParts(
+        traces=None if spans is None else DeviceTraces(spans, transport, device, time.time),
         transport=transport,
         cache=cache,
         trainer=SyntheticTrainer(partition=index, num_examples=10 + index),

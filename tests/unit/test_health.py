@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from fanin.protos.errors import StorageFull, StorageUnavailable
-from fanin.server.health import watch_storage
+from fanin.server.health import Readiness, watch_storage
 
 LOCKED = StorageUnavailable("fanin.db: another process holds the database")
 
@@ -42,7 +42,7 @@ def test_each_change_is_reported_once(
 
     caplog.set_level("INFO")
     with suppress(asyncio.CancelledError):
-        asyncio.run(watch_storage(check, report, check_s=0.0))
+        asyncio.run(watch_storage(check, report, Readiness(), check_s=0.0))
     assert received == reports
     assert len(caplog.records) == len(lines)
     assert all(part in record.getMessage() for part, record in zip(lines, caplog.records, strict=True))

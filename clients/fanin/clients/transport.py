@@ -9,9 +9,9 @@ import queue
 import ssl
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 import grpc
@@ -96,6 +96,7 @@ class CallOptions:
     timeout_s: float | None = None
     now: Callable[[], float] = time.time
     credential: str = "a caller whom it knows"
+    on_trailing: Callable[[Mapping[str, str | bytes]], None] = lambda _trailing: None
 
 
 class Connection:
@@ -117,7 +118,9 @@ class Connection:
         """Send one request and return one reply. Raises FaninError."""
         call_method = self._channel.unary_unary(method, request_serializer=_as_is, response_deserializer=parse)
         with self._mapped(call):
-            return call_method(request, metadata=call.metadata, timeout=call.timeout_s)
+            reply, ended = call_method.with_call(request, metadata=call.metadata, timeout=call.timeout_s)
+            call.on_trailing(dict(ended.trailing_metadata() or ()))
+            return reply
 
     def unary_stream(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> Iterator[R]:
         """Send one request and yield the replies. Raises FaninError."""
@@ -174,10 +177,11 @@ class Connection:
 
 
 class GrpcTransport:
-    """A Transport over a Connection. It signs each call with the device's key."""
+    """A Transport over a Connection. It signs each call, and adds the context of its work in a trace, if it has one."""
 
     def __init__(self, connection: Connection, key: SigningKey, wall: Callable[[], float] = time.time) -> None:
         """``wall`` is the device's clock. It may be wrong: the transport corrects it by the coordinator's time."""
+        self.traceparent = ""
         self._connection = connection
         self._key = key
         self._wall = wall
@@ -288,19 +292,21 @@ class GrpcTransport:
             return self._last_time_us
 
     def _signed(self, method: str, body: bytes, timeout_s: float | None = None) -> CallOptions:
+        digest, time_us = sha256_hex(body), self._next_time_us()
         call = calls.DeviceCall(
-            method=f"{FLEET}{method}",
-            device_id=self._device_id,
-            time_us=self._next_time_us(),
-            body_sha256=sha256_hex(body),
+            method=f"{FLEET}{method}", device_id=self._device_id, time_us=time_us, body_sha256=digest
         )
         metadata = (
-            (calls.DEVICE, call.device_id),
-            (calls.TIME, str(call.time_us)),
+            *((calls.DEVICE, call.device_id), (calls.TIME, str(call.time_us))),
             (calls.SIGNATURE, self._key.sign(CALL_CONTEXT, call.signed_bytes())),
         )
         credential = _TOKEN_CREDENTIAL if method == "Enroll" else _KEY_CREDENTIAL
-        return CallOptions(metadata=metadata, timeout_s=timeout_s, now=self._now, credential=credential)
+        trace = ((calls.TRACEPARENT, self.traceparent),) if self.traceparent else ()
+        options = CallOptions(metadata=(*metadata, *trace), timeout_s=timeout_s, now=self._now, credential=credential)
+        return replace(options, on_trailing=self._note_trace) if method == "CheckIn" else options
+
+    def _note_trace(self, trailing: Mapping[str, str | bytes]) -> None:
+        self.traceparent = calls.text(trailing.get(calls.TRACEPARENT))
 
 
 class _ClockOff(Untimely):

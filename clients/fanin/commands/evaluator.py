@@ -23,6 +23,7 @@ import numpy as np
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples, model_examples
 from fanin.clients.data.npz import read_npz
+from fanin.commands.console.streams import configure_logging, inherited_format
 from fanin.edge.metrics.metric import metrics_of
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import VersionValues
@@ -62,6 +63,7 @@ def main(open_blobs: Callable[[Path], BlobReader] = open_chunks) -> None:
     Args:
         open_blobs: Opens the blobs of the coordinator. The argument is the folder ``blobs`` in that of its state.
     """
+    configure_logging(logging.WARNING, inherited_format())
     _give_way()
     # The output of a library must not mix with the replies.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)

@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,16 +19,20 @@ from fanin.clients.data.npz import open_npz
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_heap
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training import RuntimeTrainer
 from fanin.clients.device.updates import Trainer
 from fanin.clients.textfiles import read_public_key, read_text, read_token
 from fanin.clients.transport import Connection, GrpcTransport
-from fanin.commands.console.streams import configure_logging
+from fanin.commands.console.streams import LogFormat, configure_logging
 from fanin.commands.console.usage import wrong_usage
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime
+from fanin.edge.scopes import LogScope, note_scope
+from fanin.edge.spans import open_spans
 from fanin.protos.addresses import check_remote
+from fanin.protos.calls import device_id_of
 from fanin.protos.errors import InvalidInput
 
 MAX_APP_FAILURES: Final = 8
@@ -38,7 +43,7 @@ time."""
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin join``."""
     options = _parser().parse_args(argv)
-    configure_logging(logging.WARNING if options.quiet else logging.INFO)
+    configure_logging(logging.WARNING if options.quiet else logging.INFO, LogFormat(options.log_format))
     share_one_heap()
     # Free the memory of the imports before the runtime starts, and below that of both before the connection opens.
     give_back()
@@ -57,15 +62,24 @@ def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None
     give_back()
     with hold_folder(Path(options.state)):
         cache = Cache(Path(options.state), options.cache_mb << 20)
+        device = device_id_of(cache.key().public)
+        note_scope(LogScope(device=device))
+        transport = GrpcTransport(connection, cache.key())
+        spans = open_spans("fanin-device", options.traces)
         parts = ClientParts(
-            transport=GrpcTransport(connection, cache.key()),
+            transport=transport,
             cache=cache,
             trainer=trainer,
             trusted=(publisher,),
             rng=random.Random(),
             serving=Serving(runtime, cache, (publisher,)) if options.serve and runtime else None,
+            traces=None if spans is None else DeviceTraces(spans, transport, device, time.time),
         )
-        _take_part(options, token, parts)
+        try:
+            _take_part(options, token, parts)
+        finally:
+            if spans is not None:
+                spans.close()
     connection.close()
     return 0
 
@@ -205,7 +219,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--delay-seed", type=int, metavar="SEED", help="seed of a random delay before each upload, to vary the order"
     )
+    _add_telemetry(parser)
     return parser
+
+
+def _add_telemetry(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log-format",
+        choices=[each.value for each in LogFormat],
+        default=LogFormat.TEXT.value,
+        help="the log on standard error: lines of text, or a JSON object a line",
+    )
+    parser.add_argument(
+        "--traces",
+        default="",
+        metavar="URL",
+        help="send spans to this collector by OTLP over gRPC; default: that of the OTEL_ variables, else none",
+    )
 
 
 def _check_options(options: argparse.Namespace) -> None:

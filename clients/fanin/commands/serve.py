@@ -22,7 +22,7 @@ from typing import Annotated
 import typer
 
 from fanin.clients.device.footprint import share_one_heap
-from fanin.commands.console.streams import configure_logging
+from fanin.commands.console.streams import LogFormat, configure_logging
 from fanin.commands.console.terminal import (
     ADDRESS_FILE,
     CA_FILE,
@@ -32,6 +32,8 @@ from fanin.commands.console.terminal import (
     run_command,
 )
 from fanin.commands.console.usage import wrong_usage
+from fanin.commands.page import open_page
+from fanin.edge.spans import SpanSink, open_spans
 from fanin.protos.errors import InvalidInput
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
@@ -43,7 +45,7 @@ from fanin.server.evaluation.evaluator import HeldOutEvaluator
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import BLOBS_FOLDER, check_authority, exposed_secrets, hold_folder, open_state
-from fanin.server.health import watch_storage
+from fanin.server.health import Readiness, watch_storage
 from fanin.server.rounds.worker import LogObserver, Observer
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.recorded_setup import Parts
@@ -55,6 +57,8 @@ from fanin.server.storage.lanes import Lane, ThreadLane
 from fanin.server.storage.records import Role
 from fanin.server.storage.stores import CoordinatorState
 from fanin.server.strategies.process import Strategies, checked_strategies
+from fanin.server.telemetry.instruments import Instruments
+from fanin.server.web.listener import PageServer
 
 LOG = logging.getLogger("fanin.commands.serve")
 DISK_THREADS = 4
@@ -95,21 +99,55 @@ def serve(
             "imported from the working directory; repeatable.",
         ),
     ] = None,
+    web: Annotated[
+        str | None,
+        typer.Option(
+            "--web",
+            help="HOST:PORT of the page for browsers; port 0 selects a free port. Default: 127.0.0.1:7480, or a free "
+            "port if that one is in use.",
+        ),
+    ] = None,
+    no_web: Annotated[bool, typer.Option("--no-web", help="Serve no page.")] = False,
+    traces: Annotated[
+        str,
+        typer.Option(
+            "--traces",
+            metavar="URL",
+            help="Send a trace of each Round to this collector by OTLP over gRPC. Default: that of the OTEL_ "
+            "variables, else none.",
+        ),
+    ] = "",
+    log_format: Annotated[
+        LogFormat,
+        typer.Option("--log-format", help="The log on standard error: lines of text, or a JSON object a line."),
+    ] = LogFormat.TEXT,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every effect.")] = False,
 ) -> None:
     """Run a coordinator: serve devices and operators until SIGTERM."""
-    configure_logging(logging.DEBUG if verbose else logging.INFO)
+    configure_logging(logging.DEBUG if verbose else logging.INFO, log_format)
     if not verbose:
         # alembic logs at INFO that the tables are up to date.
         logging.getLogger("alembic").setLevel(logging.WARNING)
     with wrong_usage():
         sets = data_sets(data or ())
         strategies = checked_strategies(strategy or ())
-        settings = Settings(state=state, listen=listen, names=tuple(name or ()), durability=durability)
+        settings = Settings(
+            state=state,
+            listen=listen,
+            names=tuple(name or ()),
+            durability=durability,
+            web=web,
+            has_page=not no_web,
+        )
     settings = replace(settings, data=sets, strategies=strategies)
     # Otherwise each thread that handles a Chunk keeps its own arena: several times the size of a large model.
     share_one_heap()
-    asyncio.run(run_coordinator(settings, LogObserver()))
+    spans = open_spans("fanin-coordinator", traces)
+    try:
+        asyncio.run(run_coordinator(settings, LogObserver(), Composition(spans=spans)))
+    finally:
+        if spans is not None:
+            spans.close()
 
 
 async def run_coordinator(settings: Settings, observer: Observer, composition: "Composition | None" = None) -> None:
@@ -118,7 +156,7 @@ async def run_coordinator(settings: Settings, observer: Observer, composition: "
     Args:
         settings: The settings.
         observer: Sees each effect of each Run.
-        composition: The stores, and the program that evaluates; default: those of ``fanin serve``.
+        composition: Its exchangeable parts; default: those of ``fanin serve``, and no traces.
 
     Raises:
         Conflict: The folder or the port is in use. No Run has changed.
@@ -154,31 +192,45 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     data = DataSets(blobs=settings.state / BLOBS_FOLDER, paths=settings.data, command=composition.evaluator)
     place = "the folder in which the coordinator was started"
     parts = Parts(check_data=data.check, strategies=Strategies(Path.cwd(), settings.strategies, place=place))
-    runs = Runs(state.stores, state.files, observer, parts)
+    instruments = Instruments(time.time, composition.spans)
+    runs = Runs(state.stores, state.files, instruments.observing(observer), parts)
+    instruments.follow(runs)
     evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(composition.evaluator))
     collector = Collector(state.stores, state.files)
     limits, connections = _share_descriptors(Limits())
     coordinator = Coordinator(runs, state.stores, state.files, limits, random.Random())
+    coordinator.observe(instruments.fleet)
     services = Services(
-        coordinator=coordinator, runs=runs, registry=registry, stores=state.stores, connections=connections
+        coordinator=coordinator,
+        runs=runs,
+        registry=registry,
+        stores=state.stores,
+        connections=connections,
+        instruments=instruments,
     )
     # Bind the port first: a coordinator that cannot serve must not drive Runs.
     bound = bind_server(services, identity, settings.listen)
+    readiness = Readiness()
+    page = open_page(settings, services, state, limits, readiness)
     async with AsyncExitStack() as stack:
         # Each part stops, in the reverse order, also after an error of another one such as a full disk. Otherwise a
         # running driver would end with a traceback.
         stack.push_async_callback(runs.stop)
+        if page is not None:
+            page.start()
+            stack.push_async_callback(page.stop)
         stack.push_async_callback(bound.drain, DRAIN_S)
         stack.push_async_callback(coordinator.stop)
         stack.push_async_callback(evaluator.stop)
         stack.push_async_callback(collector.stop)
         await runs.start()
+        instruments.resume(runs)
         evaluator.start()
         collector.start()
         await bound.start()
-        health = asyncio.create_task(watch_storage(state.check, bound.report), name="health")
+        health = asyncio.create_task(watch_storage(state.check, bound.report, readiness), name="health")
         stack.callback(health.cancel)
-        _announce(settings, bound.port)
+        _announce(settings, bound.port, page)
         await stop.wait()
 
 
@@ -212,10 +264,12 @@ class Composition:
         open_stores: Opens the stores, as ``fanin.server.folder.open_state`` does.
         evaluator: The program that evaluates Versions, a call of ``fanin.commands.evaluator.main``. It reads Chunks, so
             other ``Blobs`` need another one.
+        spans: Receives the spans of traces; None for no traces.
     """
 
     open_stores: OpenStores = open_state
     evaluator: Sequence[str] = EVALUATOR
+    spans: SpanSink | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,14 +301,16 @@ def _share_descriptors(limits: Limits) -> tuple[Limits, Connections]:
     return lowered, connections
 
 
-def _announce(settings: Settings, port: int) -> None:
+def _announce(settings: Settings, port: int, page: PageServer | None) -> None:
     address = replace(settings.address, port=port)
     # The file is for commands on this machine, which cannot connect to 0.0.0.0.
     write_file(settings.state / ADDRESS_FILE, f"{address.loopback}\n".encode())
+    page_line = "" if page is None else f"  page for browsers      {page.url}\n"
     sys.stdout.write(
         f"serving on {address}\n"
         f"  authority for clients  {settings.state / CA_FILE}\n"
         f"  token for devices      {settings.state / DEVICE_TOKEN}\n"
         f"  token for operators    {settings.state / OPERATOR_TOKEN}\n"
+        f"{page_line}"
     )
     sys.stdout.flush()

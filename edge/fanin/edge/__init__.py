@@ -9,6 +9,8 @@ Rooms and modules in reading order:
     signatures  the callable graphs of a Bundle: their ports
     ranges      ranges of activations, their int8 grids, and histograms of extreme values
     files       durable replacement of files
+    spans       spans of traces, sent by OpenTelemetry
+    scopes      what a line of the log is about
     bundles/    signed manifests, slots, Versions, int8 quantization
     codecs/     the grid, and Updates as integers on it
     runtimes/   the inference libraries behind one contract, and measurement of a Version

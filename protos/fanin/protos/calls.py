@@ -20,6 +20,8 @@ BEARER: Final = "Bearer "
 SERVER_TIME: Final = "fanin-server-time"
 ERROR: Final = "fanin-error"
 CODE: Final = "fanin-code"
+TRACEPARENT: Final = "traceparent"
+"""The context of a trace (W3C Trace Context). Both sides may leave it out."""
 MAX_LATE_S: Final = 300.0
 """Oldest time that is served. A device's clock may be minutes slow, and its call may wait for the network."""
 MAX_EARLY_S: Final = 2.0

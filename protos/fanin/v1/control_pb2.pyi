@@ -1427,6 +1427,50 @@ class DeviceSpread(_message.Message):
 Global___DeviceSpread: _TypeAlias = DeviceSpread  # noqa: Y015
 
 @_typing.final
+class RoundTimes(_message.Message):
+    """The parts of a Round's duration, in seconds: the mean over the devices whose Updates it accepted. Their sum is the
+    duration of the Round.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    DOWNLOAD_S_FIELD_NUMBER: _builtins.int
+    TRAIN_S_FIELD_NUMBER: _builtins.int
+    UPLOAD_S_FIELD_NUMBER: _builtins.int
+    FOLD_S_FIELD_NUMBER: _builtins.int
+    num_devices: _builtins.int
+    """Devices whose times the coordinator knows: it was not restarted during the Round."""
+    wait_s: _builtins.float
+    """Until the device got its Assignment, and after its Update until the Round closed."""
+    download_s: _builtins.float
+    """From the Assignment to the upload, without the training: downloads, verification, encoding."""
+    train_s: _builtins.float
+    """As the device reports it."""
+    upload_s: _builtins.float
+    """From the first call of the upload to the commit."""
+    fold_s: _builtins.float
+    """From the closed set to the Version."""
+    def __init__(
+        self,
+        *,
+        num_devices: _builtins.int = ...,
+        wait_s: _builtins.float = ...,
+        download_s: _builtins.float = ...,
+        train_s: _builtins.float = ...,
+        upload_s: _builtins.float = ...,
+        fold_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["download_s", b"download_s", "fold_s", b"fold_s", "num_devices", b"num_devices", "train_s", b"train_s", "upload_s", b"upload_s", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundTimes: _TypeAlias = RoundTimes  # noqa: Y015
+
+@_typing.final
 class VersionPublished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1559,6 +1603,7 @@ class VersionPublished(_message.Message):
     SATURATED_FIELD_NUMBER: _builtins.int
     NOT_REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     STRATEGY_METRICS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     version_sha256: _builtins.str
@@ -1617,6 +1662,10 @@ class VersionPublished(_message.Message):
     @_builtins.property
     def strategy_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     @_builtins.property
+    def times(self) -> Global___RoundTimes:
+        """Absent if no Round published it, or if the coordinator was restarted during the Round."""
+
+    @_builtins.property
     def by(self) -> Global___Principal:
         """Who published it; absent for a Round."""
 
@@ -1651,11 +1700,12 @@ class VersionPublished(_message.Message):
         saturated: Global___SaturatedDevices | None = ...,
         not_reproducible: _builtins.bool = ...,
         strategy_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        times: Global___RoundTimes | None = ...,
         by: Global___Principal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation", "saturated", b"saturated"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation", "saturated", b"saturated", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "not_reproducible", b"not_reproducible", "num_clamped", b"num_clamped", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "strategy_metrics", b"strategy_metrics", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "not_reproducible", b"not_reproducible", "num_clamped", b"num_clamped", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "strategy_metrics", b"strategy_metrics", "times", b"times", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -125,6 +125,16 @@ A device may make 100 calls a second, and 1,000 more at any time. A call that en
 counts as 50. The coordinator delays the next call of a device that is faster. While it delays one, it refuses the
 other calls of this device with RESOURCE_EXHAUSTED.
 
+TRACES
+
+A coordinator that records traces sends one more entry in the trailing metadata of a CheckIn that returns an Assignment:
+
+    traceparent           the context of the Assignment, in the form of W3C Trace Context, such as
+                          00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01
+
+A device may return it in the metadata of its Downloads and Uploads for this Assignment, as it is or with the span id of a
+span of its own. It is not signed, changes nothing, and may be left out. Values of other forms or traces are ignored.
+
 CONSTANTS
 
     protocol number       1 (EnrollRequest.protocol, CheckInRequest.protocol)

@@ -13,6 +13,8 @@
     aggregation/   sums, the outer step, verification
     strategies/    strategies of Flower in child processes
     storage/       the database, blobs and spool
+    web/           the page for browsers
+    telemetry/     metrics and traces
     health.py      whether it serves
 
 Imports go in one direction: ``service`` -> ``fleet`` -> ``access`` and ``runs``; ``runs`` -> ``rounds`` ->

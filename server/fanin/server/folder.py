@@ -30,11 +30,13 @@ from fanin.server.storage.protocols.files import BlobReader, Payloads
 from fanin.server.storage.spool import FolderSpool
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
-from fanin.server.storage.sqlite.engine import open_engine, touch
+from fanin.server.storage.sqlite.engine import open_engine, open_reader, touch, write_times
+from fanin.server.storage.sqlite.history import SqliteHistory
 from fanin.server.storage.sqlite.laned import (
     LanedCommands,
     LanedDevices,
     LanedEvaluations,
+    LanedHistory,
     LanedLeases,
     LanedRounds,
     LanedRuns,
@@ -139,7 +141,17 @@ def open_state(
         if error is not None:
             raise storage_error(str(folder), error)
 
-    return CoordinatorState(stores=stores, files=files, runs=runs, rounds=rounds, check=check)
+    # On the disk lane, with connections of its own: a page of a long Run must not delay the commits of a Round.
+    history = LanedHistory(SqliteHistory(open_reader(folder / "fanin.db")), disk_lane)
+    return CoordinatorState(
+        stores=stores,
+        files=files,
+        runs=runs,
+        rounds=rounds,
+        history=history,
+        check=check,
+        write_times=write_times(engine),
+    )
 
 
 def open_archive(folder: Path) -> Archive:

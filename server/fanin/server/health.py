@@ -18,6 +18,16 @@ RECHECK_S: Final = 1.0
 """Seconds until the next try after a failed one."""
 
 
+class Readiness:
+    """Why a coordinator cannot serve now; an empty text if it can.
+
+    It is read without a try to write: a peer without a credential may ask for it as often as it likes.
+    """
+
+    def __init__(self) -> None:
+        self.problem = "the coordinator starts: its Runs are being recovered"
+
+
 class HealthReport(Protocol):
     """Publishes whether a coordinator serves."""
 
@@ -26,18 +36,22 @@ class HealthReport(Protocol):
         ...
 
 
-async def watch_storage(check: Callable[[], Awaitable[None]], report: HealthReport, check_s: float = CHECK_S) -> None:
+async def watch_storage(
+    check: Callable[[], Awaitable[None]], report: HealthReport, readiness: Readiness, check_s: float = CHECK_S
+) -> None:
     """Report at each change whether the state can be written, until cancelled. It could be when this begins.
 
     Args:
         check: Tries a write and raises its error.
         report: Publishes the result.
+        readiness: Receives the problem of the last try.
         check_s: Seconds between two tries.
     """
-    problem = ""
+    problem = readiness.problem = ""
     while True:
         await asyncio.sleep(min(check_s, RECHECK_S) if problem else check_s)
         before, problem = problem, await _problem(check)
+        readiness.problem = problem
         if problem and problem != before:
             LOG.error("the coordinator cannot write its state, and reports NOT_SERVING: %s", problem)
         elif before and not problem:

@@ -49,6 +49,8 @@ from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Stores
+from fanin.server.telemetry.calls import CallInterceptor
+from fanin.server.telemetry.instruments import Instruments
 from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 FLEET_SERVICE: Final = "fanin.v1.Fleet"
@@ -256,6 +258,7 @@ class Services:
     connections: Connections = field(default_factory=Connections)
     calls: CallLimits = field(default_factory=CallLimits)
     max_refused_lines: int = MAX_LINES
+    instruments: Instruments = field(default_factory=lambda: Instruments(time.time))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,8 +293,14 @@ class Bound:
 def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
     """Create a server and bind its port. Raises Conflict if the address is taken."""
     refused = LimitedLog(LOG, services.max_refused_lines)
-    rim = Rim(services.registry, services.waits, CallRates(services.calls, time.monotonic), refused)
-    server = aio.server(interceptors=(rim,), options=(*SERVER_OPTIONS, *services.connections.options()))
+    rim, calls = (
+        Rim(services.registry, services.waits, CallRates(services.calls, time.monotonic), refused),
+        CallInterceptor(services.instruments),
+    )
+    server = aio.server(
+        interceptors=(calls, rim),
+        options=(*SERVER_OPTIONS, *services.connections.options()),
+    )
     fleet = FleetService(services.coordinator, services.registry, services.stores)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     control_pb2_grpc.add_ControlServicer_to_server(ControlService(services.runs), server)

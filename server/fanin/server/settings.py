@@ -24,6 +24,8 @@ class Settings:
         names: Further host names and addresses under which devices reach it.
         durability: What an acknowledged Update survives.
         strategies: Flower strategies of the operator that Plans may name.
+        web: HOST:PORT of the page; None for the default of ``web.listener``.
+        has_page: Whether the page is served.
         data: Files of the data sets on which Versions are evaluated, by the name that a Plan uses.
     """
 
@@ -32,10 +34,18 @@ class Settings:
     names: tuple[str, ...] = ()
     durability: Durability = Durability.HOST
     strategies: tuple[str, ...] = ()
+    web: str | None = None
+    has_page: bool = False
     data: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
         parse_address("listen", self.listen)
+        if self.web is not None:
+            if not self.has_page:
+                raise InvalidInput(
+                    f"--web {self.web}: got it together with --no-web; remove one of the two", code="FN-1421"
+                )
+            parse_address("--web", self.web)
         for name, path in self.data.items():
             check_name("data", name)
             if not path.is_file():
@@ -51,7 +61,18 @@ class Settings:
         return parse_address("listen", self.listen)
 
     @property
+    def web_address(self) -> Address | None:
+        """The address of ``--web``, None without one."""
+        return None if self.web is None else parse_address("--web", self.web)
+
+    @property
+    def is_local_page(self) -> bool:
+        """Whether only this machine reaches the page."""
+        return self.web_address is None or self.web_address.is_loopback
+
+    @property
     def all_names(self) -> frozenset[str]:
         """All names that the certificate must cover."""
-        own = () if self.address.is_unspecified else (self.address.host,)
+        addresses = [address for address in (self.address, self.web_address) if address is not None]
+        own = [address.host for address in addresses if not address.is_unspecified]
         return frozenset((*LOCAL_NAMES, *own, *self.names))

@@ -16,7 +16,7 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -27,11 +27,13 @@ from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
 from fanin.clients.device.session.progress import progress
+from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.session_driver import DriverParts, SessionDriver, run_blocking
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change, ReportsSteps, Trainer
 from fanin.clients.transport import ReadPayload, Transport
 from fanin.edge.runtimes.base import NamedInputs
+from fanin.edge.scopes import current_scope, note_scope
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
@@ -53,6 +55,7 @@ class ClientParts:
         trusted: Public keys (hex) of the publishers whose Bundles the device runs.
         rng: Source of the session's random pauses.
         serving: The model for ``predict``; None for a client that only trains.
+        traces: The spans of this device; None for no traces.
     """
 
     transport: Transport
@@ -61,6 +64,7 @@ class ClientParts:
     trusted: Collection[str]
     rng: random.Random
     serving: Serving | None = None
+    traces: DeviceTraces | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +182,7 @@ class _ClientHost:
     def __init__(self, client: Client, parts: ClientParts, conditions: Conditions, max_updates: int) -> None:
         self._client = client
         self._trainer = parts.trainer
+        self._traces = parts.traces
         self._heartbeat = Heartbeat(parts.transport.report, parts.trainer, conditions)
         self._conditions = conditions
         self._max_updates = max_updates
@@ -202,6 +207,8 @@ class _ClientHost:
         self._heartbeat.stop()
 
     def observe(self, session: s.Session, action: e.SessionAction, event: e.SessionEvent) -> None:
+        if isinstance(event, e.Answered) and isinstance(event.answer, m.Assigned):
+            _note_work(event.answer.assignment)
         # After ``stop`` the app closes the connection, so the call under way fails as intended.
         if isinstance(event, e.Lost | e.Moot | e.Unable | e.Denied) and not self._conditions.is_stopping:
             LOG.warning("%s: %s", action.label, event.reason)
@@ -214,8 +221,9 @@ class _ClientHost:
             LOG.info(line)
 
     async def guard(self, action: e.SessionAction, work: Awaitable[e.SessionEvent]) -> e.SessionEvent:
+        _note_work(action.assignment if isinstance(action, e.Fetch | e.Train | e.Send | e.Abandon) else None)
         try:
-            return await work
+            return await (work if self._traces is None else self._traces.traced(action, work))
         except Exception as exc:
             # The only handler of unexpected errors. A device that ends here would be restarted and end again, unseen.
             # The coordinator receives a report and selects another device.
@@ -226,6 +234,12 @@ class _ClientHost:
             self._logged = action.label, reason
         is_work = isinstance(action, e.Refresh | e.Fetch | e.Train | e.Send)
         return e.Unable(reason=reason) if is_work else e.Lost(reason=reason)
+
+
+def _note_work(assignment: m.Assignment | None) -> None:
+    """Let the following lines of the log name the Round of an Assignment, or none."""
+    run, round_number = ("", 0) if assignment is None else (assignment.run_id, assignment.round)
+    note_scope(replace(current_scope(), run=run, round=round_number))
 
 
 class _BlockingCalls:

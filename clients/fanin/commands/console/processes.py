@@ -61,7 +61,9 @@ class Children:
     def serve(self, state: Path, listen: str = "127.0.0.1:0") -> subprocess.Popen[bytes]:
         """Start a coordinator and wait until it serves. Raises Unavailable if it does not start."""
         (state / ADDRESS_FILE).unlink(missing_ok=True)
-        process = self.start("coordinator", fanin_command(["serve", "--state", str(state), "--listen", listen]))
+        process = self.start(
+            "coordinator", fanin_command(["serve", "--state", str(state), "--listen", listen, "--no-web"])
+        )
         until = time.monotonic() + START_S
         while not (state / ADDRESS_FILE).exists():
             if process.poll() is not None or time.monotonic() > until:

@@ -7,17 +7,24 @@ character that changes the direction of text is printed as ``\\x1b``, ``\\x07`` 
 The log has one line for each record. A line feed in a peer's text could forge one, so its formatter escapes that, too.
 """
 
+import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from datetime import UTC, datetime
+from enum import StrEnum
 from types import TracebackType
 from typing import Final, TextIO, cast
 
+from fanin.edge.scopes import scope_of
 from fanin.protos.errors import FaninError
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 INDENT: Final = "    "
+LOG_FORMAT_VARIABLE: Final = "FANIN_LOG_FORMAT"
+"""The environment variable with the form of the log, for child processes."""
 LAYOUT: Final = "\n\t"
 """Characters that lay out a command's own text. A carriage return does so only as the first one of a write: a progress
 line begins with it."""
@@ -64,11 +71,33 @@ def escaped_output() -> Iterator[None]:
         yield
 
 
-def configure_logging(level: int) -> None:
-    """Log records of at least ``level`` to standard error."""
+class LogFormat(StrEnum):
+    """The form of the log on standard error."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def configure_logging(level: int, form: LogFormat = LogFormat.TEXT) -> None:
+    """Log records of at least ``level`` to standard error. Child processes that log have the same form."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLineFormatter(FORMAT))
+    handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else OneLineFormatter(FORMAT))
+    os.environ[LOG_FORMAT_VARIABLE] = form.value
     logging.basicConfig(level=level, handlers=[handler])
+    # Warnings of libraries are lines of the log, too.
+    logging.captureWarnings(form is LogFormat.JSON)
+
+
+def inherited_format() -> LogFormat:
+    """Return the form of the log of the process that started this one."""
+    return LogFormat.JSON if os.environ.get(LOG_FORMAT_VARIABLE) == LogFormat.JSON.value else LogFormat.TEXT
+
+
+def error_codes(record: logging.LogRecord) -> Iterable[str]:
+    """Return the codes of the errors that a record has as arguments or as its exception."""
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    errors = [*arguments, record.exc_info[1] if record.exc_info else None]
+    return dict.fromkeys(error.code for error in errors if isinstance(error, FaninError))
 
 
 class OneLineFormatter(logging.Formatter):
@@ -79,10 +108,8 @@ class OneLineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the record on one line."""
-        arguments = record.args if isinstance(record.args, tuple) else ()
-        errors = [*arguments, record.exc_info[1] if record.exc_info else None]
-        codes = dict.fromkeys(f" [{error.code}]" for error in errors if isinstance(error, FaninError))
-        return printable(super().formatMessage(record) + "".join(codes))
+        codes = "".join(f" [{code}]" for code in error_codes(record))
+        return printable(super().formatMessage(record) + codes)
 
     def formatException(
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -93,6 +120,32 @@ class OneLineFormatter(logging.Formatter):
     def formatStack(self, stack_info: str) -> str:
         """Return the stack, indented."""
         return _indented(super().formatStack(stack_info))
+
+
+class JsonFormatter(logging.Formatter):
+    """A formatter that returns one JSON object in ASCII on one line.
+
+    It has the fields ``time`` (RFC 3339, UTC), ``level``, ``logger`` and ``message``. As far as they are known, it also
+    has ``run``, ``round``, ``device``, ``code`` of an error, and ``exception`` with a traceback. The message is escaped
+    as in the text log before JSON escapes it, so that a program may print it.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record."""
+        scope, time = scope_of(record), datetime.fromtimestamp(record.created, UTC)
+        fields: dict[str, object] = {
+            "time": time.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": printable(record.getMessage()),
+            "run": printable(scope.run),
+            "round": scope.round,
+            "device": printable(scope.device),
+            "code": next(iter(error_codes(record)), getattr(record, "code", "")),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["exception"] = printable(self.formatException(record.exc_info), "\n")
+        return json.dumps({name: value for name, value in fields.items() if value})
 
 
 def _indented(text: str) -> str:

@@ -153,6 +153,29 @@ class DeviceSpread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimes:
+    """The parts of a Round's duration in seconds: the mean over the devices whose Updates it accepted.
+
+    Their sum is the duration of the Round.
+
+    Attributes:
+        num_devices: Devices whose times the coordinator knows.
+        wait_s: Until the device got its Assignment, and after its Update until the Round closed.
+        download_s: From the Assignment to the upload, without the training.
+        train_s: The training, as the device reports it.
+        upload_s: From the first call of the upload to the commit.
+        fold_s: From the closed set to the Version.
+    """
+
+    num_devices: int = 0
+    wait_s: float = 0.0
+    download_s: float = 0.0
+    train_s: float = 0.0
+    upload_s: float = 0.0
+    fold_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPublished:
     """A new Version.
 
@@ -189,6 +212,7 @@ class VersionPublished:
         device_spreads: Those of ``train_loss``, and of the parent's ``validation_loss`` and ``validation_accuracy``.
         not_reproducible: Whether a Flower strategy made the parameters that is not declared pure.
         strategy_metrics: The metrics that a Flower strategy returned, as ``train.NAME`` and ``evaluate.NAME``.
+        times: The parts of the Round's duration. None without a Round, or if the coordinator was restarted during it.
         by: The principal that published it; None for a Round.
     """
 
@@ -220,6 +244,7 @@ class VersionPublished:
     device_spreads: Mapping[str, DeviceSpread] = field(default_factory=lambda: MappingProxyType({}))
     not_reproducible: bool = False
     strategy_metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    times: RoundTimes | None = None
     by: Principal | None = None
 
 

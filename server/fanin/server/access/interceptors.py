@@ -34,6 +34,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
+from fanin.edge.scopes import LogScope, note_scope
 from fanin.protos import calls
 from fanin.protos.calls import DeviceCall
 from fanin.protos.errors import (
@@ -277,6 +278,7 @@ class Rim(aio.ServerInterceptor):
             return Newcomer(call=call, signature=signature)
         device = self._registry.device(call.device_id)
         self._registry.authenticate(device, call, signature)
+        note_scope(LogScope(device=device.device_id))
         return Principal(kind=PrincipalKind.DEVICE, id=device.device_id)
 
     async def _outcome(self, method: str, context: Context, work: Callable[[], Awaitable[R]]) -> "R | _Refusal":
@@ -286,7 +288,7 @@ class Rim(aio.ServerInterceptor):
                 return await work()
         except FaninError as exc:
             kind, text = type(exc).__name__, str(exc)[:MAX_TEXT_CHARS]
-            self._refused.log(kind, f"{method}: {kind}: {text} [{exc.code}]")
+            self._refused.log(kind, f"{method}: {kind}: {text} [{exc.code}]", exc.code)
             return self._refusal(exc, exc)
         except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
             failure = Unavailable(f"{method}: the coordinator's disk or network failed", code="FN-0512")

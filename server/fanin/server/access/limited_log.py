@@ -7,6 +7,7 @@ disk that holds the Updates.
 import asyncio
 import logging
 import sys
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,10 +37,16 @@ class LimitedLog:
         self._max_lines = max_lines
         self._windows: dict[str, _Window] = {}
 
-    def log(self, kind: str, text: str) -> None:
-        """Log a line, unless ``max_lines`` lines of its kind were logged within the window."""
+    def log(self, kind: str, text: str, code: str = "") -> None:
+        """Log a line, unless ``max_lines`` lines of its kind were logged within the window.
+
+        Args:
+            kind: Its kind.
+            text: The line.
+            code: The code of the error in it, for programs.
+        """
         if self._is_due(kind):
-            self._log.info("%s", text)
+            self._log.info("%s", text, extra={"code": code})
 
     def exception(self, text: str) -> None:
         """Log the exception that is being handled, with its traceback.
@@ -61,7 +68,8 @@ class LimitedLog:
         window = self._windows.get(kind)
         if window is None:
             window = self._windows[kind] = _Window()
-            asyncio.get_running_loop().call_later(WINDOW_S, self._end, kind)
+            # In a context of its own: the number is about no device.
+            asyncio.get_running_loop().call_later(WINDOW_S, self._end, kind, context=Context())
         window.num_calls += 1
         return window.num_calls <= self._max_lines
 

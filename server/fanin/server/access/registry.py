@@ -106,6 +106,14 @@ class Registry:
             )
         return Principal(kind=PrincipalKind.OPERATOR, id=token_sha256(token)[:OPERATOR_ID_CHARS])
 
+    def bearer(self, sha256: str) -> Principal:
+        """Return the principal of the token with a digest. Raises Unauthenticated if it was not issued here."""
+        if not self._store.has_token(sha256, Role.OPERATOR):
+            raise Unauthenticated(
+                "page: got a token that this coordinator did not create, expected an operator token", code="FN-0670"
+            )
+        return Principal(kind=PrincipalKind.OPERATOR, id=sha256[:OPERATOR_ID_CHARS])
+
     def has_token(self, token: str, role: Role) -> bool:
         """Return whether a token was issued here for a role."""
         return self._store.has_token(token_sha256(token), role)

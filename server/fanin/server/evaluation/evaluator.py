@@ -12,6 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Final, TypeVar
 
+from fanin.edge.scopes import about_run
 from fanin.protos.errors import InvalidInput, Unavailable
 from fanin.protos.messages import VersionEvaluation
 from fanin.protos.plans import EvaluationPlan
@@ -159,9 +160,9 @@ class HeldOutEvaluator:
             return True
         if run_id not in self._without_data:
             self._without_data.add(run_id)
-            LOG.warning(
-                "run %s: its Versions are not evaluated: got no data set %r, expected --data %s=PATH; known are %s",
-                *(run_id, name, name, sorted(self._data.paths)),
+            about_run(LOG, run_id).warning(
+                "its Versions are not evaluated: got no data set %r, expected --data %s=PATH; known are %s",
+                *(name, name, sorted(self._data.paths)),
             )
         return False
 
@@ -178,7 +179,7 @@ class HeldOutEvaluator:
             reply = outcome
         evaluation, score = self._recorded(number, plan, reply)
         if evaluation.problem:
-            LOG.warning("run %s: version %d was not evaluated: %s", run_id, number, evaluation.problem)
+            about_run(LOG, run_id).warning("version %d was not evaluated: %s", number, evaluation.problem)
         record = partial(self._stores.evaluations.add_evaluation, run_id, evaluation, score)
         with suppress(GivenUp):
             await self._persistently(run_id, record)
@@ -200,7 +201,7 @@ class HeldOutEvaluator:
             num_tries = self._num_tries.get((run_id, number), 0) + 1
             self._num_tries[run_id, number] = num_tries
             if num_tries < MAX_TRIES:
-                LOG.warning("run %s: version %d: %s; it is tried again", run_id, number, exc)
+                about_run(LOG, run_id).warning("version %d: %s; it is tried again", number, exc)
                 return None
             return EvaluationReply(problem=str(exc))
 

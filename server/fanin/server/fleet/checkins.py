@@ -16,6 +16,7 @@ from typing import Final
 from fanin.protos import messages as m
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.bulletin import Bulletin
+from fanin.server.fleet.observer import FleetObserver, Unobserved
 from fanin.server.fleet.retries import retry_window
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
@@ -34,6 +35,7 @@ class CheckIns:
 
     def __init__(self, runs: Runs, devices: DeviceDirectory, limits: Limits, rng: random.Random) -> None:
         self._runs = runs
+        self.observer: FleetObserver = Unobserved()
         self._bulletin = Bulletin(runs)
         self._devices = devices
         self._limits = limits
@@ -53,6 +55,7 @@ class CheckIns:
             the newest Version if the device serves an older one.
         """
         answer = await self._answer(device, check_in)
+        self.observer.answered(device, answer)
         if isinstance(answer, m.Assigned):
             work = answer.assignment
             return m.Assigned(assignment=await self._runs.driver(work.run_id).intake.with_state(device, work))

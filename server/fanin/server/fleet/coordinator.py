@@ -9,6 +9,7 @@ import random
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.checkins import CheckIns
 from fanin.server.fleet.downloads import Downloads
+from fanin.server.fleet.observer import FleetObserver
 from fanin.server.fleet.uploads import Uploads
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Files, Stores
@@ -33,14 +34,23 @@ class Coordinator:
         upload: ``Uploads.upload``.
         report: ``Uploads.report``.
         refuse: ``Uploads.refuse``.
+        uploads: The uploads under way.
+        uploading: ``Uploads.progress``.
     """
 
     def __init__(self, runs: Runs, stores: Stores, files: Files, limits: Limits, rng: random.Random) -> None:
         checkins = CheckIns(runs, stores.devices, limits, rng)
         downloads = Downloads(runs.drivers, files, limits)
-        uploads = Uploads(runs.drivers, files, limits)
+        self.uploads = uploads = Uploads(runs.drivers, files, limits)
+        self._observed = checkins, downloads, uploads
         self.check_in, self.stop = checkins.check_in, checkins.stop
         self.download = downloads.download
         self.upload, self.report, self.refuse = uploads.upload, uploads.report, uploads.refuse
+        self.uploading = uploads.progress
         runs.subscribe(checkins.on_change)
         runs.subscribe(uploads.on_change)
+
+    def observe(self, observer: FleetObserver) -> None:
+        """Let an observer see the outcome of each call. Call it before the coordinator serves."""
+        for part in self._observed:
+            part.observer = observer

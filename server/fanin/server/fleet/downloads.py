@@ -13,6 +13,7 @@ from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limits import Limits
 from fanin.server.access.permits import Permits
+from fanin.server.fleet.observer import FleetObserver, Unobserved
 from fanin.server.runs.driving.drivers import Drivers, run_of
 from fanin.server.storage.stores import Files
 
@@ -25,6 +26,7 @@ class Downloads:
 
     def __init__(self, drivers: Drivers, files: Files, limits: Limits) -> None:
         self._drivers = drivers
+        self.observer: FleetObserver = Unobserved()
         self._files = files
         self._stall_s = limits.stall_s
         self._permits = Permits()
@@ -55,6 +57,8 @@ class Downloads:
                     size_bytes = MAX_CHUNK_BYTES if permit.is_held else PIECE_BYTES
                     data = await self._read(sha256, offset, size_bytes)
                     for start in range(0, len(data), PIECE_BYTES):
+                        # Before the yield: a device may end the call once it has the last piece.
+                        self.observer.sent(min(PIECE_BYTES, len(data) - start))
                         with permit.lent(), budget.writing():
                             yield data[start : start + PIECE_BYTES]
                         budget.gain(PIECE_BYTES)

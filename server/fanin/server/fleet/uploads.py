@@ -15,12 +15,14 @@ from contextlib import ExitStack, aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+from fanin.edge.scopes import LogScope, note_scope
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidUpdate, StorageFull, StorageUnavailable, Unavailable, coded
 from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
 from fanin.server.access.permits import Permit, Permits
+from fanin.server.fleet.observer import AssignedWork, FleetObserver, Unobserved, WorkOutcome
 from fanin.server.rounds.decision import Accepted, Decision, Discarded, Later, Receive, Undecided
 from fanin.server.rounds.troubles import cannot_write
 from fanin.server.runs.driving.driver import RunDriver
@@ -40,6 +42,7 @@ class Uploads:
 
     def __init__(self, drivers: Drivers, files: Files, limits: Limits) -> None:
         self._drivers = drivers
+        self.observer: FleetObserver = Unobserved()
         self._files = files
         self._limits = limits
         self._permits = Permits()
@@ -47,6 +50,11 @@ class Uploads:
         # By device: the task that serves its upload.
         self._tasks: dict[str, asyncio.Task[object]] = {}
         self._transfers: set[_Transfer] = set()
+
+    @property
+    def num_active(self) -> int:
+        """Number of uploads under way."""
+        return len(self._tasks)
 
     async def upload(
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
@@ -79,6 +87,8 @@ class Uploads:
             raise Unavailable(
                 f"upload: {len(self._tasks)} are under way, expected fewer; try again later", code="FN-0677"
             )
+        note_scope(LogScope(run=driver.run_id, round=round_number, device=device))
+        work = AssignedWork(run_id=driver.run_id, round=round_number, device=device)
         current = asyncio.current_task()
         assert current is not None, "an upload is served by a task"
         earlier = self._tasks.get(device)
@@ -90,12 +100,15 @@ class Uploads:
                 earlier.cancel()
                 await run_to_end(asyncio.wait({earlier}))
             async with aclosing(self._receive(driver, round_number, device, header, pieces)) as replies:
-                num_replies = 0
+                num_replies, stored_bytes = 0, 0
                 async for reply in replies:
                     num_replies += 1
                     if num_replies > 1:
+                        self.observer.received(reply.received_bytes - stored_bytes)
                         # The disk has stored something since the first reply.
                         driver.course.storage_problem = ""
+                    stored_bytes = reply.received_bytes
+                    self._note_verdict(work, reply, is_first=num_replies == 1)
                     yield reply
         except (StorageFull, StorageUnavailable) as exc:
             driver.course.storage_problem = cannot_write(exc)
@@ -103,6 +116,7 @@ class Uploads:
         except InvalidInput as exc:
             # The same Assignment would bring the same Update. So it is over, also without a report.
             driver.updates.refuse(round_number, device, coded(exc))
+            self.observer.concluded(work, WorkOutcome.REFUSED, exc.code)
             raise
         finally:
             if self._tasks.get(device) is current:
@@ -119,6 +133,7 @@ class Uploads:
             Unavailable: The Run is paused between two Rounds, or waits for its operator.
         """
         driver, round_number = self._drivers.of_assignment(report.assignment_id, device)
+        note_scope(LogScope(run=driver.run_id, round=round_number, device=device))
         if report.progress is not None:
             return _reply(driver.updates.note_progress(round_number, device, report.progress), driver)
         decision = await driver.updates.decide(round_number, device)
@@ -128,6 +143,8 @@ class Uploads:
                 # Quoted, cut and limited, because a peer chooses this text and our log holds it.
                 text = f"run {driver.run_id}: round {round_number}: device {device} gave up: {report.failure!r:.400}"
                 self._failures.log("GaveUp", text)
+                work = AssignedWork(run_id=driver.run_id, round=round_number, device=device)
+                self.observer.concluded(work, WorkOutcome.GAVE_UP)
             decision = Discarded(is_open=True)
         return _reply(decision, driver)
 
@@ -135,6 +152,14 @@ class Uploads:
         """Free the place of a device that sent something else than an Update, with the error of its upload."""
         for driver in self._drivers.running():
             driver.updates.refuse_any(device, reason)
+
+    def progress(self, run_id: str) -> dict[str, tuple[int, int]]:
+        """Return the received bytes and the size of the Updates of a Run that are being uploaded, by device."""
+        return {
+            each.device: (each.upload.received_bytes, each.upload.header.payload.size_bytes)
+            for each in self._transfers
+            if each.upload is not None and each.driver.run_id == run_id
+        }
 
     def on_change(self) -> None:
         """End the uploads whose Updates no longer count."""
@@ -153,6 +178,7 @@ class Uploads:
             resources.enter_context(self._listed(transfer))
             # Shielded from the device's disconnection: the file must be closed in any case.
             upload = await run_to_end(self._files.run(self._open, resources, header, device))
+            transfer.upload = upload
             permit = resources.enter_context(self._permits.one())
             source = _Pieces(pieces, transfer.budget, permit)
             try:
@@ -224,10 +250,19 @@ class Uploads:
             # Before the decision, so that no change after it is missed.
             changed = transfer.driver.course.changed
             # Shielded from the device's disconnection: after a commit, no upload may remain.
-            decision = await run_to_end(updates.commit(transfer.device, upload))
+            work = AssignedWork(run_id=transfer.driver.run_id, round=transfer.round, device=transfer.device)
+            with self.observer.committing(work):
+                decision = await run_to_end(updates.commit(transfer.device, upload))
             if not isinstance(decision, Later):
                 return decision
             await changed.wait()
+
+    def _note_verdict(self, work: AssignedWork, reply: m.UploadReply, *, is_first: bool) -> None:
+        # The first reply to an Update that was accepted before is its verdict.
+        if reply.update_state is m.UpdateState.ACCEPTED and not is_first:
+            self.observer.concluded(work, WorkOutcome.ACCEPTED)
+        elif reply.update_state is m.UpdateState.DISCARDED:
+            self.observer.concluded(work, WorkOutcome.DISCARDED)
 
     async def _discard(self, assignment_id: str) -> None:
         await self._files.run(self._files.spool.discard, assignment_id)
@@ -259,6 +294,7 @@ class _Transfer:
         device: The device.
         budget: The time that the device may take.
         decision: The decision about its Update after the last change of a Run.
+        upload: Its file, None before it is open.
     """
 
     driver: RunDriver
@@ -266,6 +302,7 @@ class _Transfer:
     device: str
     budget: DelayBudget
     decision: Decision
+    upload: Upload | None = None
 
     def look(self) -> None:
         """Decide again after a change, and end the wait for the device if the Update does not count or is undecided."""

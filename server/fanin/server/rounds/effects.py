@@ -40,7 +40,7 @@ from fanin.server.aggregation.statistics import (
     train_loss_of,
 )
 from fanin.server.aggregation.weights import RunningScale, examples_of, scale_of
-from fanin.server.rounds.recent import OpenedRound, RecentRounds
+from fanin.server.rounds.recent import OpenedRound, RecentRounds, WorkTime, round_times
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
@@ -59,11 +59,15 @@ class RoundWork:
         setup: The setup of the Run.
         stores: The record of the Round.
         files: The payloads of the Updates, and the blobs of the Versions.
+
+    Attributes:
+        outer_step_at_s: Wall time at which the sum was complete and the outer step began, None before that.
     """
 
     def __init__(
         self, opened: OpenedRound, recent: RecentRounds, setup: RunSetup, stores: DriverStores, files: Files
     ) -> None:
+        self.outer_step_at_s: float | None = None
         self.record = opened.record
         self.base = opened.base
         self._recent = recent
@@ -76,20 +80,25 @@ class RoundWork:
         self._headers: dict[str, m.UpdateHeader] = {}
         self._statistics: dict[str, Mapping[str, int]] = {}
         self._resumed_bytes = 0
+        self._work: list[tuple[WorkTime, float]] = []
+        self._closed_at_s = 0.0
         self._scale = RunningScale(setup.plan)
         self._state: OuterState = {}
         self._set_fold = SetFold(self._rule(), setup.layout.total_table, opened.record.grid, self._contribution)
         self._updates = SpooledUpdates(plan=setup.plan, codec=setup.codec.codec, layout=setup.layout, spool=files.spool)
         self._folded: _Folded | None = None
 
-    def add_committed(self, update: CommittedUpdate, resumed_bytes: int = 0) -> None:
+    def add_committed(self, update: CommittedUpdate, resumed_bytes: int = 0, time: WorkTime | None = None) -> None:
         """Remember a committed Update, and its header until ``accumulate`` adds it.
 
         Args:
             update: The Update.
             resumed_bytes: Bytes of the payload that a connection before the last one had delivered.
+            time: When the device worked for it, None if that is not known.
         """
         self._remember(update)
+        if time is not None:
+            self._work.append((time, update.header.telemetry.train_s))
         self._headers[update.device_id] = update.header
         self._resumed_bytes += resumed_bytes
 
@@ -108,8 +117,9 @@ class RoundWork:
             others_wait: Whether enough other devices wait for a quorum.
         """
         record, stores, cohort = self.record, self._stores, self._setup.plan.cohort
+        self._closed_at_s = stores.wall()
         closed = await stores.writer.close(
-            record.round, cohort=cohort, now_s=stores.wall(), cause=cause, others_wait=others_wait
+            record.round, cohort=cohort, now_s=self._closed_at_s, cause=cause, others_wait=others_wait
         )
         # Commits whose reports were lost are in the record only.
         unknown = tuple(device for device in closed.accepted if device not in self._facts)
@@ -168,13 +178,13 @@ class RoundWork:
         return await stores.writer.fail(record.round, reason=reason, now_s=stores.wall())
 
     def _publication(self, version: m.Version, folded: "_Folded", now_s: float) -> m.VersionPublished:
-        result, facts = folded.result, tuple(self._facts.values())
+        result, facts, opened_at_s = folded.result, tuple(self._facts.values()), self.record.opened_at_s
         return m.VersionPublished(
             number=version.number,
             version_sha256=version.sha256,
             parent=version.parent,
             round=self.record.round,
-            round_s=now_s - self.record.opened_at_s,
+            round_s=now_s - opened_at_s,
             bytes_down=sum(each.telemetry.bytes_downloaded for each in facts),
             bytes_up=sum(each.wire_bytes for each in facts),
             bytes_down_resumed=sum(each.telemetry.bytes_resumed for each in facts),
@@ -198,6 +208,7 @@ class RoundWork:
             device_spreads=folded.device_spreads,
             not_reproducible=folded.strategy is not None and not self._setup.plan.flower.strategy_is_pure,
             strategy_metrics={} if folded.strategy is None else folded.strategy.metrics,
+            times=round_times(self._work, self._closed_at_s - opened_at_s, now_s - opened_at_s),
         )
 
     def _remember(self, update: CommittedUpdate) -> None:
@@ -278,6 +289,7 @@ class RoundWork:
 
         try:
             aggregate = self._set_fold.complete(accepted)
+            self.outer_step_at_s = self._stores.wall()
             # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
             step = OuterStep(aggregate, setup.layout, self.record.grid, setup.codec, setup.optimizer)
             # Of earlier Versions, only statistics and counters are used: the devices' values are relative to them.

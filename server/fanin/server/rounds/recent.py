@@ -5,10 +5,10 @@ published (from outside, or by a rollback) starts a new lineage. Updates trained
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fanin.protos.messages import Version
+from fanin.protos.messages import RoundTimes, Version
 from fanin.server.storage.records import RoundRecord
 
 
@@ -128,3 +128,69 @@ class AtWork:
             if now < deadline and recent.counts_from(number, current.base_version)
         }
         return frozenset(self._work)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkTime:
+    """When a device worked for a Round, in seconds since the Round was opened."""
+
+    assigned_s: float
+    upload_s: float
+    committed_s: float
+
+
+class WorkTimes:
+    """When the devices of the open Round began to work and to upload.
+
+    Args:
+        opened: The time at which the Round was opened, on the machine's clock.
+    """
+
+    def __init__(self, opened: float) -> None:
+        self._opened = opened
+        self._assigned: dict[str, float] = {}
+        self._uploads: dict[str, float] = {}
+
+    def begin(self, device: str, now: float) -> None:
+        """Note that a device got its Assignment."""
+        self._assigned[device] = now - self._opened
+
+    def upload(self, device: str, now: float) -> None:
+        """Note that a device uploads. Later connections of the same upload change nothing."""
+        self._uploads.setdefault(device, now - self._opened)
+
+    def commit(self, device: str, now: float) -> WorkTime | None:
+        """Return when a device worked whose Update is committed now; None if it began in an earlier Round."""
+        if device not in self._assigned or device not in self._uploads:
+            return None
+        return WorkTime(
+            assigned_s=self._assigned[device], upload_s=self._uploads[device], committed_s=now - self._opened
+        )
+
+
+def round_times(work: Sequence[tuple[WorkTime, float]], closed_s: float, published_s: float) -> RoundTimes | None:
+    """Return the parts of a Round's duration, the mean over its devices.
+
+    Args:
+        work: When each device worked, and the seconds of its training.
+        closed_s: When the Round closed, in seconds since it was opened.
+        published_s: When it published its Version, likewise.
+
+    Returns:
+        The parts, None without a device.
+    """
+    if not work:
+        return None
+    num = len(work)
+    # A device reports the time of its training, so it may report more than passed.
+    train_s = [min(seconds, max(one.upload_s - one.assigned_s, 0.0)) for one, seconds in work]
+    busy_s = sum(one.upload_s - one.assigned_s for one, _ in work) / num
+    upload_s = sum(one.committed_s - one.upload_s for one, _ in work) / num
+    return RoundTimes(
+        num_devices=num,
+        wait_s=max(closed_s - busy_s - upload_s, 0.0),
+        download_s=max(busy_s - sum(train_s) / num, 0.0),
+        train_s=sum(train_s) / num,
+        upload_s=upload_s,
+        fold_s=max(published_s - closed_s, 0.0),
+    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fanin.edge.files import DISK_PROBLEMS, disk_problem
+from fanin.edge.scopes import about_run
 from fanin.protos.errors import FaninError, StorageFull, StorageUnavailable, Unavailable, public
 from fanin.server.rounds import events as e
 
@@ -115,7 +116,8 @@ class RepeatedTroubles:
         if self._causes.get((run_id, work)) != cause:
             self._causes[run_id, work] = cause
             has_text = isinstance(error, FaninError)
-            self._log.error("run %s: %s: %s%s", run_id, work, error, suffix, exc_info=None if has_text else error)
+            trace = None if has_text else error
+            about_run(self._log, run_id).error("%s: %s%s", work, error, suffix, exc_info=trace)
 
     def clear(self, run_id: str, work: str) -> None:
         """Forget the failures of some work for a Run, because it succeeded."""

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Protocol
 
+from fanin.edge.scopes import about_run
 from fanin.protos.errors import FaninError, Superseded
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
@@ -44,11 +45,11 @@ class LogObserver:
 
     def starting(self, run_id: str, effect: e.Effect) -> None:
         """Log an effect that is about to be carried out."""
-        EFFECTS.debug("run %s: %s", run_id, effect)
+        about_run(EFFECTS, run_id).debug("%s", effect)
 
     def finished(self, run_id: str, effect: e.Effect) -> None:
         """Log an effect that was carried out."""
-        EFFECTS.debug("run %s: done %s", run_id, type(effect).__name__)
+        about_run(EFFECTS, run_id).debug("done %s", type(effect).__name__)
 
 
 class Worker:
@@ -105,7 +106,8 @@ class Worker:
             leave(exc)
 
     async def _carry_out(self, queued: QueuedEffect, carry_out: EffectHandler, give_up: FailureHandler) -> None:
-        _, effect = queued
+        work, effect = queued
+        log = about_run(LOG, self._run_id, 0 if work is None else work.record.round)
         began_s = asyncio.get_running_loop().time()
         for num_tries in count(1):
             self._hurried.clear()
@@ -121,7 +123,7 @@ class Worker:
                 tried_s = asyncio.get_running_loop().time() - began_s
                 is_last = tried_s >= trouble.give_up_after_s
                 text = f"{trouble.effect} failed{' and is given up' * is_last}"
-                LOG.error("run %s: %s: %s", self._run_id, text, exc, exc_info=_needs_trace(exc))
+                log.error("%s: %s", text, exc, exc_info=_needs_trace(exc))
             if is_last and await self._is_given_up(queued, trouble.given_up(tried_s), give_up):
                 return
             self.trouble = trouble.reason
@@ -135,7 +137,8 @@ class Worker:
         except Superseded:
             raise
         except Exception as exc:  # The record cannot be written now, so the effect is repeated.
-            LOG.error("run %s: giving up failed: %s", self._run_id, exc, exc_info=_needs_trace(exc))
+            log = about_run(LOG, self._run_id)
+            log.error("giving up failed: %s", exc, exc_info=_needs_trace(exc))
             return False
         return True
 

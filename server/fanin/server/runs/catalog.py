@@ -297,6 +297,10 @@ class Runs:
         except Corrupted:
             return damaged_description(await self.info(run_id), self._stores)
 
+    async def run_ids(self) -> tuple[str, ...]:
+        """Return the ids of all Runs, oldest first."""
+        return await self._stores.runs.run_ids()
+
     async def listed(self, from_index: int = 0) -> ListedRuns:
         """Return a page of the summaries of all Runs of the record, oldest first."""
         run_ids = await self._stores.runs.run_ids()

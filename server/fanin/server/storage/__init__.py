@@ -9,6 +9,7 @@ Modules, in reading order:
     origins.py       the grid and the outer state that a Round starts on
     population.py    all enrolled devices in memory
     lanes.py         threads for blocking work
+    durations.py     durations of an operation, counted by bounds
     blobs.py         Chunks of Bundles and Versions in a folder
     collector.py     the removal of Chunks and keys that nothing uses
     spool.py         uploads under way and committed payloads in a folder

@@ -10,7 +10,16 @@ from functools import cached_property
 
 from fanin.protos.calls import device_id_of
 from fanin.protos.chunks import Artifact
-from fanin.protos.messages import Delegation, Principal, RunState, StartRun, UpdateHeader, Version, VersionPublished
+from fanin.protos.messages import (
+    Delegation,
+    LoggedEvent,
+    Principal,
+    RunState,
+    StartRun,
+    UpdateHeader,
+    Version,
+    VersionPublished,
+)
 from fanin.protos.wire import to_proto
 from fanin.v1 import fleet_pb2
 
@@ -154,6 +163,35 @@ class RoundSummary:
     record: RoundRecord
     num_updates: int
     version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedEntry:
+    """An event among those of all Runs.
+
+    Attributes:
+        position: Increases with each event of the coordinator. It orders events and marks a place in a list. Another
+            folder, and a restored one, has other positions.
+        run_id: The Run.
+        logged: The event.
+    """
+
+    position: int
+    run_id: str
+    logged: LoggedEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRow:
+    """A Version, the Round that published it (0 for one from outside), and the event of its publication.
+
+    Version 0 has no event.
+    """
+
+    version: Version
+    round: int
+    published: VersionPublished | None
+    time_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,16 +4,18 @@ Both consist of Protocols (``protocols``). The composition (``folder``) chooses 
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from fanin.server.storage.durations import Durations
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.commands import CommandStore
 from fanin.server.storage.protocols.devices import DeviceStore
 from fanin.server.storage.protocols.evaluations import EvaluationStore
 from fanin.server.storage.protocols.files import Blobs, Spool
+from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
 from fanin.server.storage.protocols.rounds import RoundRecords
 from fanin.server.storage.protocols.runs import RunRecords
@@ -104,14 +106,18 @@ class CoordinatorState:
         files: Blobs and spool, for the event loop.
         runs: Runs and Versions, for verification.
         rounds: Rounds and Updates, for verification.
+        history: The record in pages, for people.
         check: Writes to the database and to the disk, without a change of the record. It raises the error of a write.
+        write_times: The durations of the writes to the database.
     """
 
     stores: Stores
     files: Files
     runs: RunArchive
     rounds: RoundArchive
+    history: HistoryStore
     check: Callable[[], Awaitable[None]]
+    write_times: Durations = field(default_factory=Durations)
 
     @property
     def devices(self) -> DeviceStore:

@@ -6,4 +6,5 @@ Reading order:
 - ``machine``: the transition table
 - ``outcomes``: the event for an error; the Bundle that the data do not fit
 - ``progress``: the log line for an event
+- ``tracing``: the spans of actions
 """

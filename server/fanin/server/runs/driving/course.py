@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from fanin.edge.scopes import about_run
 from fanin.protos.errors import Superseded
 from fanin.protos.messages import RoundPhase, TrainingProgress
 from fanin.protos.texts import counted
@@ -18,7 +19,7 @@ from fanin.server.rounds.decision import Facts
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.machine import Round
 from fanin.server.rounds.opening import Moment, begin_round
-from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds
+from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds, WorkTimes
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import Worker
 from fanin.server.selection.participation import Participation
@@ -47,6 +48,7 @@ class Course:
         assignments: The Assignments of the Run, by their ids.
         recent: The Rounds whose Updates count.
         at_work: The devices that hold an Assignment.
+        times: When they began, None if this process did not open the Round.
         participation: The last Rounds of the devices.
         presence: The devices at work that report progress.
         standing: The faults of the devices.
@@ -74,6 +76,7 @@ class Course:
         self.assignments = Assignments(setup)
         self.recent = RecentRounds(run.start.plan.aggregation.max_staleness)
         self.at_work = AtWork()
+        self.times: WorkTimes | None = None
         self.participation = Participation()
         cohort = run.start.plan.cohort
         self.presence = Presence(interval_of(cohort))
@@ -174,6 +177,8 @@ class Course:
             return False
         if is_new:
             self.at_work.begin(device, self.work.record.round, self.now() + self.round.rules.deadline_s)
+            if self.times is not None:
+                self.times.begin(device, self.now())
             self.recent.begin_assignment(self.work.record.round, device)
             self.participation.note(device, self.work.record.round)
         return True
@@ -213,6 +218,7 @@ class Course:
         """
         self.recent.add(opened)
         moment = Moment(now=self.now(), wall_s=wall_s)
+        self.times = None if resumes else WorkTimes(moment.now)
         carried = self.at_work.carry(self.recent, opened.record, moment.now)
         self.presence.keep(carried)
         self._set_sweep()
@@ -280,9 +286,9 @@ class Course:
             for device in gone:
                 self.at_work.end(device)
                 self.standing.miss(device, now)
-            LOG.warning(
-                "run %s: the round no longer waits for %s: %.200s",
-                self.run_id,
+            log = about_run(LOG, self.run_id, 0 if self.work is None else self.work.record.round)
+            log.warning(
+                "the round no longer waits for %s: %.200s",
                 counted(len(gone), "silent device"),
                 ", ".join(gone),
             )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final, assert_never
 
 from fanin.edge.codecs.scaffold import declared_devices
+from fanin.edge.scopes import about_run
 from fanin.protos.messages import MAX_NUMBER, RoundPhase, RunRested, RunState, RunWarned, devices_gone
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
@@ -242,7 +243,7 @@ class RunDriver:
 
     async def _warn(self, warnings: tuple[RunWarned, ...]) -> None:
         for warning in warnings:
-            LOG.warning("run %s: %s", self.run_id, warning.text)
+            about_run(LOG, self.run_id).warning("%s", warning.text)
         if warnings:
             await self._stores.writer.warn(warnings, self._stores.wall())
             self._warnings.note(warnings)
@@ -272,7 +273,7 @@ class RunDriver:
             await clear_spool(self.run, current, self.course.recent, self._stores, self._files)
         except OSError as exc:
             # The files cost only space, and the next Round's end tries again.
-            LOG.warning("run %s: files that are no longer needed stay: %s", self.run_id, exc)
+            about_run(LOG, self.run_id).warning("files that are no longer needed stay: %s", exc)
 
     async def _follow_record(self) -> None:
         course = self.course

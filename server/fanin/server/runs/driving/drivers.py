@@ -6,11 +6,12 @@ coordinator drives it: its driver is stopped, and a task follows its record for 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from fanin.edge.scopes import about_run
 from fanin.protos.chunks import short
 from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, Unavailable, public
 from fanin.protos.messages import RunState
@@ -144,6 +145,11 @@ class Drivers:
         self.driver(run_id)
         return self._controls[run_id]
 
+    @property
+    def broken(self) -> Collection[str]:
+        """The Runs that could not be continued here, or that another coordinator drives."""
+        return self._broken.keys()
+
     def is_broken(self, run_id: str) -> bool:
         """Return whether a Run could not be continued here, or is driven by another coordinator."""
         return run_id in self._broken
@@ -206,7 +212,8 @@ class Drivers:
                 raise
         except Exception as exc:  # Any error: devices and operators receive a public reason, and the log has the error.
             self._broken[run_id] = f"run {run_id}: cannot be taken up: {reason_of(exc)}"
-            LOG.error("run %s: cannot be taken up: %s", run_id, exc, exc_info=not isinstance(exc, FaninError))
+            has_text = isinstance(exc, FaninError)
+            about_run(LOG, run_id).error("cannot be taken up: %s", exc, exc_info=not has_text)
             raise Conflict(self._broken[run_id], code="FN-0615") from exc
         self._drivers[run_id] = driver
         self._controls[run_id] = RunControl(driver, self._stores)
@@ -216,7 +223,7 @@ class Drivers:
 
     def _leave(self, run_id: str, superseded: Superseded) -> None:
         """Serve a Run no longer that another coordinator drives. The next command of an operator takes it back."""
-        LOG.warning("run %s: left to another coordinator: %s", run_id, superseded)
+        about_run(LOG, run_id).warning("left to another coordinator: %s", superseded)
         self._superseded.append(self._drivers.pop(run_id))
         self._controls.pop(run_id)
         self._broken[run_id] = f"run {run_id}: {public(superseded)[0]}"

@@ -13,6 +13,7 @@ from typing import Final
 
 from rpds import HashTrieSet
 
+from fanin.edge.scopes import about_run
 from fanin.protos import messages as m
 from fanin.server.rounds import events as e
 from fanin.server.rounds.troubles import SEE_LOG
@@ -90,7 +91,7 @@ class Intake:
                     chosen += select(course.setup.policy, group, num_left, course.work.record.round, rng)
         except BrokenPolicy as exc:
             reason = f"the selection policy {course.setup.plan.cohort.selection!r} broke its contract: {exc}"
-            LOG.error("run %s: %s", course.run_id, reason, exc_info=exc.__cause__)
+            about_run(LOG, course.run_id).error("%s", reason, exc_info=exc.__cause__)
             course.step(e.Broken(reason=f"{reason}; {SEE_LOG}"))
             return ()
         self._note_choice(course.work.record.round, candidates, has_chosen=bool(chosen))
@@ -104,7 +105,8 @@ class Intake:
         course.passed_over.update(device.device_id for device in candidates)
         if self._warned_round != round_number:
             self._warned_round = round_number
-            LOG.warning("run %s: round %d waits: %s", course.run_id, round_number, starvation_of(course))
+            log = about_run(LOG, course.run_id, round_number)
+            log.warning("round %d waits: %s", round_number, starvation_of(course))
 
     def pause_s(self, device: str) -> float:
         """Return the seconds until a device that pauses may receive an Assignment again, 0.0 if it may have one now."""

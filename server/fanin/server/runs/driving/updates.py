@@ -56,6 +56,8 @@ class UpdateDecisions:
         decision = await self.decide(round_number, device)
         if isinstance(decision, Receive | Later):
             check_header(header, self._expected(decision.origin))
+            if self._course.times is not None:
+                self._course.times.upload(device, self._course.now())
         return decision
 
     async def decide(self, round_number: int, device: str) -> Decision:
@@ -206,7 +208,8 @@ class UpdateDecisions:
         if work is None or machine is None or update.round != work.record.round or not machine.is_open:
             return
         if update.device_id not in machine.cohort.accepted:
-            work.add_committed(update, resumed_bytes)
+            time = None if course.times is None else course.times.commit(update.device_id, course.now())
+            work.add_committed(update, resumed_bytes, time)
             course.stop_working(update.device_id)
             course.standing.clear(update.device_id)
             course.step(e.UpdateCommitted(device=update.device_id))

@@ -12,5 +12,6 @@ Modules, in reading order:
     leases.py      two drivers of one Run
     commands.py    commands of operators
     evaluations.py evaluations of Versions on held-out data
+    history.py     the record in pages
     databases.py   ``check_stores``: all of a database's stores
 """

@@ -195,5 +195,6 @@ async def _check_events(stores: DriverStores) -> None:
     assert [one.event for one in page] == expected, f"event_page: got {[one.event for one in page]}"
     assert [one.sequence for one in page] == [1, 2, 3, 4, 5, 6], "event_page: expected numbers from 1 without gaps"
     assert [one.time for one in page] == [10.0, 20.0, 30.0, 10.0, 58.0, 60.0], "event_page: got other times"
+    assert await stores.runs.newest_sequence(RUN) == 6, "newest_sequence: expected the number of the last event"
     assert await stores.runs.event_page(RUN, 3) == page[2:], "event_page: expected the events from a number on"
     assert await stores.runs.event_page("other", 0) == (), "event_page: returned the events of another run"

@@ -39,6 +39,7 @@ async def check_runs(runs: RunRecords) -> None:
     assert await runs.lineage_start(RUN) == 0, "lineage_start: of a new run is not 0"
     assert await runs.publication(RUN, 0) is None, "publication: returned an event of version 0"
     assert await runs.event_page(RUN, 0) == (), "event_page: a new run has events"
+    assert await runs.newest_sequence(RUN) == 0, "newest_sequence: a new run has events"
 
 
 async def _check_unused_keys(runs: RunRecords) -> None:

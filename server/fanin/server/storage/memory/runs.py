@@ -155,3 +155,8 @@ class MemoryRuns:
         """See ``EventStore.event_page``."""
         rows, first = self._database.runs.get(run_id), max(from_sequence - 1, 0)
         return () if rows is None else tuple(rows.events[first : first + PAGE_EVENTS])
+
+    async def newest_sequence(self, run_id: str) -> int:
+        """See ``EventStore.newest_sequence``."""
+        rows = self._database.runs.get(run_id)
+        return 0 if rows is None else len(rows.events)

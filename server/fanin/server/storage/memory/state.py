@@ -8,6 +8,7 @@ from fanin.server.storage.memory.commands import MemoryCommands
 from fanin.server.storage.memory.database import MemoryDatabase
 from fanin.server.storage.memory.devices import MemoryDevices
 from fanin.server.storage.memory.evaluations import MemoryEvaluations
+from fanin.server.storage.memory.history import MemoryHistory
 from fanin.server.storage.memory.payloads import MemorySpool
 from fanin.server.storage.memory.rounds import MemoryRoundArchive, MemoryRounds
 from fanin.server.storage.memory.runs import MemoryRunArchive, MemoryRuns
@@ -47,6 +48,7 @@ class MemoryState:
             files=Files(blobs=self._blobs, spool=self._spool, lane=inline),
             runs=MemoryRunArchive(database),
             rounds=MemoryRoundArchive(database),
+            history=MemoryHistory(database),
             check=_written,
         )
 

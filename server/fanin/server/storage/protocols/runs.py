@@ -154,6 +154,10 @@ class EventStore(Protocol):
         """
         ...
 
+    async def newest_sequence(self, run_id: str) -> int:
+        """Return the sequence number of a Run's newest event, 0 without one."""
+        ...
+
     async def warnings(self, run_id: str) -> tuple[RunWarned, ...]:
         """Return the warnings of a Run, oldest first."""
         ...

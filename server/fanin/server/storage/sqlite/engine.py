@@ -25,10 +25,13 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 from fanin.edge.files import disk_problem, storage_error
 from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, StorageUnavailable
 from fanin.server.storage.disk import Durability, failed_write
+from fanin.server.storage.durations import Durations
 from fanin.server.storage.sqlite import schema
 
 _WRITES: Final = "fanin_writes"
 """The execution option of a transaction that writes."""
+_TIMES: Final = "fanin_write_times"
+"""The execution option with the durations of these transactions."""
 _NOT_WRITABLE: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
 """A file that this user may not open or write, or that is a folder."""
 _LOCKED: Final = "another process holds the database; end that process, or wait for it"
@@ -50,9 +53,8 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         StorageUnavailable: Another process holds the database, or it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(
-        f"sqlite:///{path}", poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 30}
-    )
+    connect, options = {"check_same_thread": False, "timeout": 30}, {_TIMES: Durations()}
+    engine = create_engine(f"sqlite:///{path}", poolclass=StaticPool, connect_args=connect, execution_options=options)
     synchronous = {Durability.HOST: "FULL", Durability.PROCESS: "NORMAL"}[durability]
 
     @event.listens_for(engine, "connect")
@@ -111,6 +113,28 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
     return engine
 
 
+def open_reader(path: Path) -> Engine:
+    """Return an engine that only reads a database that ``open_engine`` opened, from any number of threads.
+
+    With a write-ahead log, it neither waits for a transaction nor delays one. It connects when it is first used.
+    """
+    engine = create_engine(f"sqlite:///{path}", connect_args={"check_same_thread": False, "timeout": 30})
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA query_only=ON")
+        cursor.close()
+
+    @event.listens_for(engine, "handle_error")
+    def translate(context: ExceptionContext) -> None:
+        error = context.original_exception
+        if isinstance(error, sqlite3.Error):
+            _translate(error, path)
+
+    return engine
+
+
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
     """A transaction that writes. It waits for the write lock before it reads.
@@ -119,8 +143,15 @@ def writing(engine: Engine) -> Iterator[Connection]:
 
     Reference: https://www.sqlite.org/isolation.html
     """
-    with engine.execution_options(**{_WRITES: True}).begin() as connection:
+    with write_times(engine).timed(), engine.execution_options(**{_WRITES: True}).begin() as connection:
         yield connection
+
+
+def write_times(engine: Engine) -> Durations:
+    """Return the durations of the transactions that wrote, from the wait for the write lock to the commit."""
+    times = engine.get_execution_options()[_TIMES]
+    assert isinstance(times, Durations), "open_engine sets it"
+    return times
 
 
 def touch(engine: Engine) -> None:

@@ -25,6 +25,7 @@ from fanin.server.storage.records import (
 )
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
+from fanin.server.storage.sqlite.history import SqliteHistory
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
 from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, SqliteLeases, SqliteWriter, commit_all
@@ -100,6 +101,7 @@ class LanedRuns(_Laned[SqliteRuns]):
     lineage_start = laned(SqliteRuns.lineage_start)
     publication = laned(SqliteRuns.publication)
     event_page = laned(SqliteRuns.event_page)
+    newest_sequence = laned(SqliteRuns.newest_sequence)
     warnings = laned(SqliteRuns.warnings)
 
 
@@ -145,6 +147,17 @@ class LanedEvaluations(_Laned[SqliteEvaluations]):
     evaluation_page = laned(SqliteEvaluations.evaluation_page)
     newest_evaluation = laned(SqliteEvaluations.newest_evaluation)
     best_evaluation = laned(SqliteEvaluations.best_evaluation)
+
+
+class LanedHistory(_Laned[SqliteHistory]):
+    """``HistoryStore`` over SQLite."""
+
+    feed = laned(SqliteHistory.feed)
+    feed_after = laned(SqliteHistory.feed_after)
+    rounds_before = laned(SqliteHistory.rounds_before)
+    versions_before = laned(SqliteHistory.versions_before)
+    publications = laned(SqliteHistory.publications)
+    evaluations_of = laned(SqliteHistory.evaluations_of)
 
 
 class LanedLeases:

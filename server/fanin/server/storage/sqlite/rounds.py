@@ -53,25 +53,8 @@ class SqliteRounds:
 
     def latest(self, run_id: str, limit: int) -> tuple[RoundSummary, ...]:
         """Return the last ``limit`` Rounds of a Run, newest first."""
-        rounds, updates, versions = schema.rounds, schema.updates, schema.versions
-        count = (
-            select(func.count())
-            .select_from(updates)
-            .where(updates.c.run_id == run_id, updates.c.round == rounds.c.round)
-            .scalar_subquery()
-        )
-        number = (
-            select(versions.c.number)
-            .where(versions.c.run_id == run_id, versions.c.round == rounds.c.round)
-            .scalar_subquery()
-        )
-        query = select(rounds, count.label("num_updates"), func.coalesce(number, 0).label("version"))
-        query = query.where(rounds.c.run_id == run_id).order_by(rounds.c.round.desc()).limit(limit)
         with self._engine.connect() as connection:
-            return tuple(
-                RoundSummary(record=_record(row), num_updates=row["num_updates"], version=row["version"])
-                for row in connection.execute(query).mappings()
-            )
+            return summaries_before(connection, run_id, None, limit)
 
     def num_published(self, run_id: str) -> int:
         """Return the number of Rounds of a Run that published a Version."""
@@ -161,6 +144,35 @@ def fail_round(connection: Connection, run_id: str, failure: RoundFailed, now_s:
     failed = is_round(run_id, failure.round)
     connection.execute(update(schema.rounds).where(failed).values(state=RoundMark.FAILED.value))
     add_event(connection, run_id, failure, now_s)
+
+
+def summaries_before(connection: Connection, run_id: str, before: int | None, limit: int) -> tuple[RoundSummary, ...]:
+    """Return Rounds of a Run with a number below ``before``, newest first, within the caller's transaction."""
+    rounds, updates, versions = schema.rounds, schema.updates, schema.versions
+    count = (
+        select(func.count())
+        .select_from(updates)
+        .where(updates.c.run_id == run_id, updates.c.round == rounds.c.round)
+        .scalar_subquery()
+    )
+    # A Round starts from the newest Version, and publishes the next one: no index on the Round is needed.
+    number = (
+        select(versions.c.number)
+        .where(
+            versions.c.run_id == run_id,
+            versions.c.number == rounds.c.base_version + 1,
+            versions.c.round == rounds.c.round,
+        )
+        .scalar_subquery()
+    )
+    query = select(rounds, count.label("num_updates"), func.coalesce(number, 0).label("version"))
+    query = query.where(rounds.c.run_id == run_id).order_by(rounds.c.round.desc()).limit(limit)
+    if before is not None:
+        query = query.where(rounds.c.round < before)
+    return tuple(
+        RoundSummary(record=_record(row), num_updates=row["num_updates"], version=row["version"])
+        for row in connection.execute(query).mappings()
+    )
 
 
 def is_round(run_id: str, round_number: int) -> ColumnElement[bool]:

@@ -192,7 +192,12 @@ class SqliteRuns:
             .limit(PAGE_EVENTS)
         )
         with self._engine.connect() as connection:
-            return tuple(_event(run_id, data) for data in connection.execute(query).scalars())
+            return tuple(recorded_event(run_id, data) for data in connection.execute(query).scalars())
+
+    def newest_sequence(self, run_id: str) -> int:
+        """See ``EventStore.newest_sequence``."""
+        with self._engine.connect() as connection:
+            return newest_sequence(connection, run_id)
 
     def warnings(self, run_id: str) -> tuple[RunWarned, ...]:
         """See ``EventStore.warnings``."""
@@ -204,7 +209,7 @@ class SqliteRuns:
             .order_by(events.c.sequence)
         )
         with self._engine.connect() as connection:
-            logged = [_event(run_id, data).event for data in connection.execute(query).scalars()]
+            logged = [recorded_event(run_id, data).event for data in connection.execute(query).scalars()]
         return tuple(event for event in logged if isinstance(event, RunWarned))
 
     def events(self, run_id: str) -> Iterator[LoggedEvent]:
@@ -333,7 +338,7 @@ def _publication(connection: Connection, run_id: str, number: int) -> VersionPub
     query = select(events.c.event_proto).where(events.c.run_id == run_id).order_by(events.c.sequence.desc())
     # The newest events first: callers ask for a Version that was published recently.
     for data in connection.execution_options(yield_per=64).execute(query).scalars():
-        event = _event(run_id, data).event
+        event = recorded_event(run_id, data).event
         if isinstance(event, VersionPublished) and event.number == number:
             return event
     return None
@@ -351,7 +356,8 @@ def _epoch(connection: Connection, run_id: str) -> int:
     return 0 if row is None else _record(row).delegation.epoch
 
 
-def _event(run_id: str, data: bytes) -> LoggedEvent:
+def recorded_event(run_id: str, data: bytes) -> LoggedEvent:
+    """Return the event of a column. Raises Corrupted."""
     return decode(f"run {run_id}, an event", LoggedEvent, control_pb2.Event, data)
 
 

@@ -1,0 +1,64 @@
+"""The page of ``fanin serve``, composed: its application on its port."""
+
+import time
+
+from fanin.server.access.limits import Limits
+from fanin.server.health import Readiness
+from fanin.server.service import Services
+from fanin.server.settings import Settings
+from fanin.server.storage.stores import CoordinatorState
+from fanin.server.telemetry.exposition import Exposition, MetricSources
+from fanin.server.web.app import PageParts, build_app
+from fanin.server.web.guard import Entrance
+from fanin.server.web.listener import PageServer, open_listener
+from fanin.server.web.metrics import metrics_route
+from fanin.server.web.overview import Overview
+from fanin.server.web.sessions import Sessions, session_key
+
+SESSION_KEY = "tokens/page.key"
+
+
+def open_page(
+    settings: Settings, services: Services, state: CoordinatorState, limits: Limits, readiness: Readiness
+) -> PageServer | None:
+    """Return the server of the page, whose port is bound; None without a page. Raises Conflict if the port is taken."""
+    if not settings.has_page:
+        return None
+    listener = open_listener(settings.web_address)
+    tls = settings.state / "tls"
+    is_local = settings.is_local_page
+    entrance = Entrance(
+        sessions=Sessions(session_key(settings.state / SESSION_KEY), time.time),
+        bearer=services.registry.bearer,
+        hosts=frozenset(name.lower() for name in settings.all_names),
+        is_local=is_local,
+        is_secure=not is_local,
+    )
+    overview = Overview(
+        settings=settings,
+        limits=limits,
+        files=state.files,
+        num_devices=lambda: state.devices.num_devices,
+        url=f"{'http' if is_local else 'https'}://{listener.address}/",
+    )
+    sources = MetricSources(
+        runs=services.runs,
+        state=state,
+        coordinator=services.coordinator,
+        limits=limits,
+        readiness=readiness,
+        instruments=services.instruments,
+        folder=settings.state,
+        certificates={"server": tls / "server.pem", "authority": tls / "ca.pem"},
+    )
+    parts = PageParts(
+        runs=services.runs,
+        history=state.history,
+        uploading=services.coordinator.uploading,
+        overview=overview,
+        entrance=entrance,
+        readiness=readiness,
+    )
+    app, hub = build_app(parts)
+    app.routes.append(metrics_route(Exposition(sources).render))
+    return PageServer(app, listener, None if is_local else (tls / "server.pem", tls / "server.key"), hub.close)

@@ -1,0 +1,135 @@
+"""The application of the page: its routes, its errors, and the guard before them."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from fanin.protos.errors import (
+    Conflict,
+    FaninError,
+    InvalidInput,
+    NotFound,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+    public,
+)
+from fanin.server.access.limited_log import LimitedLog
+from fanin.server.health import Readiness
+from fanin.server.runs.catalog import Runs
+from fanin.server.storage.protocols.history import HistoryStore
+from fanin.server.web.actions import HOME, Actions
+from fanin.server.web.guard import Entrance, Guard
+from fanin.server.web.overview import Overview
+from fanin.server.web.rendering import STATIC, page
+from fanin.server.web.stream import Hub, StreamResponse
+from fanin.server.web.views import Views
+
+LOG = logging.getLogger("fanin.server.web.app")
+_STATUSES = (
+    (NotFound, 404),
+    (Conflict, 409),
+    (InvalidInput, 400),
+    (Unauthenticated, 401),
+    (PermissionDenied, 403),
+    (Unavailable, 503),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageParts:
+    """What the page shows and commands.
+
+    Attributes:
+        runs: The Runs.
+        history: The record in pages.
+        uploading: Returns received bytes and sizes of the uploads of a Run, by device.
+        overview: What the page of settings shows.
+        entrance: Who may read and command.
+        readiness: Whether the coordinator can serve.
+    """
+
+    runs: Runs
+    history: HistoryStore
+    uploading: Callable[[str], dict[str, tuple[int, int]]]
+    overview: Overview
+    entrance: Entrance
+    readiness: Readiness
+
+
+def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
+    """Return the application of the page, and its stream, which the caller closes first."""
+    hub = Hub(parts.runs, parts.history, parts.uploading)
+    views = Views(runs=parts.runs, history=parts.history, uploading=parts.uploading, overview=parts.overview)
+    actions = Actions(runs=parts.runs, entrance=parts.entrance)
+    failures = LimitedLog(LOG, max_lines=1, what="failed requests")
+
+    async def healthz(request: Request) -> Response:
+        return PlainTextResponse("alive\n")
+
+    async def readyz(request: Request) -> Response:
+        problem = parts.readiness.problem
+        return PlainTextResponse(f"{problem or 'ready'}\n", status_code=503 if problem else 200)
+
+    async def home(request: Request) -> Response:
+        return RedirectResponse(HOME, status_code=303)
+
+    async def stream(request: Request) -> StreamResponse:
+        reader = await hub.join(request.headers.get("last-event-id", ""))
+        return StreamResponse(hub, reader, partial(parts.entrance.may_read, request))
+
+    async def refused(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, FaninError)
+        text, code = public(exc)
+        status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 500)
+        return error_page(request, status, text, code)
+
+    async def absent(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, HTTPException)
+        return error_page(request, exc.status_code, exc.detail, "")
+
+    async def failed(request: Request, exc: Exception) -> Response:
+        failures.exception("page: unexpected error")
+        return PlainTextResponse("internal error; the coordinator's log has the details\n", status_code=500)
+
+    run = "/runs/{run_id}"
+    app = Starlette(
+        routes=[
+            Route("/healthz", healthz),
+            Route("/readyz", readyz),
+            Route("/", home),
+            Route("/login", actions.login_form, methods=["GET"]),
+            Route("/login", actions.login, methods=["POST"]),
+            Route("/logout", actions.logout, methods=["POST"]),
+            Route("/stream", stream),
+            Route(HOME, views.runs_list),
+            Route(run, views.run),
+            Route(f"{run}/live", views.live),
+            Route(f"{run}/rounds/{{number}}", views.round),
+            Route(f"{run}/versions", views.versions),
+            Route(f"{run}/versions/{{number}}/parameters", views.parameters),
+            Route(f"{run}/plan", views.plan),
+            Route(f"{run}/events", views.events),
+            Route(f"{run}/commands", actions.command, methods=["POST"]),
+            Route("/activity", views.activity),
+            Route("/settings", views.settings),
+            Mount("/static", StaticFiles(directory=STATIC)),
+        ],
+        middleware=[Middleware(Guard, entrance=parts.entrance)],
+        exception_handlers={FaninError: refused, HTTPException: absent, Exception: failed},
+    )
+    return app, hub
+
+
+def error_page(request: Request, status: int, text: str, code: str) -> Response:
+    """Return the page of an error."""
+    return page(request, "error.html", {"status": status, "text": text, "code": code}, status)

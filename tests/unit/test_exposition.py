@@ -1,0 +1,130 @@
+"""The metrics of one coordinator: bounded series, and the values of a Run's quality."""
+
+import asyncio
+from pathlib import Path
+
+from support.scrape import Scrape
+from support.virtual import bundle_in, open_place, plan, start
+
+from fanin.protos.messages import (
+    Command,
+    Evaluation,
+    LoggedEvent,
+    RoundFailed,
+    Stop,
+    VersionEvaluation,
+    VersionPublished,
+)
+from fanin.server.access.limits import Limits
+from fanin.server.health import Readiness
+from fanin.server.storage.durations import Durations
+from fanin.server.telemetry.exposition import Exposition, MetricSources, ScrapedSamples, add_quality
+from fanin.server.telemetry.instruments import Instruments
+from fanin.server.telemetry.record import RunTally
+from fanin.server.telemetry.table import SHOWN_S
+from fanin.simulation import run_virtual
+
+MAX_RUNS = 6
+
+
+def published(number: int, evaluation: Evaluation | None = None, **values: float) -> LoggedEvent:
+    """Return the event of a Version of a Round."""
+    event = VersionPublished(
+        number=number, version_sha256="ab" * 32, parent=number - 1, round=number, evaluation=evaluation, **values
+    )
+    return LoggedEvent(sequence=number, time=100.0 * number, event=event)
+
+
+def runs_in(scrape: Scrape) -> set[str]:
+    """Return the Runs that have series."""
+    return {value for _, labels in scrape.samples for key, value in labels if key == "run"}
+
+
+def test_series_of_runs_are_bounded_and_end_a_day_after_the_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, instruments = open_place(tmp_path), Instruments(asyncio.get_running_loop().time)
+        exposition = Exposition(
+            MetricSources(
+                runs=place.runs,
+                state=place.state,
+                coordinator=place.coordinator,
+                limits=Limits(),
+                readiness=Readiness(),
+                instruments=instruments,
+                folder=tmp_path,
+                certificates={"server": tmp_path / "none.pem"},
+            ),
+            max_runs=MAX_RUNS,
+        )
+
+        async def scrape() -> Scrape:
+            return Scrape((await exposition.render(""))[0].decode())
+
+        bundle = bundle_in(tmp_path)
+        for number in range(MAX_RUNS + 5):
+            await start(place.runs, bundle, plan(), f"run-{number}")
+        await asyncio.sleep(1.0)
+        first = await scrape()
+        assert first.value("fanin_runs", state="running") == MAX_RUNS + 5
+        assert runs_in(first) == {f"run-{number}" for number in range(5, MAX_RUNS + 5)}
+        for number in range(MAX_RUNS + 5):
+            if number != 7:
+                await place.runs.command(Command(command_id=f"stop-{number}", run_id=f"run-{number}", what=Stop()))
+        await asyncio.sleep(60.0)
+        stopped = await scrape()
+        assert len(runs_in(stopped)) == MAX_RUNS
+        assert stopped.value("fanin_run_state", run="run-10", state="stopped") == 1
+        # A Round of a stopped Run has failed; nothing of before the first scrape is counted.
+        assert stopped.value("fanin_rounds_total", run="run-10", outcome="failed") == 1
+        await asyncio.sleep(SHOWN_S)
+        assert runs_in(await scrape()) == {"run-7"}
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_tally_adds_events() -> None:
+    tally = RunTally()
+    evaluation = Evaluation(
+        num_examples=10, loss=0.5, accuracy_float=0.9, accuracy_int8=0.8, int8_agreement=0.9, num_labels=10
+    )
+    tally.add(published(1, evaluation, round_s=3.0, num_saturated=4, train_loss=0.7, train_loss_examples=10))
+    tally.add(LoggedEvent(sequence=2, time=150.0, event=RoundFailed(round=2, reason="no quorum")))
+    tally.add(published(3, round_s=5.0))
+    assert (tally.num_published, tally.num_failed, tally.num_saturated, tally.durations.sum_s) == (2, 1, 4, 8.0)
+    assert (tally.next_sequence, tally.last_success_s) == (4, 300.0)
+    tally.held_out = VersionEvaluation(
+        version=1, data="test", time=1.0, values={"loss": 0.4, "accuracy": 0.85, "accuracy_int8": 0.84, "other": 1.0}
+    )
+    samples = ScrapedSamples()
+    add_quality(samples, "r", tally)
+    values = {family.name: family.samples[0].value for family in samples.families() if family.samples}
+    # The last Round reports no training loss, and nobody evaluated Version 2.
+    assert values == {
+        "fanin_evaluation_version": 0,
+        "fanin_evaluation_loss": 0.5,
+        "fanin_evaluation_float_accuracy_ratio": 0.9,
+        "fanin_evaluation_int8_accuracy_ratio": 0.8,
+        "fanin_held_out_version": 1,
+        "fanin_held_out_loss": 0.4,
+        "fanin_held_out_float_accuracy_ratio": 0.85,
+        "fanin_held_out_int8_accuracy_ratio": 0.84,
+    }
+
+
+def test_a_model_of_values_has_no_accuracy_and_a_problem_no_values() -> None:
+    tally, samples = RunTally(), ScrapedSamples()
+    evaluation = Evaluation(num_examples=10, loss=0.5, accuracy_float=0.0, accuracy_int8=0.0, int8_agreement=0.0)
+    tally.add(published(1, evaluation, train_loss=0.25, train_loss_examples=3))
+    tally.held_out = VersionEvaluation(version=1, data="test", time=1.0, problem="the file is gone")
+    add_quality(samples, "r", tally)
+    names = {family.name for family in samples.families() if family.samples}
+    assert names == {"fanin_train_loss", "fanin_evaluation_version", "fanin_evaluation_loss"}
+
+
+def test_durations_are_counted_up_to_their_bounds() -> None:
+    durations = Durations((0.1, 1.0))
+    for seconds in (0.05, 0.1, 0.5, 3.0):
+        durations.note(seconds)
+    assert durations.cumulative() == (2, 3, 4)
+    assert durations.sum_s == 3.65
