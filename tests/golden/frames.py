@@ -43,7 +43,9 @@ from fanin.protos.plans import FlowerPlan
 from fanin.protos.plans.entries import Setting
 from fanin.protos.roles import RoleKind, TensorRole
 from fanin.protos.wire import from_proto, to_proto
-from fanin.v1 import control_pb2, fleet_pb2
+from fanin.server.storage.access import next_entry
+from fanin.server.storage.records import AuditFact
+from fanin.v1 import access_pb2, control_pb2, fleet_pb2
 
 FOLDER: Final = Path(__file__).parent / "frames"
 _LINE_CHARS: Final = 96
@@ -181,6 +183,17 @@ COMMANDS: Final = {
     "stop": m.Stop(),
     "adopt": m.Adopt(from_run_id="other", number=7, rounds=2),
 }
+TOKEN: Final = m.NewToken(
+    name="ward-3",
+    role=m.Role.DEVICE,
+    sha256="ab" * 32,
+    lifetime_s=604800.0,
+    max_uses=1,
+    label="cart 7",
+    tags=MappingProxyType({"site": "charite"}),
+)
+FACT: Final = AuditFact(principal="admin anna", call="CreateToken", subject='token caf\u00e9: "viewer"')
+ENTRY: Final = next_entry(None, FACT, 1_700_000_000.25)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +232,8 @@ def frames() -> dict[str, Frame]:
         assignment_id="run.1.device", progress=m.TrainingProgress(step=3, num_steps=40, loss=float("inf"))
     )
     reporting = replace(CHECK_IN, capabilities=replace(CHECK_IN.capabilities, reports_progress=True))
+    condition = m.DeviceCondition(battery_percent=80, is_charging=True, network=m.NetworkKind.WIFI)
+    telling = replace(CHECK_IN, condition=condition, fanin_version="0.1.0")
     answers = {
         "assigned": m.Assigned(assignment=assignment()),
         "assigned-stages": m.Assigned(assignment=STAGED),
@@ -253,6 +268,7 @@ def frames() -> dict[str, Frame]:
         "fleet-enroll-reply": _plain(fleet_pb2.EnrollReply(device_id=CALL.device_id)),
         "fleet-check-in-request": _frame(CHECK_IN, fleet_pb2.CheckInRequest),
         "fleet-check-in-request-progress": _frame(reporting, fleet_pb2.CheckInRequest),
+        "fleet-check-in-request-condition": _frame(telling, fleet_pb2.CheckInRequest),
         **{
             f"fleet-check-in-reply-{name}": _frame(m.CheckInReply(answer=answer), fleet_pb2.CheckInReply)
             for name, answer in answers.items()
@@ -300,6 +316,8 @@ def frames() -> dict[str, Frame]:
             for name, what in COMMANDS.items()
         },
         "control-chunk-data": _plain(control_pb2.ChunkData(sha256="ab" * 32, data=b"chunk")),
+        "access-create-token-request": _frame(TOKEN, access_pb2.CreateTokenRequest),
+        "access-audit-entry": _frame(ENTRY, access_pb2.AuditEntry),
         **{f"control-event-{name}": _event(number, event) for number, (name, event) in enumerate(events.items(), 1)},
     }
 

@@ -15,7 +15,7 @@ from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import SectionField, fields_of
 from fanin.protos.wire import from_proto, to_proto
-from fanin.v1 import control_pb2, fleet_pb2, plan_pb2
+from fanin.v1 import access_pb2, control_pb2, fleet_pb2, plan_pb2
 
 PAIRS = pairs()
 VARIANTS = {"Assigned", "Wait", "Rejected"}
@@ -28,9 +28,12 @@ PLAIN = {
     "EnrollReply",
     "EvaluationsReply",
     "EvaluationsRequest",
+    "GetDeviceRequest",
     "GetRunRequest",
     "GetVersionRequest",
+    "ListAuditRequest",
     "ListRunsRequest",
+    "ListTokensRequest",
     "MissingChunksReply",
     "MissingChunksRequest",
     "CheckPlanReply",
@@ -41,6 +44,8 @@ PLAIN = {
     "PublishBundleRequest",
     "PublishVersionRequest",
     "PutChunksReply",
+    "RevokeTokenRequest",
+    "RotateTokenRequest",
     "WatchRequest",
 }
 """Messages without a dataclass: one or a few values, which the services read themselves."""
@@ -79,7 +84,11 @@ def test_every_type_has_its_message() -> None:
 
 
 def test_every_message_has_its_type() -> None:
-    names = {name for file in (fleet_pb2, control_pb2, plan_pb2) for name in file.DESCRIPTOR.message_types_by_name}
+    names = {
+        name
+        for file in (fleet_pb2, control_pb2, access_pb2, plan_pb2)
+        for name in file.DESCRIPTOR.message_types_by_name
+    }
     typed = {message.DESCRIPTOR.name for _, message in PAIRS.values()}
     assert names - typed == PLAIN | set(PARTS)
 

@@ -14,13 +14,13 @@ import pytest
 from support.commands import Fanin, fanin_in_process, one_line, usage_line
 
 from fanin.commands.console.terminal import DEVICE_TOKEN, OPERATOR_TOKEN
+from fanin.protos.messages import Role
 from fanin.server.access.authority import local_identity
 from fanin.server.access.registry import Registry
-from fanin.server.access.tokens import ensure_token
+from fanin.server.administration.token_files import ensure_token
 from fanin.server.folder import open_state
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.records import Role
 
 DATA = b"a chunk"
 
@@ -40,7 +40,7 @@ def served_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     archive = open_state(state, Durability.PROCESS, (inline, inline), time.time)
     registry = Registry(archive.devices, time.time)
     ensure_token(state / DEVICE_TOKEN, Role.DEVICE, registry)
-    ensure_token(state / OPERATOR_TOKEN, Role.OPERATOR, registry)
+    ensure_token(state / OPERATOR_TOKEN, Role.ADMIN, registry)
     local_identity(state / "tls", ("localhost", "127.0.0.1", "::1"), datetime.now(UTC))
     archive.blobs.put_pieces([DATA])
     del archive, registry

@@ -16,7 +16,6 @@ from fanin.commands.evaluator import JobEvaluator
 from fanin.server.evaluation.jobs import EvaluationJob
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.records import Role
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
 from fanin.simulation import synthetic_bundle
@@ -24,34 +23,36 @@ from fanin.simulation import synthetic_bundle
 PAGE = (ROOT / "docs/howto/stores.md").read_text()
 EXAMPLE, CONTRACT, STATE, COORDINATOR, _ = python_blocks(PAGE)
 USE = """
-from fanin.server.storage.records import Role
+from fanin.protos.messages import Role
 token = registry.new_token(Role.OPERATOR)
 assert registry.has_token(token, Role.OPERATOR)
-assert state.devices._tokens, "the registry asks another store"
+assert devices.tokens._tokens, "the registry asks another store"
 """
 
 
 @pytest.mark.parametrize("program", [CONTRACT, STATE], ids=["contract", "composition"])
 def test_the_example_is_shorter_than_40_lines_and_works(tmp_path: Path, program: str) -> None:
     assert len(EXAMPLE.splitlines()) < 40
-    (tmp_path / "dict_devices.py").write_text(EXAMPLE)
+    (tmp_path / "inventory_devices.py").write_text(EXAMPLE)
     code = program + (USE if "Registry" in program else "")
     command = [sys.executable, "-c", code]
-    completed = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    environment = {"PYTHONPATH": str(tmp_path)}
+    completed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_an_example_that_breaks_the_contract_is_detected(tmp_path: Path) -> None:
-    code = EXAMPLE.replace("(sha256, role) in self._tokens", "bool(self._tokens)")
+    code = EXAMPLE.replace("enroll(devices, now_s, token_sha256)\n", "enroll(devices, now_s)\n")
     assert code != EXAMPLE
-    (tmp_path / "dict_devices.py").write_text(code)
+    (tmp_path / "inventory_devices.py").write_text(code)
     command = [sys.executable, "-c", CONTRACT]
-    completed = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
-    assert "AssertionError: has_token: a device's token counts as an operator's" in completed.stderr
+    environment = {"PYTHONPATH": str(tmp_path)}
+    completed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "AssertionError: enroll: accepts a token that is unknown" in completed.stderr
 
 
 def test_a_program_serves_with_its_own_store(tmp_path: Path) -> None:
-    (tmp_path / "dict_devices.py").write_text(EXAMPLE)
+    (tmp_path / "inventory_devices.py").write_text(EXAMPLE)
     (tmp_path / "own_coordinator.py").write_text(COORDINATOR)
     command = [sys.executable, "own_coordinator.py"]
     state = tmp_path / "own-state"
@@ -70,7 +71,7 @@ def test_a_program_serves_with_its_own_store(tmp_path: Path) -> None:
     assert served.returncode == 0
     # No token is in SQLite.
     devices = SqliteDevices(open_engine(state / "fanin.db", Durability.PROCESS))
-    assert not devices.has_token(hashlib.sha256(token.strip().encode()).hexdigest(), Role.OPERATOR)
+    assert devices.find_token(hashlib.sha256(token.strip().encode()).hexdigest()) is None
 
 
 class _Chunks:

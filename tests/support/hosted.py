@@ -17,7 +17,7 @@ from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos.messages import RoundOpened, RunInfo, VersionPublished
+from fanin.protos.messages import Role, RoundOpened, RunInfo, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections
@@ -31,7 +31,6 @@ from fanin.server.runs.catalog import Runs
 from fanin.server.service import Services, bind_server
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import ThreadLane
-from fanin.server.storage.records import Role
 
 NAMES = ("localhost", "127.0.0.1")
 START_S = 20.0
@@ -130,7 +129,7 @@ class Hosted:
         state = open_state(self.state, Durability.PROCESS, (store, disk), time.time)
         registry = Registry(state.devices, time.time)
         if not self.operator_token:
-            self.device_token, self.operator_token = registry.new_token(Role.DEVICE), registry.new_token(Role.OPERATOR)
+            self.device_token, self.operator_token = registry.new_token(Role.DEVICE), registry.new_token(Role.ADMIN)
         identity = local_identity(self.state / "tls", self.names, datetime.now(UTC))
         runs = Runs(state.stores, state.files, LogObserver())
         coordinator = Coordinator(runs, state.stores, state.files, self.limits, random.Random(0))

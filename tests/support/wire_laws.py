@@ -22,7 +22,7 @@ from fanin.protos.chunks import Artifact, ChunkRef, artifact_of
 from fanin.protos.fields import Mark, OneOf
 from fanin.protos.plans.entries import Option, Setting
 from fanin.protos.roles import TensorRole
-from fanin.v1 import control_pb2, fleet_pb2
+from fanin.v1 import access_pb2, control_pb2, fleet_pb2
 from support import laws as s
 
 SENT: Final[dict[type, type[Message]]] = {
@@ -41,6 +41,12 @@ SENT: Final[dict[type, type[Message]]] = {
     m.VersionWithBundle: control_pb2.GetVersionReply,
     m.AcceptedDevices: control_pb2.AcceptedDevicesReply,
     m.LoggedEvent: control_pb2.Event,
+    m.NewToken: access_pb2.CreateTokenRequest,
+    m.TokenPage: access_pb2.ListTokensReply,
+    m.DeviceQuery: access_pb2.ListDevicesRequest,
+    m.DevicePage: access_pb2.ListDevicesReply,
+    m.DeviceChange: access_pb2.ChangeDeviceRequest,
+    m.AuditPage: access_pb2.ListAuditReply,
 }
 """The types that are sent by themselves."""
 BY_WIRE_TYPE: Final[Mapping[int, st.SearchStrategy[Any]]] = MappingProxyType(
@@ -70,10 +76,21 @@ BY_NAME: Final[Mapping[str, st.SearchStrategy[Any]]] = MappingProxyType(
 )
 """Fields that have one form in all types."""
 COUNTS: Final = st.integers(0, m.MAX_COUNT)
+TAGS: Final = st.dictionaries(s.NAMES, s.PRINTABLES, max_size=3)
 BY_FIELD: Final[Mapping[tuple[type, str], st.SearchStrategy[Any]]] = MappingProxyType(
     {
         (m.Principal, "id"): s.NAMES,
         (m.CheckIn, "wait_s"): s.SECONDS,
+        (m.CheckIn, "fanin_version"): st.just("") | s.PRINTABLES,
+        (m.DeviceCondition, "battery_percent"): st.none() | st.integers(0, 100),
+        (m.NewToken, "name"): s.NAMES,
+        (m.NewToken, "lifetime_s"): st.none() | st.floats(1e-3, 1e6),
+        (m.NewToken, "max_uses"): st.none() | st.integers(1, 1 << 31 - 1),
+        (m.NewToken, "label"): st.just("") | s.PRINTABLES,
+        **dict.fromkeys(((m.NewToken, "tags"), (m.DeviceQuery, "tags"), (m.TagDevice, "set")), TAGS),
+        (m.LabelDevice, "label"): st.just("") | s.PRINTABLES,
+        (m.BanDevice, "reason"): st.just("") | s.PRINTABLES,
+        (m.DeviceChange, "device_id"): s.NAMES,
         (m.Wait, "retry_min_s"): s.SECONDS,
         (m.Wait, "retry_max_s"): s.SECONDS,
         **{(m.Capabilities, name): st.lists(s.PRINTABLES, max_size=3).map(tuple) for name in ("codecs", "runtimes")},
@@ -136,6 +153,11 @@ def _gone(drawn: Values) -> Values:
     return drawn | {"num_devices": max(drawn["num_devices"], len(drawn["device_ids"]))}
 
 
+def _token(drawn: Values) -> Values:
+    enrolls = {"max_uses": None, "label": "", "tags": {}}
+    return drawn if drawn["role"] is m.Role.DEVICE else drawn | enrolls
+
+
 def _version(drawn: Values) -> Values:
     auxiliary = MappingProxyType(dict(sorted(drawn["auxiliary"].items())))
     return drawn | {"parent": min(drawn["parent"], max(drawn["number"] - 1, 0)), "auxiliary": auxiliary}
@@ -164,6 +186,7 @@ FITTED: Final[Mapping[type, Callable[[Values], Values]]] = MappingProxyType(
         m.RoundClosed: _closed,
         m.DevicesGone: _gone,
         m.SaturatedDevices: _saturated,
+        m.NewToken: _token,
     }
 )
 """What the constructors demand of several fields."""

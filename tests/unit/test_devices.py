@@ -6,12 +6,14 @@ import pytest
 from sqlalchemy import event
 
 from fanin.protos.errors import Unavailable
+from fanin.protos.messages import NewToken, Role
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.records import EnrolledDevice, Role
+from fanin.server.storage.records import EnrolledDevice
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
 
 DEVICES = [EnrolledDevice(public_key=f"{number:064x}") for number in range(5)]
+TOKEN = NewToken(name="a", role=Role.DEVICE, sha256="a" * 64)
 
 
 @pytest.fixture
@@ -55,23 +57,23 @@ def test_a_write_that_fails_changes_neither_memory_nor_database(tmp_path: Path) 
     with pytest.raises(Unavailable, match="readonly database"):
         store.enroll(DEVICES, 1.0)
     with pytest.raises(Unavailable, match="readonly database"):
-        store.add_token("sha", Role.DEVICE, 1.0)
+        store.add_token(TOKEN, 1.0)
     assert (store.num_devices, store.find(DEVICES[0].device_id)) == (0, None)
-    assert not store.has_token("sha", Role.DEVICE)
+    assert store.find_token(TOKEN.sha256) is None
     engine.dispose()
 
 
 def test_a_lookup_never_queries_the_database(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
     SqliteDevices(engine).enroll(DEVICES, 1.0)
-    SqliteDevices(engine).add_token("sha", Role.DEVICE, 1.0)
+    SqliteDevices(engine).add_token(TOKEN, 1.0)
     lookup_store = SqliteDevices(engine)
     statements: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     assert [lookup_store.find(device.device_id) for device in DEVICES] == DEVICES
     assert (lookup_store.find("0" * 32), lookup_store.num_devices) == (None, len(DEVICES))
-    assert lookup_store.has_token("sha", Role.DEVICE)
-    assert not lookup_store.has_token("other", Role.DEVICE)
+    assert lookup_store.find_token(TOKEN.sha256) is not None
+    assert lookup_store.find_token("b" * 64) is None
     assert statements == []
     engine.dispose()
 

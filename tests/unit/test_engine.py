@@ -11,10 +11,12 @@ from sqlalchemy import Engine, create_engine, event, text
 from support.errors import raises
 
 from fanin.protos.errors import Corrupted, InvalidInput, StorageUnavailable
+from fanin.protos.messages import NewToken, Role
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.records import Role
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import migrate, open_engine, writing
+
+TOKEN = NewToken(name="a", role=Role.DEVICE, sha256="a" * 64)
 
 
 def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
@@ -26,7 +28,7 @@ def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     for upgrade in (True, False):
         with raises(
             Corrupted,
-            f"{path}: written by a newer fanin (got form 9999, expected 0001 to 0008); install that fanin, or restore "
+            f"{path}: written by a newer fanin (got form 9999, expected 0001 to 0009); install that fanin, or restore "
             "a backup of the folder",
         ):
             open_engine(path, Durability.PROCESS, upgrade=upgrade)
@@ -109,10 +111,10 @@ def test_a_read_only_database_is_not_reported_as_damaged(tmp_path: Path) -> None
     remedy = "check the owner and the permissions of the file and of its folder"
     problem = f"{path}: cannot be opened or written now (attempt to write a readonly database); {remedy}"
     with raises(StorageUnavailable, problem):
-        SqliteDevices(engine).add_token("sha", Role.DEVICE, 1.0)
+        SqliteDevices(engine).add_token(TOKEN, 1.0)
     with engine.connect() as connection:
         connection.execute(text("PRAGMA query_only = OFF"))
-    SqliteDevices(engine).add_token("sha", Role.DEVICE, 1.0)
+    SqliteDevices(engine).add_token(TOKEN, 1.0)
     engine.dispose()
 
 
@@ -120,14 +122,14 @@ def test_a_transaction_that_writes_excludes_others_before_it_reads(tmp_path: Pat
     """SQLite fails a transaction that reads first if another connection writes before it does."""
     first, second = (open_engine(tmp_path / "fanin.db", Durability.PROCESS) for _ in range(2))
     insert = "INSERT INTO bundles (bundle_sha256, bundle_proto) VALUES ('first', '')"
-    other = Thread(target=SqliteDevices(second).add_token, args=("sha", Role.DEVICE, 1.0))
+    other = Thread(target=SqliteDevices(second).add_token, args=(TOKEN, 1.0))
     with writing(first) as connection:
         assert connection.execute(text("SELECT count(*) FROM bundles")).scalar() == 0
         other.start()
         other.join(0.3)
         connection.execute(text(insert))
     other.join()
-    assert SqliteDevices(first).has_token("sha", Role.DEVICE)
+    assert SqliteDevices(first).find_token(TOKEN.sha256) is not None
     first.dispose()
     second.dispose()
 

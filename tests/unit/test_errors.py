@@ -44,7 +44,6 @@ def test_each_row_names_a_grpc_status(kind: type[e.FaninError]) -> None:
     ("kind", "text"),
     [
         (e.Unauthenticated, "not authenticated"),
-        (e.PermissionDenied, "not allowed"),
         (e.StorageFull, "the coordinator has no space left; try again later"),
         (e.Unavailable, "try again later"),
         (e.Untrusted, "try again later"),
@@ -56,7 +55,9 @@ def test_errors_about_internals_have_a_generic_public_text(kind: type[e.FaninErr
     assert e.public(kind(SECRET, code="FN-0201")) == (text, kind.class_code)
 
 
-@pytest.mark.parametrize("kind", [*sorted(classes(e.InvalidInput), key=str), e.NotFound, e.Conflict, e.RuntimeMissing])
+@pytest.mark.parametrize(
+    "kind", [*sorted(classes(e.InvalidInput), key=str), e.PermissionDenied, e.NotFound, e.Conflict, e.RuntimeMissing]
+)
 def test_errors_about_the_callers_input_are_public_in_full(kind: type[e.FaninError]) -> None:
     assert e.public(kind("got 3, expected 4", code="FN-0201")) == ("got 3, expected 4", "FN-0201")
 

@@ -19,7 +19,7 @@ from support.values import DEVICE_KEY, STRANGER
 from fanin.clients.transport import KEEPALIVE_MS
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
-from fanin.protos.messages import Enrollment, Principal, PrincipalKind
+from fanin.protos.messages import Enrollment, Principal, PrincipalKind, Role
 from fanin.protos.wire import to_proto
 from fanin.server.access.interceptors import (
     CONTROL,
@@ -40,7 +40,7 @@ from fanin.server.folder import open_state
 from fanin.server.service import SERVER_OPTIONS, FleetService
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.records import EnrolledDevice, Role
+from fanin.server.storage.records import EnrolledDevice
 from fanin.v1 import fleet_pb2
 
 UPLOAD, HEALTH = f"{FLEET}Upload", "/grpc.health.v1.Health/Check"
@@ -120,7 +120,7 @@ def test_a_servicer_receives_the_principal_of_its_caller(tmp_path: Path, is_stre
     rim = Rim(registry, Waits(), rates(), LimitedLog(LOG))
     for method, metadata, principal in (
         (f"{FLEET}Upload", sign(DEVICE_KEY, "Upload", b"first").metadata, Principal(kind=DEVICE, id=device.device_id)),
-        (f"{CONTROL}PutChunks", ((AUTHORIZATION, f"{BEARER}{token}"),), registry.operator(token)),
+        (f"{CONTROL}PutChunks", ((AUTHORIZATION, f"{BEARER}{token}"),), registry.bearer(token)[0]),
     ):
         handler = Handler()
         handler.request_streaming = is_stream
@@ -255,7 +255,7 @@ def test_unknown_callers_never_reach_the_store(tmp_path: Path) -> None:
     enrollment = Enrollment(protocol=1, token="invented", public_key=STRANGER.public)
     body = to_proto(enrollment, fleet_pb2.EnrollRequest)
     signed = sign(STRANGER, "Enroll", body.SerializeToString())
-    newcomer = rim._admit(ENROLL, body.SerializeToString(), Context(signed.metadata))
+    newcomer, _ = rim._admit(ENROLL, body.SerializeToString(), Context(signed.metadata))
     service = FleetService(None, registry, state.stores)
     with pytest.raises(Unauthenticated, match="FN-0670"):
         asyncio.run(service.Enroll(body, newcomer))

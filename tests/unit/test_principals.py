@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 from support.errors import raises
 from support.staleness import settle
 from support.stored import START
@@ -20,21 +20,26 @@ from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import (
     Adopt,
     Command,
+    DeviceState,
     Pause,
     Principal,
     PrincipalKind,
     Resume,
+    Role,
     RoundFailed,
     RunRested,
     RunResumed,
     RunState,
     StartRun,
     Stop,
+    TokenInfo,
     VersionPublished,
 )
+from fanin.protos.wire import to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.commands import SqliteCommands
-from fanin.server.storage.sqlite.engine import open_engine
+from fanin.server.storage.sqlite.devices import SqliteDevices
+from fanin.server.storage.sqlite.engine import migrate, open_engine
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.simulation import run_virtual
 from fanin.v1 import control_pb2
@@ -120,22 +125,38 @@ def test_the_sender_of_a_command_is_no_part_of_it(engine: Engine) -> None:
 
 def test_a_database_from_before_principals_is_brought_to_the_new_form(tmp_path: Path) -> None:
     path = tmp_path / "fanin.db"
-    engine = open_engine(path, Durability.PROCESS)
-    SqliteRuns(engine).add_run(START, 5.0, ANNA)
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        migrate(connection, "0004")
     with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE runs DROP COLUMN started_by"))
-        connection.execute(text("ALTER TABLE commands DROP COLUMN principal"))
-        connection.execute(text("DROP TABLE version_evaluations"))
-        connection.execute(text("ALTER TABLE runs DROP COLUMN delegation_proto"))
-        connection.execute(text("CREATE TABLE old_keys AS SELECT run_id, private_key FROM run_keys"))
-        connection.execute(text("DROP TABLE run_keys"))
-        connection.execute(text("ALTER TABLE old_keys RENAME TO run_keys"))
-        connection.execute(text("DROP TABLE warnings"))
-        connection.execute(text("UPDATE alembic_version SET version_num = '0004'"))
+        start = to_proto(START, control_pb2.StartRunRequest).SerializeToString()
+        values = {"run_id": START.run_id, "start": start}
+        connection.execute(text("INSERT INTO runs VALUES (:run_id, :start, 'running', '', 3, 5.0)"), values)
     engine.dispose()
     engine = open_engine(path, Durability.PROCESS)
     record = SqliteRuns(engine).run(START.run_id)
     assert record is not None and (record.start, record.started_by) == (START, None)
+    engine.dispose()
+
+
+def test_the_tokens_of_a_database_from_before_roles_get_names_and_roles(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.connect() as connection:
+        migrate(connection, "0008")
+    with engine.begin() as connection:
+        for digest, role in (("a" * 64, "operator"), ("b" * 64, "device")):
+            values = {"digest": digest, "role": role}
+            connection.execute(text("INSERT INTO tokens VALUES (:digest, :role, 5.0)"), values)
+        connection.execute(text("INSERT INTO devices VALUES ('id', :key, 6.0)"), {"key": "ab" * 32})
+    engine.dispose()
+    engine = open_engine(path, Durability.PROCESS)
+    devices = SqliteDevices(engine)
+    first, second = devices.find_token("a" * 64), devices.find_token("b" * 64)
+    assert first == TokenInfo(name=f"admin-{'a' * 12}", role=Role.ADMIN, token_id="a" * 12, created_at=5.0)
+    assert second == TokenInfo(name=f"device-{'b' * 12}", role=Role.DEVICE, token_id="b" * 12, created_at=5.0)
+    info = devices.device("id")
+    assert (info.label, dict(info.tags), info.ban, info.state) == ("", {}, None, DeviceState.NEW)
     engine.dispose()
 
 

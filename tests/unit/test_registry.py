@@ -1,5 +1,6 @@
 """Authentication: every refusal is Unauthenticated, and reveals nothing to the caller."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,10 @@ from support.values import DEVICE_KEY, STRANGER
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall, device_id_of
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public
-from fanin.protos.messages import Enrollment, PrincipalKind
+from fanin.protos.messages import Enrollment, PrincipalKind, Role
 from fanin.server.access.registry import Registry, token_sha256
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.records import EnrolledDevice, Role
+from fanin.server.storage.records import EnrolledDevice
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
 
@@ -164,21 +165,22 @@ def test_a_wall_clock_that_is_set_back_locks_no_device_out(store: SqliteDevices)
 
 
 def test_operators_have_tokens_of_their_own(registry: Registry) -> None:
-    registry.operator(registry.new_token(Role.OPERATOR))
+    registry.bearer(registry.new_token(Role.OPERATOR))
     for token in ("", "guess", registry.new_token(Role.DEVICE)):
         with raises(
-            Unauthenticated, "control: got a token that this coordinator did not create, expected an operator token"
+            Unauthenticated, "control: got a token that this coordinator did not create, expected one of a person"
         ):
-            registry.operator(token)
+            registry.bearer(token)
 
 
 def test_the_principal_of_an_operator_names_its_token_and_does_not_reveal_it(registry: Registry) -> None:
     first, second = registry.new_token(Role.OPERATOR), registry.new_token(Role.OPERATOR)
-    principal = registry.operator(first)
-    assert principal == registry.operator(first) != registry.operator(second)
+    principal, left_s = registry.bearer(first)
+    assert (principal, left_s) == (registry.bearer(first)[0], math.inf)
+    assert principal != registry.bearer(second)[0]
     assert principal.kind is PrincipalKind.OPERATOR
-    assert principal.id == token_sha256(first)[:12]
-    assert principal.id not in first
+    assert principal.id == f"operator-{token_sha256(first)[:12]}"
+    assert first not in principal.id
 
 
 def test_no_refusal_names_the_failed_check() -> None:
@@ -190,6 +192,6 @@ def test_tokens_differ_and_only_their_digest_is_stored(
 ) -> None:
     tokens = {registry.new_token(Role.DEVICE) for _ in range(10)}
     assert len(tokens) == 10
-    assert all(len(token) >= 32 and store.has_token(token_sha256(token), Role.DEVICE) for token in tokens)
+    assert all(len(token) >= 32 and store.find_token(token_sha256(token)) for token in tokens)
     data = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert not [token for token in tokens if token.encode() in data]

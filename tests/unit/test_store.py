@@ -19,12 +19,12 @@ from support.values import BUNDLE, RUN, version
 
 from fanin.protos import messages as m
 from fanin.protos.errors import Conflict, Corrupted, StorageFull
+from fanin.protos.messages import NewToken, Role
 from fanin.protos.wire import to_proto
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import (
     EnrolledDevice,
     Newest,
-    Role,
     RoundMark,
     RoundRecord,
     RunRecord,
@@ -38,6 +38,7 @@ from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.schema import METADATA
 from fanin.v1 import fleet_pb2
 
+TOKEN = NewToken(name="a", role=Role.DEVICE, sha256="a" * 64)
 MIGRATIONS = Path(engine_module.__file__).parent / "migrations"
 
 
@@ -340,10 +341,9 @@ def test_devices_and_tokens(engine: Engine) -> None:
     store.enroll([device], 1.0)
     store.enroll([device], 2.0)
     assert (store.find(device.device_id), store.find("e"), store.num_devices) == (device, None, 1)
-    store.add_token("sha", Role.DEVICE, 1.0)
-    assert store.has_token("sha", Role.DEVICE)
-    assert not store.has_token("sha", Role.OPERATOR)
-    assert not store.has_token("other", Role.DEVICE)
+    store.add_token(TOKEN, 1.0)
+    assert store.find_token(TOKEN.sha256) is not None
+    assert store.find_token("b" * 64) is None
 
 
 def test_everything_survives_reopening(tmp_path: Path, engine: Engine, rounds: Driven) -> None:

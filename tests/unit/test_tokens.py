@@ -7,10 +7,10 @@ import pytest
 from support.errors import raises
 
 from fanin.protos.errors import Corrupted
+from fanin.protos.messages import Role
 from fanin.server.access.registry import Registry
-from fanin.server.access.tokens import ensure_token
+from fanin.server.administration.token_files import ensure_token
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.records import Role
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine
 

@@ -59,7 +59,7 @@ def test_an_unknown_phase_of_a_round_is_refused() -> None:
 
 def test_a_principal_of_an_unknown_kind_is_refused() -> None:
     principal = control_pb2.Principal(kind=9, id="a")
-    with raises(InvalidInput, "principal kind: got 9, expected one of [1, 2, 3]"):
+    with raises(InvalidInput, "principal kind: got 9, expected one of [1, 2, 3, 4, 5]"):
         from_proto(m.LoggedEvent, control_pb2.Event(run_resumed=control_pb2.RunResumed(by=principal)))
 
 

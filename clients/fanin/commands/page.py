@@ -1,12 +1,14 @@
 """The page of ``fanin serve``, composed: its application on its port."""
 
 import time
+from dataclasses import dataclass
 
+from fanin.protos.messages import DeviceChange, DeviceInfo, DevicePage, DeviceQuery, Principal
 from fanin.server.access.limits import Limits
 from fanin.server.health import Readiness
 from fanin.server.service import Services
 from fanin.server.settings import Settings
-from fanin.server.storage.stores import CoordinatorState
+from fanin.server.storage.stores import CoordinatorState, Stores
 from fanin.server.telemetry.exposition import Exposition, MetricSources
 from fanin.server.web.app import PageParts, build_app
 from fanin.server.web.guard import Entrance
@@ -16,6 +18,25 @@ from fanin.server.web.overview import Overview
 from fanin.server.web.sessions import Sessions, session_key
 
 SESSION_KEY = "tokens/page.key"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredDevices:
+    """``DeviceDesk`` over the record."""
+
+    stores: Stores
+
+    async def page(self, query: DeviceQuery) -> DevicePage:
+        """See ``DeviceDesk.page``."""
+        return await self.stores.devices.device_page(query)
+
+    async def device(self, device_id: str) -> DeviceInfo:
+        """See ``DeviceDesk.device``."""
+        return await self.stores.devices.device(device_id)
+
+    async def change(self, change: DeviceChange, by: Principal) -> DeviceInfo:
+        """See ``DeviceDesk.change``."""
+        return await self.stores.devices.change(change, by, self.stores.wall())
 
 
 def open_page(
@@ -29,7 +50,7 @@ def open_page(
     is_local = settings.is_local_page
     entrance = Entrance(
         sessions=Sessions(session_key(settings.state / SESSION_KEY), time.time),
-        bearer=services.registry.bearer,
+        bearer=lambda sha256: services.registry.bearer_of(sha256)[0],
         hosts=frozenset(name.lower() for name in settings.all_names),
         is_local=is_local,
         is_secure=not is_local,
@@ -55,6 +76,9 @@ def open_page(
         runs=services.runs,
         history=state.history,
         uploading=services.coordinator.uploading,
+        devices=StoredDevices(state.stores),
+        join_line=f"fanin join --server {settings.address.loopback} --ca ca.pem --token-file device.token "
+        "--publisher publisher.pub --data data.npz",
         overview=overview,
         entrance=entrance,
         readiness=readiness,

@@ -35,11 +35,12 @@ from fanin.commands.console.usage import wrong_usage
 from fanin.commands.page import open_page
 from fanin.edge.spans import SpanSink, open_spans
 from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import Role
 from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
-from fanin.server.access.tokens import ensure_token
+from fanin.server.administration.token_files import ensure_token
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import HeldOutEvaluator
 from fanin.server.evaluation.process import EvaluatorProcess
@@ -54,7 +55,6 @@ from fanin.server.settings import Settings
 from fanin.server.storage.collector import Collector
 from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.lanes import Lane, ThreadLane
-from fanin.server.storage.records import Role
 from fanin.server.storage.stores import CoordinatorState
 from fanin.server.strategies.process import Strategies, checked_strategies
 from fanin.server.telemetry.instruments import Instruments
@@ -187,7 +187,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     state = composition.open_stores(settings.state, settings.durability, (lanes.store, lanes.disk), time.time)
     registry = Registry(state.devices, time.time)
     ensure_token(settings.state / DEVICE_TOKEN, Role.DEVICE, registry)
-    ensure_token(settings.state / OPERATOR_TOKEN, Role.OPERATOR, registry)
+    ensure_token(settings.state / OPERATOR_TOKEN, Role.ADMIN, registry)
     _warn_of_exposure(settings.state)
     data = DataSets(blobs=settings.state / BLOBS_FOLDER, paths=settings.data, command=composition.evaluator)
     place = "the folder in which the coordinator was started"
@@ -211,7 +211,8 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     # Bind the port first: a coordinator that cannot serve must not drive Runs.
     bound = bind_server(services, identity, settings.listen)
     readiness = Readiness()
-    page = open_page(settings, services, state, limits, readiness)
+    address = replace(settings.address, port=bound.port)
+    page = open_page(replace(settings, listen=str(address)), services, state, limits, readiness)
     async with AsyncExitStack() as stack:
         # Each part stops, in the reverse order, also after an error of another one such as a full disk. Otherwise a
         # running driver would end with a traceback.

@@ -231,7 +231,7 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
         Diverged: Status(grpc="INVALID_ARGUMENT"),
         # The reply does not name the check that failed, because that would help an attacker.
         Unauthenticated: Status(grpc="UNAUTHENTICATED", public_text="not authenticated"),
-        PermissionDenied: Status(grpc="PERMISSION_DENIED", public_text="not allowed"),
+        PermissionDenied: Status(grpc="PERMISSION_DENIED"),
         NotFound: Status(grpc="NOT_FOUND"),
         Conflict: Status(grpc="FAILED_PRECONDITION"),
         Superseded: Status(grpc="FAILED_PRECONDITION", public_text="another coordinator drives this run now"),

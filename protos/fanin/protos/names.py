@@ -1,6 +1,7 @@
 """Forms of the names, keys and signatures that peers send."""
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
 from fanin.protos.errors import InvalidInput
@@ -18,6 +19,10 @@ LABEL_FORM: Final = (
     "between slashes"
 )
 MAX_RUN_ID_CHARS: Final = 64
+MAX_TAGS: Final = 16
+MAX_TAG_CHARS: Final = 64
+"""Longest name of a tag. The value may have ``MAX_NAME_CHARS``."""
+DIGEST_CHARS: Final = 64
 MAX_NUMBER: Final = (1 << 63) - 1
 """Highest number of a Version or an event: the largest integer of the database."""
 SMALL_ORDER: Final = frozenset(
@@ -93,3 +98,33 @@ def check_signature(what: str, signature: bytes) -> None:
         raise InvalidInput(
             f"{what}: got a signature of {len(signature)} bytes, expected {SIGNATURE_BYTES}", code="FN-0110"
         )
+
+
+def check_digest(what: str, sha256: str) -> None:
+    """Raise InvalidInput unless ``sha256`` has the form of a digest."""
+    if len(sha256) != DIGEST_CHARS or not set(sha256) <= set("0123456789abcdef"):
+        raise InvalidInput(
+            f"{what}: got a digest of {len(sha256)} characters, expected 64 lower-case hexadecimal ones", code="FN-1402"
+        )
+
+
+def check_text_line(what: str, text: str, max_chars: int) -> None:
+    """Raise InvalidInput unless ``text`` is one line of printable characters. Markup in it is text like any other."""
+    if not 0 < len(text) <= max_chars or not text.isprintable():
+        raise InvalidInput(
+            f"{what}: got {text[:MAX_NAME_CHARS]!r}, expected 1 to {max_chars} printable characters", code="FN-1403"
+        )
+
+
+def check_tags(what: str, tags: Mapping[str, str]) -> None:
+    """Raise InvalidInput unless these are few tags, each with a short name and a short printable value."""
+    if len(tags) > MAX_TAGS:
+        raise InvalidInput(f"{what}: got {len(tags)} tags, expected at most {MAX_TAGS}", code="FN-1404")
+    for name, value in tags.items():
+        if not is_name(name) or len(name) > MAX_TAG_CHARS:
+            raise InvalidInput(
+                f"{what}: got the tag name {name[:MAX_TAG_CHARS]!r}, expected 1 to {MAX_TAG_CHARS} letters, digits or "
+                "._:+- that do not begin with a dot",
+                code="FN-1404",
+            )
+        check_text_line(f"{what}: tag {name}", value, MAX_NAME_CHARS)

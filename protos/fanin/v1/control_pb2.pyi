@@ -3,8 +3,10 @@
 isort:skip_file
 The operator's protocol: publish Bundles and Versions, start and control Runs, watch their events.
 
-Every call carries the metadata entry authorization: "Bearer TOKEN" with an operator's token: the line of the
-coordinator's tokens/operator.token, without white space around it.
+Every call carries the metadata entry authorization: "Bearer TOKEN". The token is the line of the coordinator's
+tokens/operator.token, without white space around it, or one that access.proto created. PERMISSION_DENIED: its role does
+not permit the call. A token with the role viewer permits GetChunk, CheckPlan, ListRuns, GetRun, DescribeRun, GetVersion,
+AcceptedDevices, Evaluations and Watch; operator and admin permit all calls.
 
 Every command is idempotent. The caller names a Run; a Version is named by its number and digest; a Bundle and a Chunk
 by digest; every other command by a command id that the caller chooses. A repeated command changes nothing more. A
@@ -44,6 +46,8 @@ class _PrincipalKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Princip
     PRINCIPAL_KIND_DEVICE: _PrincipalKind.ValueType  # 1
     PRINCIPAL_KIND_OPERATOR: _PrincipalKind.ValueType  # 2
     PRINCIPAL_KIND_RELAY: _PrincipalKind.ValueType  # 3
+    PRINCIPAL_KIND_VIEWER: _PrincipalKind.ValueType  # 4
+    PRINCIPAL_KIND_ADMIN: _PrincipalKind.ValueType  # 5
 
 class PrincipalKind(_PrincipalKind, metaclass=_PrincipalKindEnumTypeWrapper): ...
 
@@ -51,6 +55,8 @@ PRINCIPAL_KIND_UNSPECIFIED: PrincipalKind.ValueType  # 0
 PRINCIPAL_KIND_DEVICE: PrincipalKind.ValueType  # 1
 PRINCIPAL_KIND_OPERATOR: PrincipalKind.ValueType  # 2
 PRINCIPAL_KIND_RELAY: PrincipalKind.ValueType  # 3
+PRINCIPAL_KIND_VIEWER: PrincipalKind.ValueType  # 4
+PRINCIPAL_KIND_ADMIN: PrincipalKind.ValueType  # 5
 Global___PrincipalKind: _TypeAlias = PrincipalKind  # noqa: Y015
 
 class _RunState:
@@ -547,7 +553,7 @@ class Principal(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     kind: Global___PrincipalKind.ValueType
     id: _builtins.str
-    """A device's or relay's id; for an operator the first characters of the digest of its token."""
+    """A device's or relay's id; for a person the name of the token."""
     def __init__(
         self,
         *,

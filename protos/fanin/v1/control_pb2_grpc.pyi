@@ -3,8 +3,10 @@
 isort:skip_file
 The operator's protocol: publish Bundles and Versions, start and control Runs, watch their events.
 
-Every call carries the metadata entry authorization: "Bearer TOKEN" with an operator's token: the line of the
-coordinator's tokens/operator.token, without white space around it.
+Every call carries the metadata entry authorization: "Bearer TOKEN". The token is the line of the coordinator's
+tokens/operator.token, without white space around it, or one that access.proto created. PERMISSION_DENIED: its role does
+not permit the call. A token with the role viewer permits GetChunk, CheckPlan, ListRuns, GetRun, DescribeRun, GetVersion,
+AcceptedDevices, Evaluations and Watch; operator and admin permit all calls.
 
 Every command is idempotent. The caller names a Run; a Version is named by its number and digest; a Bundle and a Chunk
 by digest; every other command by a command id that the caller chooses. A repeated command changes nothing more. A

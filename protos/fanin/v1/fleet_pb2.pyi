@@ -19,7 +19,8 @@ FILES
 A person installs three files on a device. fanin's programs ignore white space around their content.
 
     ca.pem          the certificate of the coordinator's authority, PEM (RFC 7468); the coordinator's tls/ca.pem
-    device.token    EnrollRequest.token: one line of printable ASCII, from the coordinator's tokens/device.token
+    device.token    EnrollRequest.token: one line of printable ASCII, from the coordinator's tokens/device.token, or from
+                    fanin token create --for-devices
     publisher.pub   a publisher that the device trusts: one line, hex(public key), 64 characters
 
 A private key (publisher.key, device.key) is one line of 64 characters, too: hex(the 32 bytes of RFC 8032, section 5.1.5).
@@ -98,6 +99,7 @@ fanin-code, its stable code such as FN-0201, and fanin-server-time. Errors that 
     status                what to do
     INVALID_ARGUMENT      the request is wrong; do not send it again
     UNAUTHENTICATED       unknown device, wrong signature or token; no retry will help
+    PERMISSION_DENIED     an operator banned this device; no retry will help until the operator lifts the ban
     NOT_FOUND             no such Assignment or Chunk; check in again
     FAILED_PRECONDITION   the state has changed; check in again. To Enroll: this protocol is not served here
     RESOURCE_EXHAUSTED    the coordinator has no space left, or this device calls too often (see RATE OF CALLS); retry
@@ -162,6 +164,30 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _NetworkKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _NetworkKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_NetworkKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    NETWORK_KIND_UNSPECIFIED: _NetworkKind.ValueType  # 0
+    NETWORK_KIND_WIFI: _NetworkKind.ValueType  # 1
+    NETWORK_KIND_ETHERNET: _NetworkKind.ValueType  # 2
+    NETWORK_KIND_CELLULAR: _NetworkKind.ValueType  # 3
+    NETWORK_KIND_OTHER: _NetworkKind.ValueType  # 4
+    """A known one of another kind, such as a tunnel or Bluetooth."""
+
+class NetworkKind(_NetworkKind, metaclass=_NetworkKindEnumTypeWrapper):
+    """The network over which a device reaches the coordinator."""
+
+NETWORK_KIND_UNSPECIFIED: NetworkKind.ValueType  # 0
+NETWORK_KIND_WIFI: NetworkKind.ValueType  # 1
+NETWORK_KIND_ETHERNET: NetworkKind.ValueType  # 2
+NETWORK_KIND_CELLULAR: NetworkKind.ValueType  # 3
+NETWORK_KIND_OTHER: NetworkKind.ValueType  # 4
+"""A known one of another kind, such as a tunnel or Bluetooth."""
+Global___NetworkKind: _TypeAlias = NetworkKind  # noqa: Y015
 
 class _RejectReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -346,15 +372,25 @@ class CheckInRequest(_message.Message):
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     SERVED_FIELD_NUMBER: _builtins.int
+    CONDITION_FIELD_NUMBER: _builtins.int
+    FANIN_VERSION_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """1."""
     wait_s: _builtins.float
     """Seconds that the device will wait for an answer."""
+    fanin_version: _builtins.str
+    """The version of fanin; empty: another program. At most 128 printable characters."""
     @_builtins.property
     def capabilities(self) -> Global___Capabilities: ...
     @_builtins.property
     def served(self) -> Global___ServedVersion:
         """Present: this device uses a model and wants to hear of Versions that are newer than this one."""
+
+    @_builtins.property
+    def condition(self) -> Global___DeviceCondition:
+        """For the record only: operators see it in the list of devices. No work depends on it, and the owner of a device may
+        keep it back.
+        """
 
     def __init__(
         self,
@@ -363,14 +399,56 @@ class CheckInRequest(_message.Message):
         capabilities: Global___Capabilities | None = ...,
         wait_s: _builtins.float = ...,
         served: Global___ServedVersion | None = ...,
+        condition: Global___DeviceCondition | None = ...,
+        fanin_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "served", b"served"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "condition", b"condition", "served", b"served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "protocol", b"protocol", "served", b"served", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "condition", b"condition", "fanin_version", b"fanin_version", "protocol", b"protocol", "served", b"served", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckInRequest: _TypeAlias = CheckInRequest  # noqa: Y015
+
+@_typing.final
+class DeviceCondition(_message.Message):
+    """Battery and network of a device at a check-in. Each field is absent if the device does not know it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATTERY_PERCENT_FIELD_NUMBER: _builtins.int
+    IS_CHARGING_FIELD_NUMBER: _builtins.int
+    NETWORK_FIELD_NUMBER: _builtins.int
+    battery_percent: _builtins.int
+    """Charge in percent, 0 to 100; absent without a battery."""
+    is_charging: _builtins.bool
+    """Whether it is connected to a charger."""
+    network: Global___NetworkKind.ValueType
+    def __init__(
+        self,
+        *,
+        battery_percent: _builtins.int | None = ...,
+        is_charging: _builtins.bool | None = ...,
+        network: Global___NetworkKind.ValueType | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_battery_percent", b"_battery_percent", "_is_charging", b"_is_charging", "_network", b"_network", "battery_percent", b"battery_percent", "is_charging", b"is_charging", "network", b"network"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_battery_percent", b"_battery_percent", "_is_charging", b"_is_charging", "_network", b"_network", "battery_percent", b"battery_percent", "is_charging", b"is_charging", "network", b"network"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__battery_percent: _TypeAlias = _typing.Literal["battery_percent"]  # noqa: Y015
+    _WhichOneofArgType__battery_percent: _TypeAlias = _typing.Literal["_battery_percent", b"_battery_percent"]  # noqa: Y015
+    _WhichOneofReturnType__is_charging: _TypeAlias = _typing.Literal["is_charging"]  # noqa: Y015
+    _WhichOneofArgType__is_charging: _TypeAlias = _typing.Literal["_is_charging", b"_is_charging"]  # noqa: Y015
+    _WhichOneofReturnType__network: _TypeAlias = _typing.Literal["network"]  # noqa: Y015
+    _WhichOneofArgType__network: _TypeAlias = _typing.Literal["_network", b"_network"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__battery_percent) -> _WhichOneofReturnType__battery_percent | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__is_charging) -> _WhichOneofReturnType__is_charging | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__network) -> _WhichOneofReturnType__network | None: ...
+
+Global___DeviceCondition: _TypeAlias = DeviceCondition  # noqa: Y015
 
 @_typing.final
 class ServedVersion(_message.Message):

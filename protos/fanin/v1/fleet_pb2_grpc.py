@@ -66,7 +66,8 @@ class FleetServicer:
 
     def Enroll(self, request, context):
         """Registers a device by its public key. Call it once, before anything else. It may be repeated: the same key gets
-        the same id. UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol number is not served here.
+        the same id, and a use of the token is counted once. UNAUTHENTICATED: the token is unknown, revoked, expired or used up.
+        PERMISSION_DENIED: the key is banned. FAILED_PRECONDITION: the protocol number is not served here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

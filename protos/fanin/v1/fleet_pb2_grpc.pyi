@@ -19,7 +19,8 @@ FILES
 A person installs three files on a device. fanin's programs ignore white space around their content.
 
     ca.pem          the certificate of the coordinator's authority, PEM (RFC 7468); the coordinator's tls/ca.pem
-    device.token    EnrollRequest.token: one line of printable ASCII, from the coordinator's tokens/device.token
+    device.token    EnrollRequest.token: one line of printable ASCII, from the coordinator's tokens/device.token, or from
+                    fanin token create --for-devices
     publisher.pub   a publisher that the device trusts: one line, hex(public key), 64 characters
 
 A private key (publisher.key, device.key) is one line of 64 characters, too: hex(the 32 bytes of RFC 8032, section 5.1.5).
@@ -98,6 +99,7 @@ fanin-code, its stable code such as FN-0201, and fanin-server-time. Errors that 
     status                what to do
     INVALID_ARGUMENT      the request is wrong; do not send it again
     UNAUTHENTICATED       unknown device, wrong signature or token; no retry will help
+    PERMISSION_DENIED     an operator banned this device; no retry will help until the operator lifts the ban
     NOT_FOUND             no such Assignment or Chunk; check in again
     FAILED_PRECONDITION   the state has changed; check in again. To Enroll: this protocol is not served here
     RESOURCE_EXHAUSTED    the coordinator has no space left, or this device calls too often (see RATE OF CALLS); retry
@@ -177,7 +179,8 @@ class FleetStub:
     def __new__(cls, channel: _aio.Channel) -> FleetAsyncStub: ...
     Enroll: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.EnrollRequest, _fleet_pb2.EnrollReply]
     """Registers a device by its public key. Call it once, before anything else. It may be repeated: the same key gets
-    the same id. UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol number is not served here.
+    the same id, and a use of the token is counted once. UNAUTHENTICATED: the token is unknown, revoked, expired or used up.
+    PERMISSION_DENIED: the key is banned. FAILED_PRECONDITION: the protocol number is not served here.
     """
     CheckIn: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.CheckInRequest, _fleet_pb2.CheckInReply]
     """Asks for work. This is a long poll: the answer comes as soon as there is work, or with Wait after at most wait_s
@@ -239,7 +242,8 @@ class FleetAsyncStub(FleetStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Enroll: _aio.UnaryUnaryMultiCallable[_fleet_pb2.EnrollRequest, _fleet_pb2.EnrollReply]  # type: ignore[assignment]
     """Registers a device by its public key. Call it once, before anything else. It may be repeated: the same key gets
-    the same id. UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol number is not served here.
+    the same id, and a use of the token is counted once. UNAUTHENTICATED: the token is unknown, revoked, expired or used up.
+    PERMISSION_DENIED: the key is banned. FAILED_PRECONDITION: the protocol number is not served here.
     """
     CheckIn: _aio.UnaryUnaryMultiCallable[_fleet_pb2.CheckInRequest, _fleet_pb2.CheckInReply]  # type: ignore[assignment]
     """Asks for work. This is a long poll: the answer comes as soon as there is work, or with Wait after at most wait_s
@@ -304,7 +308,8 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.EnrollReply, _abc.Awaitable[_fleet_pb2.EnrollReply]]:
         """Registers a device by its public key. Call it once, before anything else. It may be repeated: the same key gets
-        the same id. UNAUTHENTICATED: the token is unknown. FAILED_PRECONDITION: the protocol number is not served here.
+        the same id, and a use of the token is counted once. UNAUTHENTICATED: the token is unknown, revoked, expired or used up.
+        PERMISSION_DENIED: the key is banned. FAILED_PRECONDITION: the protocol number is not served here.
         """
 
     @_abc_1.abstractmethod

@@ -4,7 +4,8 @@
 ``fanin serve`` composes it with the other rooms:
 
     service.py, settings.py, folder.py    gRPC servicers, settings, the durable state of one folder
-    access/        who may call: certificates, tokens, signatures, limits of connections and uploads
+    access/        who may call: certificates, tokens, roles, signatures, limits of connections and uploads
+    administration/  tokens, devices and the audit log, for those who run the coordinator
     evaluation/    Versions on held-out data
     fleet/         the device side: check-ins, downloads, uploads
     runs/          the operator side: Runs, their drivers, commands

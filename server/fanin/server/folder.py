@@ -5,7 +5,7 @@ spool/          uploads under way
 updates/        committed payloads
 blobs/          Chunks of Bundles and Versions
 tls/            the local certificate authority (``access.authority``)
-tokens/         the first tokens, for the user who started the coordinator (``access.tokens``)
+tokens/         the first tokens, for the user who started the coordinator (``administration.token_files``)
 lock            held by the coordinator that serves from this folder
 """
 
@@ -21,6 +21,7 @@ from typing import Final
 
 from fanin.edge.files import held, storage_error, without_foreign
 from fanin.protos.errors import Corrupted
+from fanin.protos.messages import AuditPage
 from fanin.server.aggregation.verify import Archive
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability, failed_write
@@ -28,11 +29,13 @@ from fanin.server.storage.lanes import Lane
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
 from fanin.server.storage.spool import FolderSpool
+from fanin.server.storage.sqlite.audit import SqliteAudit
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import open_engine, open_reader, touch, write_times
 from fanin.server.storage.sqlite.history import SqliteHistory
 from fanin.server.storage.sqlite.laned import (
+    LanedAudit,
     LanedCommands,
     LanedDevices,
     LanedEvaluations,
@@ -40,6 +43,7 @@ from fanin.server.storage.sqlite.laned import (
     LanedLeases,
     LanedRounds,
     LanedRuns,
+    LanedTokens,
 )
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
@@ -118,9 +122,11 @@ def open_state(
     _check_complete(folder)
     engine = open_engine(folder / "fanin.db", durability)
     store_lane, disk_lane = lanes
-    runs, rounds = SqliteRuns(engine), SqliteRounds(engine)
+    runs, rounds, devices = SqliteRuns(engine), SqliteRounds(engine), SqliteDevices(engine)
     stores = Stores(
-        devices=LanedDevices(SqliteDevices(engine), store_lane),
+        devices=LanedDevices(devices, store_lane),
+        tokens=LanedTokens(devices.tokens, store_lane),
+        audit=LanedAudit(SqliteAudit(engine), store_lane),
         runs=LanedRuns(runs, store_lane),
         rounds=LanedRounds(rounds, runs, store_lane),
         evaluations=LanedEvaluations(SqliteEvaluations(engine), store_lane),
@@ -169,6 +175,16 @@ def open_archive(folder: Path) -> Archive:
         blobs=FolderBlobs(folder / BLOBS_FOLDER, durability),
         spool=FolderSpool(folder / "spool", folder / "updates", durability),
     )
+
+
+def open_audit(folder: Path) -> Callable[[int], AuditPage]:
+    """Open the audit log of a coordinator's folder for reading: a function of the first entry of a page.
+
+    Raises:
+        Corrupted: The database cannot be opened, or is missing in a folder that had one.
+    """
+    _check_complete(folder)
+    return SqliteAudit(open_engine(folder / "fanin.db", Durability.PROCESS, upgrade=False)).audit_page
 
 
 def _check_complete(folder: Path) -> None:

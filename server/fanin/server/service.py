@@ -44,7 +44,7 @@ from fanin.server.access.connections import Connections
 from fanin.server.access.interceptors import LOG, Rim, Waits, newcomer_of, principal_of
 from fanin.server.access.limited_log import MAX_LINES, LimitedLog
 from fanin.server.access.rates import CallLimits, CallRates
-from fanin.server.access.registry import Registry
+from fanin.server.access.registry import Registry, token_sha256
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
 from fanin.server.runs.catalog import Runs
@@ -83,7 +83,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         enrollment, who = from_proto(Enrollment, request), newcomer_of(context)
         device = self._registry.check_enrollment(enrollment, who.call, who.signature)
         self._registry.use_time(device, who.call)
-        await self._stores.enroll(device)
+        await self._stores.enroll(device, token_sha256(enrollment.token))
         return fleet_pb2.EnrollReply(device_id=device.device_id)
 
     async def CheckIn(self, request: fleet_pb2.CheckInRequest, context: object) -> fleet_pb2.CheckInReply:

@@ -1,6 +1,6 @@
 """The messages of the device protocol and of the operator's protocol as frozen dataclasses.
 
-``fleet.proto`` and ``control.proto`` specify when each is sent. Modules in reading order:
+``fleet.proto``, ``control.proto`` and ``access.proto`` specify when each is sent. Modules in reading order:
 
     checkins      enrollment, capabilities, check-in and its answers
     assignments   the Assignment: training, codec and grid of one device in one Round; its training, codec,
@@ -8,7 +8,9 @@
     versions      references to Bundles, Versions, delegations, publications
     transfers     downloads and uploads
     reports       telemetry, statistics, giving an Assignment up
-    principals    who made a call
+    principals    who made a call, and the tokens of people
+    devices       devices as operators see them, and the changes that operators make
+    audit         the chained log of changes
     evaluations   of Versions, by the coordinator
     runs          Runs, Rounds, and how they are described
     commands      pause, resume, stop, adopt
@@ -24,6 +26,15 @@ from fanin.protos.messages.assignments import (
     MIN_GRID_EXPONENT,
     Assignment,
     StageState,
+)
+from fanin.protos.messages.audit import (
+    AUDIT_CONTEXT,
+    COORDINATOR,
+    MAX_PAGE_AUDIT,
+    NO_DIGEST,
+    AuditChain,
+    AuditEntry,
+    AuditPage,
 )
 from fanin.protos.messages.checkins import (
     MAX_CAPABILITIES,
@@ -41,6 +52,22 @@ from fanin.protos.messages.checkins import (
     Wait,
 )
 from fanin.protos.messages.commands import Adopt, Command, Pause, Resume, Stop, check_version_number
+from fanin.protos.messages.devices import (
+    MAX_PAGE_DEVICE_INFOS,
+    Ban,
+    BanDevice,
+    DeviceChange,
+    DeviceCondition,
+    DeviceInfo,
+    DevicePage,
+    DeviceQuery,
+    DeviceState,
+    LabelDevice,
+    NetworkKind,
+    RemoveDevice,
+    TagDevice,
+    UnbanDevice,
+)
 from fanin.protos.messages.evaluations import MAX_PAGE_EVALUATIONS, VersionEvaluation
 from fanin.protos.messages.events import (
     MAX_LISTED_DEVICES,
@@ -60,7 +87,17 @@ from fanin.protos.messages.events import (
     devices_gone,
     round_closed,
 )
-from fanin.protos.messages.principals import Principal, PrincipalKind
+from fanin.protos.messages.principals import (
+    MAX_PAGE_TOKENS,
+    TOKEN_ID_CHARS,
+    NewToken,
+    Principal,
+    PrincipalKind,
+    Role,
+    TokenInfo,
+    TokenPage,
+    check_token_name,
+)
 from fanin.protos.messages.reports import (
     EVAL_AGREE,
     EVAL_CORRECT_FLOAT,
@@ -134,6 +171,8 @@ from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import MAX_COUNT, MAX_SUM, CodecSpec, StageSpec, Statistic, Training
 
 __all__ = [
+    "AUDIT_CONTEXT",
+    "COORDINATOR",
     "EVAL_AGREE",
     "EVAL_CORRECT_FLOAT",
     "EVAL_CORRECT_INT8",
@@ -153,22 +192,27 @@ __all__ = [
     "MAX_LISTED_DEVICES",
     "MAX_LOSS",
     "MAX_NUMBER",
+    "MAX_PAGE_AUDIT",
     "MAX_PAGE_DEVICES",
+    "MAX_PAGE_DEVICE_INFOS",
     "MAX_PAGE_EVALUATIONS",
     "MAX_PAGE_RUNS",
     "MAX_PAGE_RUNS_BYTES",
+    "MAX_PAGE_TOKENS",
     "MAX_RANGE_CELLS",
     "MAX_SATURATED_DEVICES",
     "MAX_SATURATED_SHARE",
     "MAX_SUM",
     "MAX_WARNINGS",
     "MIN_GRID_EXPONENT",
+    "NO_DIGEST",
     "OLDEST_PROTOCOL",
     "PROTOCOL",
     "RANGE_EXAMPLES",
     "RANGE_WEIGHT",
     "ROUNDED",
     "SATURATED",
+    "TOKEN_ID_CHARS",
     "TRAINED",
     "TRAIN_LOSS",
     "UNSEEN",
@@ -177,6 +221,11 @@ __all__ = [
     "Adopt",
     "Assigned",
     "Assignment",
+    "AuditChain",
+    "AuditEntry",
+    "AuditPage",
+    "Ban",
+    "BanDevice",
     "BundleRef",
     "Capabilities",
     "CheckIn",
@@ -185,13 +234,22 @@ __all__ = [
     "CodecSpec",
     "Command",
     "Delegation",
+    "DeviceChange",
+    "DeviceCondition",
+    "DeviceInfo",
+    "DevicePage",
+    "DeviceQuery",
     "DeviceSpread",
+    "DeviceState",
     "DevicesGone",
     "Download",
     "Enrollment",
     "Evaluation",
+    "LabelDevice",
     "ListedRuns",
     "LoggedEvent",
+    "NetworkKind",
+    "NewToken",
     "Order",
     "Pause",
     "Piece",
@@ -202,8 +260,10 @@ __all__ = [
     "Reclaim",
     "RejectReason",
     "Rejected",
+    "RemoveDevice",
     "Report",
     "Resume",
+    "Role",
     "RoundClosed",
     "RoundFailed",
     "RoundInfo",
@@ -226,9 +286,13 @@ __all__ = [
     "Statistic",
     "Statistics",
     "Stop",
+    "TagDevice",
     "Telemetry",
+    "TokenInfo",
+    "TokenPage",
     "Training",
     "TrainingProgress",
+    "UnbanDevice",
     "UpdateHeader",
     "UpdateState",
     "UploadReply",
@@ -241,6 +305,7 @@ __all__ = [
     "check_described_rounds",
     "check_from_sequence",
     "check_num_counts",
+    "check_token_name",
     "check_version_number",
     "devices_gone",
     "round_closed",

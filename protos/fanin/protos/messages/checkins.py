@@ -7,8 +7,9 @@ from typing import Annotated, Final
 from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import Mark, OneOf, Otherwise
 from fanin.protos.messages.assignments import Assignment
+from fanin.protos.messages.devices import DeviceCondition
 from fanin.protos.messages.versions import Publication, ServedVersion
-from fanin.protos.names import MAX_NAME_CHARS, check_key
+from fanin.protos.names import MAX_NAME_CHARS, check_key, check_text_line
 
 PROTOCOL: Final = 1
 """Number of the device protocol. It increases when an old peer could misunderstand a new one."""
@@ -77,14 +78,20 @@ class CheckIn:
         capabilities: What the device can run and encode.
         wait_s: Seconds that the device waits for an answer.
         served: The Version that the device serves. If it is set, the answer announces a newer one.
+        condition: Battery and network, for the record; None if the device keeps them back.
+        fanin_version: The version of fanin; "" for another program.
     """
 
     protocol: int
     capabilities: Capabilities
     wait_s: float
     served: ServedVersion | None = None
+    condition: DeviceCondition | None = None
+    fanin_version: str = ""
 
     def __post_init__(self) -> None:
+        if self.fanin_version:
+            check_text_line("check-in: fanin_version", self.fanin_version, MAX_NAME_CHARS)
         if not 0 <= self.wait_s < float("inf"):
             raise InvalidInput(
                 f"check-in: got wait_s {self.wait_s}, expected a finite number of at least 0", code="FN-0145"

@@ -3,8 +3,9 @@
 Modules, in reading order:
 
     authority.py     the local certificate authority
-    tokens.py        the first tokens
-    registry.py      enrolled devices, and the signatures of their calls
+    registry.py      enrolled devices, the signatures of their calls, and tokens of people
+    permissions.py   the role that each call of a person needs
+    open_calls.py    the calls under way, which a ban or a revocation ends
     replays.py       each signed call is served once
     interceptors.py  the checks of every gRPC call
     rates.py         the rate of calls of each device

@@ -4,11 +4,11 @@ For each call, in this order:
 
 1. The request stays raw bytes, because the signature covers the received bytes and not a re-serialization.
 2. The caller is authenticated. Fleet: the device's signature over method, time and body. A device may use each time
-   for one call only. Control: the operator's token. Both are checked in memory, without the database, because any peer
-   can make a call. gRPC's own health and reflection services need no credential, so their requests are small and their
-   calls few.
-   The servicer receives the principal in place of gRPC's context.
-   A device that calls too often waits here (``rates``).
+   for one call only, and a banned one for none. Control and Access: the token of a person, whose role permits the call
+   (``permissions``). All is checked in memory, without the database, because any peer can make a call. gRPC's own
+   health and reflection services need no credential, so their requests are small and their calls few.
+   The servicer receives the principal in place of gRPC's context. The call ends with a ban, a revocation or the expiry
+   of the token (``open_calls``). A device that calls too often waits here (``rates``).
 3. The bytes are parsed after the authentication, so no unknown peer reaches the parser. Invalid bytes raise
    InvalidInput. Enroll is the exception: its bytes hold the key that signed them, so its token and signature are
    checked after parsing.
@@ -21,9 +21,10 @@ For each call, in this order:
 
 import asyncio
 import logging
+import math
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import isawaitable
@@ -49,12 +50,15 @@ from fanin.protos.errors import (
 )
 from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.limited_log import LimitedLog
+from fanin.server.access.permissions import check_permission
 from fanin.server.access.rates import CallRates
-from fanin.server.access.registry import Registry
+from fanin.server.access.registry import Registry, expired
 
 LOG = logging.getLogger("fanin.server.access")
 FLEET: Final = "/fanin.v1.Fleet/"
 CONTROL: Final = "/fanin.v1.Control/"
+ACCESS: Final = "/fanin.v1.Access/"
+SERVICES: Final = "/fanin.v1."
 ENROLL: Final = f"{FLEET}Enroll"
 MAX_OPEN_BYTES: Final = 4096
 """Longest request without a credential. The health service keeps it as long as the caller watches."""
@@ -67,8 +71,8 @@ MAX_BYTES: Final = MappingProxyType(
         f"{FLEET}Upload": 1 << 20,  # the header; 80 bytes for each MiB of the payload
     }
 )
-"""Longest requests of devices; of an upload, its first message. A message of 4 MiB, which is gRPC's limit, could hold
-millions of entries, and parsing these would block all other calls."""
+"""Longest requests of devices; of an upload, its first message. Parsing millions of entries in the 4 MiB of gRPC's
+limit would block all other calls."""
 MAX_OPEN_CALLS: Final = 256
 """Calls without a credential at a time: a few for each load balancer, supervisor and engineer."""
 MAX_TEXT_CHARS: Final = 500
@@ -216,8 +220,8 @@ class Rim(aio.ServerInterceptor):
     async def _reply(self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context) -> Message:
         async with _closing(requests) as stream:
             first = await self._first(method, stream)
-            caller = self._admit(method, first, context)
-            async with self._rates.call_of(caller):
+            caller, left_s = self._admit(method, first, context)
+            async with self._held(caller, left_s):
                 if not handler.request_streaming:
                     return await handler.unary_unary(_parsed(method, handler, first), caller)
                 messages = _messages(method, handler, first, stream)
@@ -227,8 +231,8 @@ class Rim(aio.ServerInterceptor):
     async def _replies(self, method: str, handler: _Handler, requests: AsyncIterator[bytes], context: Context) -> None:
         async with _closing(requests) as stream:
             first = await self._first(method, stream)
-            caller = self._admit(method, first, context)
-            async with self._rates.call_of(caller):
+            caller, left_s = self._admit(method, first, context)
+            async with self._held(caller, left_s):
                 if handler.request_streaming:
                     messages = _messages(method, handler, first, stream)
                     del first
@@ -262,24 +266,35 @@ class Rim(aio.ServerInterceptor):
                 f"call: {method} sent no request for {self._waits.first_request_s:g} s", code="FN-0678"
             ) from exc
 
-    def _admit(self, method: str, body: bytes, context: Context) -> Caller:
+    @asynccontextmanager
+    async def _held(self, caller: Caller, left_s: float) -> AsyncIterator[None]:
+        """Serve a call within this context: at the rate of its device, and until its caller is refused."""
+        with self._registry.calls.hold(caller, left_s, partial(expired, str(caller))):
+            async with self._rates.call_of(caller):
+                yield
+
+    def _admit(self, method: str, body: bytes, context: Context) -> tuple[Caller, float]:
+        """Return the caller, and the seconds for which it may call. Raises Unauthenticated, PermissionDenied."""
         largest = MAX_OPEN_BYTES if _is_open(method) else MAX_BYTES.get(method, len(body))
         if len(body) > largest:
             raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {largest}", code="FN-0126")
         if _is_open(method):
-            return context
+            return context, math.inf
         metadata = dict(context.invocation_metadata() or ())
-        if method.startswith(CONTROL):
+        if not method.startswith(FLEET):
             value = calls.text(metadata.get(calls.AUTHORIZATION))
             token = value.removeprefix(calls.BEARER) if value.startswith(calls.BEARER) else ""
-            return self._registry.operator(token)
+            principal, left_s = self._registry.bearer(token)
+            check_permission(principal, method.removeprefix(SERVICES))
+            return principal, left_s
         call, signature = calls.signed_call(method, metadata, body)
         if method == ENROLL:
-            return Newcomer(call=call, signature=signature)
+            return Newcomer(call=call, signature=signature), math.inf
         device = self._registry.device(call.device_id)
         self._registry.authenticate(device, call, signature)
+        self._registry.check_ban(device)
         note_scope(LogScope(device=device.device_id))
-        return Principal(kind=PrincipalKind.DEVICE, id=device.device_id)
+        return Principal(kind=PrincipalKind.DEVICE, id=device.device_id), math.inf
 
     async def _outcome(self, method: str, context: Context, work: Callable[[], Awaitable[R]]) -> "R | _Refusal":
         """Return the result of a call, or the status of its error."""
@@ -348,9 +363,7 @@ class Rim(aio.ServerInterceptor):
         except aio.AbortError as exc:
             return exc.with_traceback(None)
         except (TimeoutError, aio.InternalError):
-            # A caller that does not read its replies does not read this status. gRPC keeps it for the life of the
-            # connection.
-            pass
+            pass  # A caller that does not read its replies does not read this status. gRPC keeps it.
         return asyncio.CancelledError()
 
     def _trailing(self, kind: str, code: str) -> tuple[tuple[str, str], ...]:
@@ -359,16 +372,13 @@ class Rim(aio.ServerInterceptor):
 
 
 def _closing(requests: AsyncIterator[bytes]) -> aclosing[AsyncGenerator[bytes, None]]:
-    """Close the generator of a call's requests at the end of the context.
-
-    Otherwise the generator would keep the call and the last request, and the call keeps the generator.
-    """
+    """Close the generator of a call's requests at the end of the context: it and the call keep each other."""
     return aclosing(cast("AsyncGenerator[bytes, None]", aiter(requests)))
 
 
 def _is_open(method: str) -> bool:
     """Return whether a call needs no credential."""
-    return not method.startswith((FLEET, CONTROL))
+    return not method.startswith((FLEET, CONTROL, ACCESS))
 
 
 async def _messages(

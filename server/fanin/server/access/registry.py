@@ -1,4 +1,4 @@
-"""Authentication: devices by their signatures, operators and enrollments by their tokens.
+"""Authentication: devices by their signatures, people and enrollments by their tokens.
 
 A refused caller receives ``Unauthenticated``, whose public text does not name the failed check. The log does. A call
 with a wrong time receives ``Untimely``, and an honest device signs it again. No check needs the database: any peer can
@@ -6,6 +6,7 @@ make a call, and the database has one lane.
 """
 
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -14,18 +15,31 @@ from typing import Final
 from fanin.edge.bundles.keys import CALL_CONTEXT, is_signed
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely
-from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL, Enrollment, Principal, PrincipalKind
+from fanin.protos.messages import (
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    TOKEN_ID_CHARS,
+    Enrollment,
+    NewToken,
+    Principal,
+    PrincipalKind,
+    Role,
+)
+from fanin.server.access.open_calls import OpenCalls
 from fanin.server.access.replays import CallTimes
+from fanin.server.storage.access import banned, check_use
 from fanin.server.storage.protocols.devices import DeviceDirectory
-from fanin.server.storage.records import EnrolledDevice, Role
+from fanin.server.storage.records import EnrolledDevice
 
 TOKEN_BYTES: Final = 24
-OPERATOR_ID_CHARS: Final = 12
-"""Characters of a token's digest in the id of its operator. 48 bits distinguish the tokens of a coordinator."""
 
 
 class Registry:
-    """The checks of enrollments and of calls."""
+    """The checks of enrollments and of calls.
+
+    Attributes:
+        calls: The calls that passed these checks and are under way.
+    """
 
     def __init__(
         self, store: DeviceDirectory, wall: Callable[[], float], steady: Callable[[], float] = time.monotonic
@@ -43,6 +57,7 @@ class Registry:
         self._steady = steady
         self._epoch_s = wall() - steady()
         self._times = CallTimes(self.now_us)
+        self.calls = OpenCalls()
 
     @property
     def now_us(self) -> int:
@@ -52,20 +67,24 @@ class Registry:
     def check_enrollment(self, enrollment: Enrollment, call: DeviceCall, signature: bytes) -> EnrolledDevice:
         """Return the device that enrolls, without the database. The caller records it (``Stores.enroll``).
 
+        A device that is enrolled may repeat the call with a token that has expired or is used up since.
+
         Raises:
             Unauthenticated: The token is wrong, or the caller does not hold the key.
+            PermissionDenied: The key is banned.
             Conflict: The coordinator does not support the device's protocol.
         """
-        if not self.has_token(enrollment.token, Role.DEVICE):
-            raise Unauthenticated(
-                "enroll: got a token that this coordinator did not create, expected an enrollment token", code="FN-0670"
-            )
+        token = self._store.find_token(token_sha256(enrollment.token))
         device = EnrolledDevice(public_key=enrollment.public_key)
+        is_known = token is not None and token.role is Role.DEVICE and self._store.find(device.device_id) is not None
+        if not is_known:
+            check_use(token, self._wall())
         if call.device_id != device.device_id:
             raise Unauthenticated(
                 f"enroll: got device id {call.device_id!r}, expected {device.device_id}, of its own key", code="FN-0672"
             )
         self._check(device, call, signature)
+        self.check_ban(device)
         if not OLDEST_PROTOCOL <= enrollment.protocol <= PROTOCOL:
             known = f"{OLDEST_PROTOCOL} to {PROTOCOL}"
             raise Conflict(
@@ -95,34 +114,43 @@ class Registry:
         """Use the time of a call whose signature was checked. Raises Untimely if it was used before."""
         self._times.use(device.device_id, call.time_us)
 
-    def operator(self, token: str) -> Principal:
-        """Return the principal of an operator's token. Raises Unauthenticated if the token was not issued here.
+    def check_ban(self, device: EnrolledDevice) -> None:
+        """Raise PermissionDenied for a device that is banned. Its signature was checked: the answer is for it alone."""
+        if self._store.is_banned(device.device_id):
+            raise banned(device.device_id)
 
-        Its id is the beginning of the token's digest. It names the token in the record and does not reveal it.
+    def bearer(self, secret: str) -> tuple[Principal, float]:
+        """Return the principal of a person's token, and the seconds for which it is valid.
+
+        Raises:
+            Unauthenticated: The token was not created here, or is revoked or expired. The text is for the log.
         """
-        if not self.has_token(token, Role.OPERATOR):
-            raise Unauthenticated(
-                "control: got a token that this coordinator did not create, expected an operator token", code="FN-0670"
-            )
-        return Principal(kind=PrincipalKind.OPERATOR, id=token_sha256(token)[:OPERATOR_ID_CHARS])
+        return self.bearer_of(token_sha256(secret))
 
-    def bearer(self, sha256: str) -> Principal:
-        """Return the principal of the token with a digest. Raises Unauthenticated if it was not issued here."""
-        if not self._store.has_token(sha256, Role.OPERATOR):
+    def bearer_of(self, sha256: str) -> tuple[Principal, float]:
+        """Return the same for the digest of a secret, which a session of the page has."""
+        token, now_s = self._store.find_token(sha256), self._wall()
+        if token is None or token.role is Role.DEVICE:
             raise Unauthenticated(
-                "page: got a token that this coordinator did not create, expected an operator token", code="FN-0670"
+                "control: got a token that this coordinator did not create, expected one of a person", code="FN-0670"
             )
-        return Principal(kind=PrincipalKind.OPERATOR, id=sha256[:OPERATOR_ID_CHARS])
+        if fault := token.fault(now_s):
+            raise expired(token.name, fault)
+        left_s = math.inf if token.expires_at is None else token.expires_at - now_s
+        return Principal(kind=PrincipalKind(token.role.value), id=token.name), left_s
 
-    def has_token(self, token: str, role: Role) -> bool:
-        """Return whether a token was issued here for a role."""
-        return self._store.has_token(token_sha256(token), role)
+    def has_token(self, secret: str, role: Role) -> bool:
+        """Return whether a token was issued here for a role, also if it is revoked or expired."""
+        token = self._store.find_token(token_sha256(secret))
+        return token is not None and token.role is role
 
     def new_token(self, role: Role) -> str:
-        """Issue a token for a role. Only its digest is stored."""
-        token = secrets.token_urlsafe(TOKEN_BYTES)
-        self._store.add_token(token_sha256(token), role, self._wall())
-        return token
+        """Issue a token for a role, under a name of its own, and return its secret. Only its digest is stored."""
+        secret = secrets.token_urlsafe(TOKEN_BYTES)
+        sha256 = token_sha256(secret)
+        name = f"{role.value}-{sha256[:TOKEN_ID_CHARS]}"
+        self._store.add_token(NewToken(name=name, role=role, sha256=sha256), self._wall())
+        return secret
 
     def _check(self, device: EnrolledDevice, call: DeviceCall, signature: bytes) -> None:
         early_s = (call.time_us - self.now_us) / MICROSECONDS
@@ -136,6 +164,11 @@ class Registry:
             raise Unauthenticated(
                 f"call: the signature on {call.method} is not by device {device.device_id}", code="FN-0672"
             )
+
+
+def expired(name: str, fault: str = "expired") -> Unauthenticated:
+    """Return the error for a person's token that is revoked or expired. Its text is for the log."""
+    return Unauthenticated(f"control: the token {name} is {fault}; an admin creates another", code="FN-1415")
 
 
 def token_sha256(token: str) -> str:

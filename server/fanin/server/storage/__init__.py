@@ -3,9 +3,10 @@
 Modules, in reading order:
 
     records.py       the records that pass through the stores
-    protocols/       the Protocols of the stores: devices, Runs, Rounds, leases, commands, blobs, spool
+    protocols/       the Protocols of the stores: devices, tokens, Runs, Rounds, leases, commands, blobs, spool
     stores.py        what the other rooms hold: ``Stores`` (the database) and ``Files`` (blobs and spool)
     decisions.py     which writes and commands a store accepts
+    access.py        which changes of tokens and devices a store accepts
     origins.py       the grid and the outer state that a Round starts on
     population.py    all enrolled devices in memory
     lanes.py         threads for blocking work

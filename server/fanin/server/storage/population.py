@@ -66,24 +66,44 @@ class Population:
             self._sorted = _merged(self._sorted, _sorted(rows))
             self._recent = {}
 
+    def remove(self, device_id: str) -> None:
+        """Remove a device, if it is in the population."""
+        self._recent.pop(device_id, None)
+        devices = self._sorted
+        place = _place(devices, device_id)
+        if place is not None:
+            self._sorted = _Sorted(
+                prefixes=np.delete(devices.prefixes, place), keys=np.delete(devices.keys, place, axis=0)
+            )
+
     def find(self, device_id: str) -> EnrolledDevice | None:
         """Return the device of an id, or None if it is not enrolled. The id may be any text."""
         recent = self._recent.get(device_id)
         if recent is not None:
             return recent
-        try:
-            prefix = np.uint64(int.from_bytes(bytes.fromhex(device_id[:_PREFIX_CHARS])))
-        except ValueError:
-            return None
+        # A copy of the reference: another thread may replace the arrays.
         devices = self._sorted
-        place = int(np.searchsorted(devices.prefixes, prefix))
-        # An attacker can search for keys whose ids have the same prefix, so the full id decides.
-        while place < len(devices.prefixes) and devices.prefixes[place] == prefix:
-            device = EnrolledDevice(public_key=devices.keys[place].tobytes().hex())
-            if device.device_id == device_id:
-                return device
-            place += 1
+        place = _place(devices, device_id)
+        return None if place is None else _device(devices, place)
+
+
+def _device(devices: _Sorted, place: int) -> EnrolledDevice:
+    return EnrolledDevice(public_key=devices.keys[place].tobytes().hex())
+
+
+def _place(devices: _Sorted, device_id: str) -> int | None:
+    """Return the index of a device, or None if it is not there. The id may be any text."""
+    try:
+        prefix = np.uint64(int.from_bytes(bytes.fromhex(device_id[:_PREFIX_CHARS])))
+    except ValueError:
         return None
+    place = int(np.searchsorted(devices.prefixes, prefix))
+    # An attacker can search for keys whose ids have the same prefix, so the full id decides.
+    while place < len(devices.prefixes) and devices.prefixes[place] == prefix:
+        if _device(devices, place).device_id == device_id:
+            return place
+        place += 1
+    return None
 
 
 def _is_intact(row: tuple[str, str]) -> bool:

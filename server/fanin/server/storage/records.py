@@ -12,6 +12,7 @@ from fanin.protos.calls import device_id_of
 from fanin.protos.chunks import Artifact
 from fanin.protos.messages import (
     Delegation,
+    DeviceCondition,
     LoggedEvent,
     Principal,
     RunState,
@@ -27,15 +28,6 @@ OuterState = Mapping[str, Artifact]
 """The tensors of an outer optimizer's state by name, as blobs of little-endian float32."""
 
 
-class Role(Enum):
-    """The calls that a token permits."""
-
-    DEVICE = "device"
-    """Enrolling devices."""
-    OPERATOR = "operator"
-    """The Control service."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class EnrolledDevice:
     """An enrolled device: a public key. The id is derived from it."""
@@ -46,6 +38,42 @@ class EnrolledDevice:
     def device_id(self) -> str:
         """The device's id."""
         return device_id_of(self.public_key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What a coordinator noticed of a device since this was recorded last.
+
+    Attributes:
+        seen_at: The time of its last check-in; None: it did not check in.
+        runtimes: What it reported in that check-in, as ``fanin_version`` and ``condition``.
+        rejection: Why a check-in or an Update of it was refused last; "": none was.
+        rejected_at: When.
+    """
+
+    seen_at: float | None = None
+    runtimes: tuple[str, ...] = ()
+    fanin_version: str = ""
+    condition: DeviceCondition | None = None
+    rejection: str = ""
+    rejected_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditFact:
+    """What an entry records.
+
+    Attributes:
+        principal: Who called, in the form of a principal.
+        call: The name of the call.
+        subject: What it is about.
+        outcome: ``done``, ``begun`` or ``refused`` with a code.
+    """
+
+    principal: str
+    call: str
+    subject: str
+    outcome: str = "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import ParamSpec, TypeVar
 from fanin.server.storage.durations import Durations
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
+from fanin.server.storage.protocols.audit import AuditStore
 from fanin.server.storage.protocols.commands import CommandStore
 from fanin.server.storage.protocols.devices import DeviceStore
 from fanin.server.storage.protocols.evaluations import EvaluationStore
@@ -19,6 +20,7 @@ from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
 from fanin.server.storage.protocols.rounds import RoundRecords
 from fanin.server.storage.protocols.runs import RunRecords
+from fanin.server.storage.protocols.tokens import TokenStore
 from fanin.server.storage.records import EnrolledDevice
 
 P = ParamSpec("P")
@@ -47,7 +49,9 @@ class Stores:
     """The stores of one database.
 
     Attributes:
-        devices: Devices and tokens.
+        devices: Devices, and tokens as calls carry them.
+        tokens: Tokens, as administrators manage them.
+        audit: The audit log.
         runs: Bundles, Runs, Versions and events.
         rounds: Rounds and committed Updates, to read.
         evaluations: Evaluations of Versions on held-out data.
@@ -58,6 +62,8 @@ class Stores:
     """
 
     devices: DeviceStore
+    tokens: TokenStore
+    audit: AuditStore
     runs: RunRecords
     rounds: RoundRecords
     evaluations: EvaluationStore
@@ -66,15 +72,17 @@ class Stores:
     wall: Callable[[], float]
     holder: str
 
-    async def enroll(self, device: EnrolledDevice) -> None:
-        """Record a device. A known device is not changed."""
-        await self.devices.enroll([device], self.wall())
+    async def enroll(self, device: EnrolledDevice, token_sha256: str = "") -> None:
+        """Record a device by an enrollment token. A known device is not changed. See ``DeviceStore.enroll``."""
+        await self.devices.enroll([device], self.wall(), token_sha256)
 
     async def take(self, run_id: str) -> "DriverStores":
         """Take the lease of a Run, and return the stores of its driver. See ``LeaseStore.take``."""
         writer = await self.leases.take(run_id, self.holder, self.wall())
         return DriverStores(
             devices=self.devices,
+            tokens=self.tokens,
+            audit=self.audit,
             runs=self.runs,
             rounds=self.rounds,
             evaluations=self.evaluations,

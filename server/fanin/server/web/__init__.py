@@ -7,6 +7,7 @@ Modules, in reading order:
     guard.py      the checks of every request
     sessions.py   cookies and tokens of forms
     views.py      the pages that show something
+    devices.py    the pages of devices, and their changes
     actions.py    signing in, and commands of operators
     reads.py      the read models of the views
     overview.py   the facts of the coordinator

@@ -28,6 +28,7 @@ from fanin.server.health import Readiness
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.web.actions import HOME, Actions
+from fanin.server.web.devices import DeviceDesk, Devices
 from fanin.server.web.guard import Entrance, Guard
 from fanin.server.web.overview import Overview
 from fanin.server.web.rendering import STATIC, page
@@ -53,6 +54,8 @@ class PageParts:
         runs: The Runs.
         history: The record in pages.
         uploading: Returns received bytes and sizes of the uploads of a Run, by device.
+        devices: The devices.
+        join_line: The command with which a device joins.
         overview: What the page of settings shows.
         entrance: Who may read and command.
         readiness: Whether the coordinator can serve.
@@ -61,6 +64,8 @@ class PageParts:
     runs: Runs
     history: HistoryStore
     uploading: Callable[[str], dict[str, tuple[int, int]]]
+    devices: DeviceDesk
+    join_line: str
     overview: Overview
     entrance: Entrance
     readiness: Readiness
@@ -70,6 +75,7 @@ def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
     """Return the application of the page, and its stream, which the caller closes first."""
     hub = Hub(parts.runs, parts.history, parts.uploading)
     views = Views(runs=parts.runs, history=parts.history, uploading=parts.uploading, overview=parts.overview)
+    devices = Devices(desk=parts.devices, join_line=parts.join_line)
     actions = Actions(runs=parts.runs, entrance=parts.entrance)
     failures = LimitedLog(LOG, max_lines=1, what="failed requests")
 
@@ -120,6 +126,9 @@ def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
             Route(f"{run}/plan", views.plan),
             Route(f"{run}/events", views.events),
             Route(f"{run}/commands", actions.command, methods=["POST"]),
+            Route("/devices", devices.devices),
+            Route("/devices/{device_id}", devices.device),
+            Route("/devices/{device_id}/changes", devices.change, methods=["POST"]),
             Route("/activity", views.activity),
             Route("/settings", views.settings),
             Mount("/static", StaticFiles(directory=STATIC)),

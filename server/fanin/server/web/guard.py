@@ -49,7 +49,7 @@ HEADERS: Final = MappingProxyType(
         "cross-origin-resource-policy": "same-origin",
     }
 )
-_ACTORS: Final = frozenset({PrincipalKind.OPERATOR})
+_ACTORS: Final = frozenset({PrincipalKind.OPERATOR, PrincipalKind.ADMIN})
 _VISITOR: Final = "fanin.visitor"
 _FORM: Final = "fanin.form"
 

@@ -23,7 +23,7 @@ from fanin.server.storage.records import FeedEntry, RoundSummary, VersionRow
 
 PAGE_ROWS: Final = 25
 FEED_ROWS: Final = 50
-CHART_POINTS: Final = 150
+CHART_POINTS: Final = 100
 """Versions in a chart. A longer Run is sampled evenly."""
 LOSS_SPREAD: Final = "validation_loss"
 ACCURACY_SPREAD: Final = "validation_accuracy"

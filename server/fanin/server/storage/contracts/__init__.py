@@ -6,6 +6,7 @@ Modules, in reading order:
 
     values.py      small records to store
     devices.py     ``check_devices``
+    tokens.py      tokens, and the audit log
     files.py       ``check_blobs`` and ``check_spool``
     runs.py        Bundles, Runs, Versions and events
     rounds.py      the writes of a driver

@@ -8,6 +8,7 @@ from fanin.server.storage.contracts.evaluations import check_evaluations
 from fanin.server.storage.contracts.leases import check_leases
 from fanin.server.storage.contracts.rounds import LONGER, check_first_round, check_last_folded, check_later_rounds
 from fanin.server.storage.contracts.runs import check_runs
+from fanin.server.storage.contracts.tokens import check_tokens
 from fanin.server.storage.contracts.values import RUN
 from fanin.server.storage.stores import Stores
 
@@ -25,6 +26,7 @@ async def check_stores(open_stores: Callable[[], Stores]) -> None:
     """
     stores = open_stores()
     await check_devices(stores.devices)
+    await check_tokens(stores)
     await check_runs(stores.runs)
     driver = await stores.take(RUN)
     await check_first_round(driver)

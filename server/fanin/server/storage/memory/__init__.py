@@ -15,7 +15,9 @@ Modules, in reading order:
     evaluations.py evaluations of Versions
     writer.py      leases, and the writes of drivers
     commands.py    commands of operators
-    devices.py     devices and tokens
+    audit.py       the audit log
+    tokens.py      tokens
+    devices.py     devices, and enrollment by their tokens
     chunks.py      blobs
     payloads.py    the spool
     state.py       all of them, as the state of a coordinator

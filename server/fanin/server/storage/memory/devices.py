@@ -1,17 +1,45 @@
-"""Devices and tokens in memory."""
+"""Devices, and tokens as calls carry them, in memory."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+from itertools import islice
 
+from fanin.protos.messages import (
+    MAX_PAGE_DEVICE_INFOS,
+    DeviceChange,
+    DeviceInfo,
+    DevicePage,
+    DeviceQuery,
+    NewToken,
+    Principal,
+    RemoveDevice,
+    TokenInfo,
+)
+from fanin.server.storage.access import change_fact, changed, enrolled, enrollment_fact, resting_state, unknown_device
+from fanin.server.storage.memory.audit import MemoryAudit
+from fanin.server.storage.memory.database import MemoryDatabase
+from fanin.server.storage.memory.tokens import MemoryTokens
 from fanin.server.storage.population import Population
-from fanin.server.storage.records import EnrolledDevice, Role
+from fanin.server.storage.records import EnrolledDevice, Sighting
 
 
 class MemoryDevices:
-    """``DeviceStore`` in memory."""
+    """``DeviceStore`` in memory.
 
-    def __init__(self) -> None:
+    Args:
+        database: The Updates of devices; None: no device has any.
+
+    Attributes:
+        audit: The audit log.
+        tokens: The tokens.
+    """
+
+    def __init__(self, database: MemoryDatabase | None = None) -> None:
+        self.audit = MemoryAudit()
+        self.tokens = MemoryTokens(self.audit)
+        self._database = MemoryDatabase() if database is None else database
         self._population = Population()
-        self._tokens: set[tuple[str, Role]] = set()
+        self._infos: dict[str, DeviceInfo] = {}
 
     @property
     def num_devices(self) -> int:
@@ -22,16 +50,82 @@ class MemoryDevices:
         """See ``DeviceDirectory.find``."""
         return self._population.find(device_id)
 
-    def has_token(self, sha256: str, role: Role) -> bool:
-        """See ``DeviceDirectory.has_token``."""
-        return (sha256, role) in self._tokens
+    def is_banned(self, device_id: str) -> bool:
+        """See ``DeviceDirectory.is_banned``."""
+        info = self._infos.get(device_id)
+        return info is not None and info.ban is not None
 
-    def add_token(self, sha256: str, role: Role, now_s: float) -> None:
+    def find_token(self, sha256: str) -> TokenInfo | None:
+        """See ``DeviceDirectory.find_token``."""
+        return self.tokens.find(sha256)
+
+    def add_token(self, new: NewToken, now_s: float) -> None:
         """See ``DeviceDirectory.add_token``."""
-        self._tokens.add((sha256, role))
+        self.tokens.add(new, None, now_s)
 
-    async def enroll(self, devices: Iterable[EnrolledDevice], now_s: float) -> None:
+    async def enroll(self, devices: Iterable[EnrolledDevice], now_s: float, token_sha256: str = "") -> None:
         """See ``DeviceStore.enroll``."""
-        for device in devices:
-            if self.find(device.device_id) is None:
-                self._population.add(device)
+        unknown = {one.device_id: one for one in devices if self.find(one.device_id) is None}
+        token = self.tokens.use(token_sha256, len(unknown), now_s) if token_sha256 and unknown else None
+        for device_id, device in unknown.items():
+            self._population.add(device)
+            self._infos[device_id] = enrolled(device_id, device.public_key, token, now_s)
+            self.audit.add(enrollment_fact(device_id, token), now_s)
+
+    async def device(self, device_id: str) -> DeviceInfo:
+        """See ``DeviceStore.device``."""
+        return self._counted(self._known(device_id))
+
+    async def device_page(self, query: DeviceQuery, among: Collection[str] | None = None) -> DevicePage:
+        """See ``DeviceStore.device_page``."""
+        matches = (
+            info
+            for device_id, info in sorted(self._infos.items())
+            if device_id > query.after
+            and (among is None or device_id in among)
+            and query.tags.items() <= info.tags.items()
+            and query.state in (None, info.state)
+        )
+        infos = tuple(map(self._counted, islice(matches, MAX_PAGE_DEVICE_INFOS)))
+        following = infos[-1].device_id if len(infos) == MAX_PAGE_DEVICE_INFOS else ""
+        return DevicePage(devices=infos, next=following, num_devices=self.num_devices)
+
+    async def change(self, change: DeviceChange, by: Principal | None, now_s: float) -> DeviceInfo:
+        """See ``DeviceStore.change``."""
+        info = changed(self._known(change.device_id), change, by, now_s)
+        if isinstance(change.what, RemoveDevice):
+            self._population.remove(info.device_id)
+            del self._infos[info.device_id]
+        else:
+            self._infos[info.device_id] = info
+        self.audit.add(change_fact(change, by), now_s)
+        return self._counted(info)
+
+    async def note(self, sightings: Mapping[str, Sighting]) -> None:
+        """See ``DeviceStore.note``."""
+        for device_id, one in sightings.items():
+            info = self._infos.get(device_id)
+            if info is None:
+                continue
+            if one.seen_at is not None:
+                info = replace(
+                    info,
+                    last_seen=one.seen_at,
+                    runtimes=one.runtimes,
+                    fanin_version=one.fanin_version,
+                    condition=one.condition,
+                    state=resting_state(is_banned=info.ban is not None, last_seen=one.seen_at),
+                )
+            if one.rejected_at is not None:
+                info = replace(info, last_rejection=one.rejection, rejected_at=one.rejected_at)
+            self._infos[device_id] = info
+
+    def _known(self, device_id: str) -> DeviceInfo:
+        info = self._infos.get(device_id)
+        if info is None:
+            raise unknown_device(device_id)
+        return info
+
+    def _counted(self, info: DeviceInfo) -> DeviceInfo:
+        rounds = (updates for rows in self._database.runs.values() for updates in rows.updates.values())
+        return replace(info, num_updates=sum(info.device_id in updates for updates in rounds))

@@ -21,7 +21,7 @@ class MemoryState:
 
     def __init__(self) -> None:
         self._database = MemoryDatabase()
-        self._devices = MemoryDevices()
+        self._devices = MemoryDevices(self._database)
         self._blobs = MemoryBlobs()
         self._spool = MemorySpool()
 
@@ -35,6 +35,8 @@ class MemoryState:
         database = self._database
         stores = Stores(
             devices=self._devices,
+            tokens=self._devices.tokens,
+            audit=self._devices.audit,
             runs=MemoryRuns(database),
             rounds=MemoryRounds(database),
             evaluations=MemoryEvaluations(database),

@@ -18,7 +18,9 @@ Modules:
     rounds.py      Rounds and Updates, as any process reads them
     leases.py      the lease of a Run, and the writes of the driver that holds it
     commands.py    commands of operators
-    devices.py     devices and tokens
+    devices.py     devices, and tokens as calls carry them
+    tokens.py      tokens, as administrators manage them
+    audit.py       the audit log
     evaluations.py evaluations of Versions on held-out data
     files.py       blobs and spool
     archive.py     the record of a Run, read for verification

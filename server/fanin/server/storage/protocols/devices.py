@@ -4,10 +4,11 @@ Any peer can send any device id and any token, before it is authenticated. So th
 are answered from memory, at once, from any thread. That is why they are not async.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
-from fanin.server.storage.records import EnrolledDevice, Role
+from fanin.protos.messages import DeviceChange, DeviceInfo, DevicePage, DeviceQuery, NewToken, Principal, TokenInfo
+from fanin.server.storage.records import EnrolledDevice, Sighting
 
 
 class DeviceDirectory(Protocol):
@@ -29,29 +30,64 @@ class DeviceDirectory(Protocol):
         """
         ...
 
-    def has_token(self, sha256: str, role: Role) -> bool:
-        """Return whether a token with this digest was issued for this role."""
+    def is_banned(self, device_id: str) -> bool:
+        """Return whether a device is banned; the id may be any text."""
         ...
 
-    def add_token(self, sha256: str, role: Role, now_s: float) -> None:
-        """Record a token. This may block: tokens are issued before a coordinator serves.
+    def find_token(self, sha256: str) -> TokenInfo | None:
+        """Return the token with this digest, also a revoked or an expired one; None if there is none."""
+        ...
+
+    def add_token(self, new: NewToken, now_s: float) -> None:
+        """Record a token of the coordinator itself. This may block: it happens before a coordinator serves.
 
         Args:
-            sha256: The digest of the token. The token itself is never stored.
-            role: The calls that it permits.
+            new: The token, with the digest of its secret. The secret itself is never stored.
             now_s: Wall time, in seconds.
         """
         ...
 
 
 class DeviceStore(DeviceDirectory, Protocol):
-    """The directory, and its growth."""
+    """The directory, its growth, and what is recorded of each device."""
 
-    async def enroll(self, devices: Iterable[EnrolledDevice], now_s: float) -> None:
-        """Record devices, all or none of them. Known devices are not changed.
+    async def enroll(self, devices: Iterable[EnrolledDevice], now_s: float, token_sha256: str = "") -> None:
+        """Record devices, all or none of them. Known devices are not changed, and count no use of the token.
+
+        Each new device gets label and tags of the token, and an entry in the audit log, in the same transaction.
 
         Args:
             devices: The devices.
             now_s: Wall time, in seconds.
+            token_sha256: The digest of the enrollment token; "": without one.
+
+        Raises:
+            Unauthenticated: The token is unknown, revoked, expired or used up.
         """
+        ...
+
+    async def device(self, device_id: str) -> DeviceInfo:
+        """Return a device, in the state BANNED, NEW or AWAY. Raises NotFound."""
+        ...
+
+    async def device_page(self, query: DeviceQuery, among: Collection[str] | None = None) -> DevicePage:
+        """Return the devices of a query, in the order of their ids. A page may be short, and has a bounded cost.
+
+        Args:
+            query: The selection. ``state`` is BANNED, NEW, AWAY or None: others are not in the record.
+            among: Only devices with these ids, at most ``MAX_PAGE_DEVICE_INFOS``; None: all.
+        """
+        ...
+
+    async def change(self, change: DeviceChange, by: Principal | None, now_s: float) -> DeviceInfo:
+        """Carry out a change and append its entry to the audit log, in one transaction. Return the device after it.
+
+        Raises:
+            NotFound: The device is not enrolled.
+            InvalidInput: The device would have too many tags.
+        """
+        ...
+
+    async def note(self, sightings: Mapping[str, Sighting]) -> None:
+        """Record what was noticed of devices, by their ids. Devices that are not enrolled are left out."""
         ...

@@ -7,7 +7,9 @@ other rooms see ``storage.protocols``. Modules, in reading order:
     migrations/      the versions of the schema (Alembic)
     engine.py        opens and migrates the database
     columns.py       protobuf messages in columns
-    devices.py       devices and tokens
+    audit.py         the audit log
+    tokens.py        tokens
+    devices.py       devices, and enrollment by their tokens
     runs.py          Bundles, Runs, Versions, events
     rounds.py        Rounds and committed Updates, to read
     outer_states.py  the states of outer optimizers

@@ -10,9 +10,7 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Engine
 
-from fanin.protos.messages import (
-    Version,
-)
+from fanin.protos.messages import NewToken, TokenInfo, Version
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.records import (
@@ -20,14 +18,15 @@ from fanin.server.storage.records import (
     EnrolledDevice,
     Lease,
     OuterState,
-    Role,
     RoundRecord,
 )
+from fanin.server.storage.sqlite.audit import SqliteAudit
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.history import SqliteHistory
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
+from fanin.server.storage.sqlite.tokens import SqliteTokens
 from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, SqliteLeases, SqliteWriter, commit_all
 
 StoreT = TypeVar("StoreT")
@@ -55,7 +54,7 @@ def laned(
 
 
 class LanedDevices(_Laned[SqliteDevices]):
-    """``DeviceStore`` over SQLite. Reads are answered from memory, so only enrolling needs the lane."""
+    """``DeviceStore`` over SQLite. Reads of callers are answered from memory."""
 
     @property
     def num_devices(self) -> int:
@@ -66,15 +65,40 @@ class LanedDevices(_Laned[SqliteDevices]):
         """See ``DeviceDirectory.find``."""
         return self._store.find(device_id)
 
-    def has_token(self, sha256: str, role: Role) -> bool:
-        """See ``DeviceDirectory.has_token``."""
-        return self._store.has_token(sha256, role)
+    def is_banned(self, device_id: str) -> bool:
+        """See ``DeviceDirectory.is_banned``."""
+        return self._store.is_banned(device_id)
 
-    def add_token(self, sha256: str, role: Role, now_s: float) -> None:
+    def find_token(self, sha256: str) -> TokenInfo | None:
+        """See ``DeviceDirectory.find_token``."""
+        return self._store.find_token(sha256)
+
+    def add_token(self, new: NewToken, now_s: float) -> None:
         """See ``DeviceDirectory.add_token``."""
-        self._store.add_token(sha256, role, now_s)
+        self._store.add_token(new, now_s)
 
     enroll = laned(SqliteDevices.enroll)
+    device = laned(SqliteDevices.device)
+    device_page = laned(SqliteDevices.device_page)
+    change = laned(SqliteDevices.change)
+    note = laned(SqliteDevices.note)
+
+
+class LanedTokens(_Laned[SqliteTokens]):
+    """``TokenStore`` over SQLite."""
+
+    named = laned(SqliteTokens.named)
+    token_page = laned(SqliteTokens.token_page)
+    create = laned(SqliteTokens.create)
+    rotate = laned(SqliteTokens.rotate)
+    revoke = laned(SqliteTokens.revoke)
+
+
+class LanedAudit(_Laned[SqliteAudit]):
+    """``AuditStore`` over SQLite."""
+
+    append = laned(SqliteAudit.append)
+    audit_page = laned(SqliteAudit.audit_page)
 
 
 class LanedRuns(_Laned[SqliteRuns]):

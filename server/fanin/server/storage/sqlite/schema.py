@@ -31,15 +31,54 @@ devices = Table(
     Column("device_id", String, primary_key=True),
     Column("public_key", String, nullable=False),
     Column("enrolled_at", Float, nullable=False),
+    Column("label", String),
+    # Lines of name=value, sorted, with a line feed before the first and after the last.
+    Column("tags", Text),
+    # The name of the token.
+    Column("enrolled_by", String),
+    # Null: it is not banned.
+    Column("banned_at", Float),
+    Column("ban_reason", Text),
+    Column("banned_by", String),
+    # Its last check-in: the time, and a DeviceInfo with what it reported. Written in batches.
+    Column("last_seen", Float),
+    Column("reported_proto", LargeBinary),
+    # Why a check-in or an Update was refused last, and when.
+    Column("last_rejection", Text),
+    Column("rejected_at", Float),
 )
 
 tokens = Table(
     "tokens",
     METADATA,
+    Column("name", String, primary_key=True),
     # Only the digest of the token, so that a reader of the database cannot enroll or command.
-    Column("sha256", String, primary_key=True),
+    Column("sha256", String, nullable=False, unique=True),
+    # admin, operator, viewer, device
     Column("role", String, nullable=False),
     Column("created_at", Float, nullable=False),
+    # A principal such as "admin anna"; empty for the first tokens.
+    Column("created_by", String, nullable=False),
+    Column("expires_at", Float),
+    Column("revoked_at", Float),
+    # Of enrollment tokens: the devices that it may enroll, and those that it did; their label and tags as above.
+    Column("max_uses", NUMBER),
+    Column("num_uses", NUMBER, nullable=False),
+    Column("label", String, nullable=False),
+    Column("tags", Text, nullable=False),
+)
+
+# Append-only. Each digest covers the row and the digest before (protos.messages.audit).
+audit = Table(
+    "audit",
+    METADATA,
+    Column("sequence", NUMBER, primary_key=True, autoincrement=False),
+    Column("time_us", BigInteger, nullable=False),
+    Column("principal", String, nullable=False),
+    Column("call", String, nullable=False),
+    Column("subject", Text, nullable=False),
+    Column("outcome", String, nullable=False),
+    Column("digest", String, nullable=False),
 )
 
 bundles = Table(
@@ -155,6 +194,8 @@ updates = Table(
     ForeignKeyConstraint(["run_id", "round"], ["rounds.run_id", "rounds.round"], name="updates_round"),
     # For the last Round of a device.
     Index("updates_of_device", "run_id", "device_id", "round"),
+    # For the number of Updates of a device.
+    Index("updates_by_device", "device_id"),
 )
 
 commands = Table(

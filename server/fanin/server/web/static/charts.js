@@ -6,12 +6,14 @@ const CHARTS = {
     lines: [["loss", "Loss", "--s1"], ["held_loss", "Held out", "--s2", "number"]],
     band: ["loss_p10", "loss_p90"],
     format: (value) => value.toFixed(4),
+    axis: (value) => String(Number(value.toPrecision(3))),
   },
   accuracy: {
     x: "parent",
     lines: [["float", "float", "--s1"], ["int8", "int8", "--s2"], ["held_float", "held out", "--download", "number"]],
     band: ["float_p10", "float_p90"],
     format: (value) => `${(100 * value).toFixed(2)} %`,
+    axis: (value) => `${Number((100 * value).toPrecision(3))} %`,
   },
   bytes: {
     x: "number",
@@ -88,7 +90,7 @@ function draw(place, spec, rows) {
     scales: { x: { time: false } },
     axes: [
       { ...axisStyle, size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000] },
-      { ...axisStyle, size: 74, values: (_, values) => values.map((value) => spec.format(value)) },
+      { ...axisStyle, size: 74, values: (_, values) => values.map((value) => (spec.axis ?? spec.format)(value)) },
     ],
     cursor: { drag: { x: true, y: false } },
   };
@@ -98,6 +100,9 @@ function draw(place, spec, rows) {
 export function drawCharts() {
   for (const place of document.querySelectorAll("[data-chart]")) {
     const table = document.getElementById(place.dataset.table);
-    if (table) draw(place, CHARTS[place.dataset.chart], rowsOf(table));
+    if (!table) continue;
+    const rows = rowsOf(table);
+    place.closest("section").hidden = !rows.length;
+    if (rows.length) draw(place, CHARTS[place.dataset.chart], rows);
   }
 }

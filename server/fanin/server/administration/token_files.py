@@ -8,9 +8,9 @@ only when a device or a command is rejected.
 from pathlib import Path
 
 from fanin.protos.errors import Corrupted
+from fanin.protos.messages import Role
 from fanin.server.access.registry import Registry
 from fanin.server.storage.disk import write_file
-from fanin.server.storage.records import Role
 
 
 def ensure_token(path: Path, role: Role, registry: Registry) -> None:

@@ -1,0 +1,101 @@
+"""The audit log: entries that are chained by their digests (``AuditEntry`` in access.proto).
+
+    digest = hex(SHA-256(digest of the entry before LF entry as JSON))
+
+A digest that was kept elsewhere proves every entry up to it: an edit, an exchange or a removal changes all digests that
+follow. A log that was cut does not contain it.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from fanin.protos.errors import Corrupted
+
+AUDIT_CONTEXT: Final = "fanin audit v1"
+NO_DIGEST: Final = "0" * 64
+"""The digest before the first entry."""
+MAX_PAGE_AUDIT: Final = 500
+
+COORDINATOR: Final = "coordinator"
+"""The principal of what the coordinator does by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """An entry of the audit log. ``time_us`` is in microseconds since the Unix epoch."""
+
+    sequence: int
+    time_us: int
+    principal: str
+    call: str
+    subject: str
+    outcome: str
+    digest: str
+
+    def chained(self, previous: str) -> str:
+        """Return the digest that the entry must have after one with the digest ``previous``."""
+        row = [AUDIT_CONTEXT, self.sequence, self.time_us, self.principal, self.call, self.subject, self.outcome]
+        text = json.dumps(row, separators=(",", ":"))
+        return hashlib.sha256(f"{previous}\n{text}".encode("ascii")).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditPage:
+    """A page of the audit log, with the number of all entries and the digest of the newest."""
+
+    entries: tuple[AuditEntry, ...]
+    num_entries: int = 0
+    head: str = NO_DIGEST
+
+
+class AuditChain:
+    """The verification of a log, from its first entry on.
+
+    Args:
+        head: A digest that was kept elsewhere; "" without one.
+
+    Attributes:
+        num_entries: The entries verified so far.
+        digest: The digest of the last one.
+        head_sequence: The number of the entry with the digest ``head``; 0 until it was read.
+    """
+
+    def __init__(self, head: str = "") -> None:
+        self._head = head
+        self.num_entries = 0
+        self.digest = NO_DIGEST
+        self.head_sequence = 0
+
+    def add(self, entries: Iterable[AuditEntry]) -> None:
+        """Verify the entries that follow. Raises Corrupted."""
+        for entry in entries:
+            expected = self.num_entries + 1
+            if entry.sequence != expected:
+                raise Corrupted(
+                    f"audit log: got entry {entry.sequence} after entry {self.num_entries}, expected {expected}: "
+                    "entries were removed or exchanged; compare with a backup of fanin.db",
+                    code="FN-1410",
+                )
+            digest = entry.chained(self.digest)
+            if entry.digest != digest:
+                raise Corrupted(
+                    f"audit log: entry {entry.sequence} has the digest {entry.digest[:16]}, expected {digest[:16]}: it "
+                    "or an entry before it was changed; compare with a backup of fanin.db",
+                    code="FN-1410",
+                )
+            self.num_entries, self.digest = expected, digest
+            if digest == self._head:
+                self.head_sequence = expected
+
+    def finish(self) -> None:
+        """Raise Corrupted unless the log contains the head that was kept elsewhere."""
+        if self._head and not self.head_sequence and self._head != NO_DIGEST:
+            raise Corrupted(
+                f"audit log: none of its {self.num_entries} entries has the digest {self._head[:16]}: the log was cut "
+                "before that entry or rewritten, or the head is of another coordinator; compare with a backup of "
+                "fanin.db",
+                code="FN-1411",
+            )

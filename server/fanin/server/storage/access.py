@@ -1,0 +1,219 @@
+"""Decisions about tokens and devices, the same for every store: pure functions of the record and the request."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import assert_never
+
+from fanin.protos.calls import MICROSECONDS
+from fanin.protos.errors import Conflict, NotFound, PermissionDenied, Unauthenticated
+from fanin.protos.messages import (
+    COORDINATOR,
+    NO_DIGEST,
+    TOKEN_ID_CHARS,
+    AuditEntry,
+    Ban,
+    BanDevice,
+    DeviceChange,
+    DeviceInfo,
+    DeviceState,
+    LabelDevice,
+    NewToken,
+    Principal,
+    RemoveDevice,
+    Role,
+    TagDevice,
+    TokenInfo,
+    UnbanDevice,
+)
+from fanin.protos.names import check_tags
+from fanin.server.storage.records import AuditFact
+
+
+def by_name(by: Principal | None) -> str:
+    """Return the form of a principal in the audit log. None is the coordinator itself."""
+    return COORDINATOR if by is None else str(by)
+
+
+def token_of(new: NewToken, by: Principal | None, now_s: float) -> TokenInfo:
+    """Return the record of a new token."""
+    return TokenInfo(
+        name=new.name,
+        role=new.role,
+        token_id=new.sha256[:TOKEN_ID_CHARS],
+        created_at=now_s,
+        created_by="" if by is None else str(by),
+        expires_at=None if new.lifetime_s is None else now_s + new.lifetime_s,
+        max_uses=new.max_uses,
+        label=new.label,
+        tags=new.tags,
+    )
+
+
+def check_new_token(new: NewToken, same_name: TokenInfo | None, same_secret: TokenInfo | None) -> bool:
+    """Return whether a token is new, and not the repetition of a request. Raises Conflict."""
+    if same_name is None and same_secret is None:
+        return True
+    is_repeated = same_name == same_secret and same_name is not None and same_name.role is new.role
+    if is_repeated and same_name is not None and same_name.revoked_at is None:
+        return False
+    taken = "the name" if same_name is not None else "the digest of its secret"
+    raise Conflict(
+        f"token {new.name}: another token has {taken}, expected a new one; choose another name: fanin token list shows "
+        "the names, of which those of revoked tokens stay taken",
+        code="FN-1406",
+    )
+
+
+def check_token_change(name: str, token: TokenInfo | None) -> TokenInfo:
+    """Return the token of a name. Raises NotFound."""
+    if token is None:
+        raise NotFound(f"token {name[:64]!r}: not found; fanin token list shows the names", code="FN-1407")
+    return token
+
+
+def check_rotation(token: TokenInfo, sha256: str, same_secret: TokenInfo | None) -> bool:
+    """Return whether a token gets another secret, and has not this one already. Raises Conflict."""
+    if token.revoked_at is not None:
+        raise Conflict(f"token {token.name}: revoked; create a new one: fanin token create", code="FN-1408")
+    if same_secret is None:
+        return True
+    if same_secret.name != token.name:
+        raise Conflict(f"token {token.name}: another token has the digest of this secret; draw another", code="FN-1406")
+    return False
+
+
+def check_revocation(token: TokenInfo, num_other_admins: int) -> bool:
+    """Return whether a token is revoked now, and was not before. Raises Conflict for the last one of an admin."""
+    if token.revoked_at is not None:
+        return False
+    if token.role is Role.ADMIN and not num_other_admins:
+        raise Conflict(
+            f"token {token.name}: the last one with the role admin, so nobody could create another; create one "
+            "first, or replace its secret: fanin token rotate",
+            code="FN-1409",
+        )
+    return True
+
+
+def is_valid_admin(token: TokenInfo, now_s: float) -> bool:
+    """Return whether a token has the role admin and is valid now."""
+    return token.role is Role.ADMIN and not token.fault(now_s)
+
+
+def check_use(token: TokenInfo | None, now_s: float) -> TokenInfo:
+    """Return an enrollment token that may enroll one more device. Raises Unauthenticated, whose text is for the log."""
+    if token is None or token.role is not Role.DEVICE:
+        raise Unauthenticated(
+            "enroll: got a token that this coordinator did not create, expected an enrollment token", code="FN-0670"
+        )
+    fault = token.fault(now_s)
+    if not fault and token.max_uses is not None and token.num_uses >= token.max_uses:
+        fault = f"used up, by {token.num_uses} devices"
+    if fault:
+        raise Unauthenticated(
+            f"enroll: the enrollment token {token.name} is {fault}; create another: fanin token create --for-devices",
+            code="FN-1412",
+        )
+    return token
+
+
+def enrolled(device_id: str, public_key: str, token: TokenInfo | None, now_s: float) -> DeviceInfo:
+    """Return the record of a device that enrolls now."""
+    known = DeviceInfo(device_id=device_id, public_key=public_key, enrolled_at=now_s, state=DeviceState.NEW)
+    if token is None:
+        return known
+    return replace(known, label=token.label, tags=token.tags, enrolled_by=token.name)
+
+
+def enrollment_fact(device_id: str, token: TokenInfo | None) -> AuditFact:
+    """Return the entry of the audit log for an enrollment."""
+    subject = "" if token is None else f"token {token.name}"
+    return AuditFact(principal=f"device {device_id}", call="Enroll", subject=subject)
+
+
+def banned(device_id: str) -> PermissionDenied:
+    """Return the error for a device that is banned. Its reason is the operator's and not for the device."""
+    return PermissionDenied(
+        f"device {device_id}: banned by the operator of this coordinator; ask the operator to lift the ban, do not "
+        "retry",
+        code="FN-1413",
+    )
+
+
+def unknown_device(device_id: str) -> NotFound:
+    """Return the error for a device that is not enrolled."""
+    return NotFound(
+        f"device {device_id[:64]!r}: not enrolled here; fanin device list shows the devices", code="FN-1414"
+    )
+
+
+def changed(info: DeviceInfo, change: DeviceChange, by: Principal | None, now_s: float) -> DeviceInfo:
+    """Return a device after a change. A removed device is returned as it is. Raises InvalidInput."""
+    match change.what:
+        case LabelDevice(label=label):
+            return replace(info, label=label)
+        case TagDevice(set=added, remove=names):
+            kept = {name: value for name, value in info.tags.items() if name not in names}
+            tags = dict(sorted((kept | dict(added)).items()))
+            check_tags(f"device {info.device_id}", tags)
+            return replace(info, tags=MappingProxyType(tags))
+        case BanDevice(reason=reason):
+            return replace(info, ban=Ban(reason=reason, time=now_s, by=by_name(by)), state=DeviceState.BANNED)
+        case UnbanDevice():
+            return replace(info, ban=None, state=resting_state(is_banned=False, last_seen=info.last_seen))
+        case RemoveDevice():
+            return info
+        case other:
+            assert_never(other)
+
+
+def change_fact(change: DeviceChange, by: Principal | None) -> AuditFact:
+    """Return the entry of the audit log for a change of a device."""
+    match change.what:
+        case LabelDevice(label=label):
+            text = f"label {label!r}"
+        case TagDevice(set=added, remove=names):
+            text = " ".join(["tag", *(f"{name}={value!r}" for name, value in added.items()), *(f"-{n}" for n in names)])
+        case BanDevice(reason=reason):
+            text = f"ban {reason!r}"
+        case UnbanDevice():
+            text = "unban"
+        case RemoveDevice():
+            text = "remove"
+        case other:
+            assert_never(other)
+    return AuditFact(principal=by_name(by), call="ChangeDevice", subject=f"device {change.device_id}: {text}")
+
+
+def resting_state(*, is_banned: bool, last_seen: float | None) -> DeviceState:
+    """Return the state of a device as the record has it: without the calls under way."""
+    if is_banned:
+        return DeviceState.BANNED
+    return DeviceState.NEW if last_seen is None else DeviceState.AWAY
+
+
+def tags_text(tags: Mapping[str, str]) -> str:
+    """Return tags as lines, with a line feed before the first and after the last, so that each can be searched for."""
+    return "".join(f"\n{name}={value}" for name, value in sorted(tags.items())) + "\n" if tags else ""
+
+
+def tags_of(text: str | None) -> Mapping[str, str]:
+    """Return the tags of such lines."""
+    lines = (line.partition("=") for line in (text or "").split("\n") if line)
+    return MappingProxyType({name: value for name, _, value in lines})
+
+
+def next_entry(previous: AuditEntry | None, fact: AuditFact, now_s: float) -> AuditEntry:
+    """Return the entry that follows ``previous``; None begins the log."""
+    sequence, digest = (1, NO_DIGEST) if previous is None else (previous.sequence + 1, previous.digest)
+    draft = AuditEntry(
+        sequence=sequence,
+        time_us=int(now_s * MICROSECONDS),
+        principal=fact.principal,
+        call=fact.call,
+        subject=fact.subject,
+        outcome=fact.outcome,
+        digest="",
+    )
+    return replace(draft, digest=draft.chained(digest))

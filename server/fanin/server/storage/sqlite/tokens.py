@@ -1,0 +1,147 @@
+"""Tokens by their digests. The record decides; reads of callers are answered from memory."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from sqlalchemy import ColumnElement, Connection, Engine, Row, insert, select, update
+
+from fanin.protos.messages import (
+    MAX_PAGE_TOKENS,
+    TOKEN_ID_CHARS,
+    NewToken,
+    Principal,
+    Role,
+    TokenInfo,
+    TokenPage,
+)
+from fanin.server.storage.access import (
+    by_name,
+    check_new_token,
+    check_revocation,
+    check_rotation,
+    check_token_change,
+    check_use,
+    is_valid_admin,
+    tags_of,
+    tags_text,
+    token_of,
+)
+from fanin.server.storage.records import AuditFact
+from fanin.server.storage.sqlite import schema
+from fanin.server.storage.sqlite.audit import append_audit
+from fanin.server.storage.sqlite.engine import writing
+
+_TABLE = schema.tokens
+
+
+class SqliteTokens:
+    """Tokens. Writes go to the database first, then to memory."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        with engine.connect() as connection:
+            rows = connection.execute(select(_TABLE)).all()
+        self._by_sha256 = {row.sha256: _token(row) for row in rows}
+
+    def find(self, sha256: str) -> TokenInfo | None:
+        """See ``DeviceDirectory.find_token``."""
+        return self._by_sha256.get(sha256)
+
+    def named(self, name: str) -> TokenInfo:
+        """See ``TokenStore.named``."""
+        with self._engine.connect() as connection:
+            return check_token_change(name, _find(connection, _TABLE.c.name == name))
+
+    def token_page(self, after: str, roles: Collection[Role]) -> TokenPage:
+        """See ``TokenStore.token_page``."""
+        query = (
+            select(_TABLE)
+            .where(_TABLE.c.name > after, _TABLE.c.role.in_([role.value for role in roles]))
+            .order_by(_TABLE.c.name)
+            .limit(MAX_PAGE_TOKENS)
+        )
+        with self._engine.connect() as connection:
+            tokens = tuple(map(_token, connection.execute(query)))
+        return TokenPage(tokens=tokens, next=tokens[-1].name if len(tokens) == MAX_PAGE_TOKENS else "")
+
+    def create(self, new: NewToken, by: Principal | None, now_s: float) -> TokenInfo:
+        """See ``TokenStore.create``."""
+        token = token_of(new, by, now_s)
+        with writing(self._engine) as connection:
+            same_name = _find(connection, _TABLE.c.name == new.name)
+            if not check_new_token(new, same_name, _find(connection, _TABLE.c.sha256 == new.sha256)):
+                assert same_name is not None, "a repeated request has created it"
+                return same_name
+            connection.execute(insert(_TABLE).values(_row(token, new.sha256)))
+            _record(connection, "CreateToken", f"token {new.name}: {new.role.value}", by, now_s)
+        self._by_sha256[new.sha256] = token
+        return token
+
+    def rotate(self, name: str, sha256: str, by: Principal | None, now_s: float) -> TokenInfo:
+        """See ``TokenStore.rotate``."""
+        with writing(self._engine) as connection:
+            token = check_token_change(name, _find(connection, _TABLE.c.name == name))
+            if not check_rotation(token, sha256, _find(connection, _TABLE.c.sha256 == sha256)):
+                return token
+            rotated = replace(token, token_id=sha256[:TOKEN_ID_CHARS])
+            before = _sha256(connection, name)
+            connection.execute(update(_TABLE).where(_TABLE.c.name == name).values(sha256=sha256))
+            _record(connection, "RotateToken", f"token {name}", by, now_s)
+        self._by_sha256[sha256] = rotated
+        self._by_sha256.pop(before, None)
+        return rotated
+
+    def revoke(self, name: str, by: Principal | None, now_s: float) -> TokenInfo:
+        """See ``TokenStore.revoke``."""
+        with writing(self._engine) as connection:
+            token = check_token_change(name, _find(connection, _TABLE.c.name == name))
+            admins = connection.execute(select(_TABLE).where(_TABLE.c.role == Role.ADMIN.value, _TABLE.c.name != name))
+            num_others = sum(is_valid_admin(_token(row), now_s) for row in admins)
+            if not check_revocation(token, num_others):
+                return token
+            sha256 = _sha256(connection, name)
+            connection.execute(update(_TABLE).where(_TABLE.c.name == name).values(revoked_at=now_s))
+            _record(connection, "RevokeToken", f"token {name}", by, now_s)
+        self._by_sha256[sha256] = revoked = replace(token, revoked_at=now_s)
+        return revoked
+
+    def use(self, connection: Connection, sha256: str, num_devices: int, now_s: float) -> TokenInfo:
+        """Count the uses of an enrollment token in a transaction. ``refresh`` it after that. Raises Unauthenticated."""
+        token = _find(connection, _TABLE.c.sha256 == sha256)
+        for _ in range(num_devices):
+            token = check_use(token, now_s)
+            token = replace(token, num_uses=token.num_uses + 1)
+        assert token is not None, "num_devices is at least 1"
+        connection.execute(update(_TABLE).where(_TABLE.c.sha256 == sha256).values(num_uses=token.num_uses))
+        return token
+
+    def refresh(self, sha256: str, token: TokenInfo) -> None:
+        """Take over a token whose uses were recorded."""
+        self._by_sha256[sha256] = token
+
+
+def _find(connection: Connection, condition: ColumnElement[bool]) -> TokenInfo | None:
+    row = connection.execute(select(_TABLE).where(condition)).first()
+    return None if row is None else _token(row)
+
+
+def _sha256(connection: Connection, name: str) -> str:
+    digest: str = connection.execute(select(_TABLE.c.sha256).where(_TABLE.c.name == name)).scalar_one()
+    return digest
+
+
+def _record(connection: Connection, call: str, subject: str, by: Principal | None, now_s: float) -> None:
+    append_audit(connection, [AuditFact(principal=by_name(by), call=call, subject=subject)], now_s)
+
+
+def _token(row: Row[tuple[object, ...]]) -> TokenInfo:
+    fields = dict(row._mapping)
+    digest = str(fields.pop("sha256"))
+    tags = tags_of(fields.pop("tags"))
+    return TokenInfo(**fields | {"role": Role(row.role), "token_id": digest[:TOKEN_ID_CHARS], "tags": tags})
+
+
+def _row(token: TokenInfo, sha256: str) -> Mapping[str, object]:
+    names = ("name", "created_at", "created_by", "expires_at", "revoked_at", "max_uses", "num_uses", "label")
+    fields = {name: getattr(token, name) for name in names}
+    return fields | {"sha256": sha256, "role": token.role.value, "tags": tags_text(token.tags)}
