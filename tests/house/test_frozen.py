@@ -68,10 +68,12 @@ ELSEWHERE = {"tflite-runtime"}
 SETTINGS = ["data", "durability", "has_page", "listen", "names", "state", "strategies", "web"]
 COMMANDS = [
     "assemble",
+    "audit",
     "bench",
     "bundle",
     "demo",
     "describe",
+    "device",
     "evaluations",
     "explain",
     "export",
@@ -92,6 +94,7 @@ COMMANDS = [
     "serve",
     "simulate",
     "stop",
+    "token",
     "train",
     "verify",
     "watch",

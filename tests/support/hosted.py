@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fanin.clients.administrator import Administrator
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
 from fanin.edge.bundles.bundle import Bundle
@@ -87,6 +88,12 @@ class Hosted:
             yield Operator(line, token or self.operator_token)
         finally:
             line.close()
+
+    @contextmanager
+    def administrator(self, token: str = "") -> Iterator[Administrator]:
+        """Yield an administrator with its own connection."""
+        with Administrator.connect(self.address, self.ca, token or self.operator_token) as administrator:
+            yield administrator
 
     def start_run(self, plan: Plan, bundle: Bundle, publisher: SigningKey, run_id: str = "run") -> RunInfo:
         """Publish a Bundle and start a Run of it."""

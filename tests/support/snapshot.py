@@ -11,9 +11,9 @@ FOLDERS = ("blobs", "spool", "updates")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The rows of every table except the leases, and the digest of every file in spool, updates and blobs.
+    """The rows of every table except two, and the digest of every file in spool, updates and blobs.
 
-    Leases change with each start of a coordinator.
+    Leases change with each start of a coordinator, and the audit log with each call that may change something.
     """
 
     rows: dict[str, list[tuple[object, ...]]]
@@ -31,7 +31,7 @@ def snapshot(state: Path) -> Snapshot:
         rows = {
             name: connection.execute(f'SELECT * FROM "{name}" ORDER BY 1, 2').fetchall()
             for (name,) in names
-            if name not in ("alembic_version", "leases", "sqlite_sequence")
+            if name not in ("alembic_version", "audit", "leases", "sqlite_sequence")
         }
     paths = (path for folder in FOLDERS for path in (state / folder).rglob("*") if path.is_file())
     files = {str(path.relative_to(state)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

@@ -179,7 +179,7 @@ def test_the_principal_of_an_operator_names_its_token_and_does_not_reveal_it(reg
     assert (principal, left_s) == (registry.bearer(first)[0], math.inf)
     assert principal != registry.bearer(second)[0]
     assert principal.kind is PrincipalKind.OPERATOR
-    assert principal.id == f"operator-{token_sha256(first)[:12]}"
+    assert principal.id == token_sha256(first)[:12]
     assert first not in principal.id
 
 

@@ -9,8 +9,10 @@ Reading order:
 - ``device/session/``: the state machine of a device; ``device/storage/``: its folder
 - ``flower/``: Flower apps on a device
 - ``data/``: examples, example stores and data sets
-- ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator
+- ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator;
+  ``administrator``: tokens, devices and the audit log
 - ``versions``: Versions that an operator downloads
+- ``machine``: battery and network of this machine
 - ``route``: direct or through a proxy; ``probe``: why a connection failed
 - ``planfile``: a Plan as a TOML file
 - ``textfiles``: tokens and other small files; ``arguments``: checks of the arguments of public calls
@@ -20,6 +22,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fanin.clients.administrator import Administrator
     from fanin.clients.data.examples import Examples
     from fanin.clients.data.npz import open_npz
     from fanin.clients.data.stores import ExampleStore, MemoryStore, memory_store
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from fanin.clients.operator import Operator
 
 __all__ = [
+    "Administrator",
     "Change",
     "Client",
     "ClientOptions",
@@ -52,6 +56,7 @@ __all__ = [
     "open_npz",
 ]
 _MODULES = {
+    "Administrator": "administrator",
     "Change": "device.updates",
     "Client": "device.client",
     "ClientOptions": "device.client",

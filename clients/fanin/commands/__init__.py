@@ -10,6 +10,7 @@ Reading order:
 - ``export``, ``assemble``, ``bundle``, ``inspect``, ``infer``: Bundles and model files
 - ``plan``, ``train``: the datacenter
 - ``simulation``: simulated clients on this machine, and partitions of data
+- ``administration/``: tokens, devices and the audit log
 - ``control/``: subcommands that call a coordinator about its Runs
 - ``demo/``, ``bench/``: the complete loop on one machine, and measurements
 - ``console/``: helpers of all subcommands

@@ -120,6 +120,7 @@ def _take_part(options: argparse.Namespace, token: str, parts: ClientParts) -> N
             max_failures=_max_failures(options),
             delay_seed=delay_seed,
             partition=_partition(options),
+            shares_condition=not options.no_condition,
         ),
     )
     with _ending_at_signals():
@@ -206,6 +207,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--run-config", default="", metavar="KEY=VALUE ...", help="entries that replace those of its pyproject.toml"
+    )
+    parser.add_argument(
+        "--no-condition", action="store_true", help="do not report battery and network of this machine in check-ins"
     )
     parser.add_argument("--quiet", action="store_true", help="log warnings and errors only, not each step of a round")
     parser.add_argument("--max-updates", type=int, default=0, metavar="N", help="stop after N accepted updates")

@@ -90,6 +90,16 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
             module=LIFECYCLE,
             function="reclaim",
         ),
+        "token": Subcommand(
+            summary="create, list, replace and revoke tokens of people and of new devices",
+            module="administration.token",
+        ),
+        "device": Subcommand(
+            summary="list, label, tag, ban and remove the devices of a coordinator", module="administration.device"
+        ),
+        "audit": Subcommand(
+            summary="read and verify the log of the changes at a coordinator", module="administration.audit"
+        ),
         "verify": Subcommand(summary="recompute the versions of a run from its record", module="control.verify"),
         "infer": Subcommand(summary="run a model: a bundle, or any .onnx or .tflite file", module="infer"),
         "explain": Subcommand(

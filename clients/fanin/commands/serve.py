@@ -40,6 +40,7 @@ from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
+from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.token_files import ensure_token
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import HeldOutEvaluator
@@ -196,7 +197,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     runs = Runs(state.stores, state.files, instruments.observing(observer), parts)
     instruments.follow(runs)
     evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(composition.evaluator))
-    collector = Collector(state.stores, state.files)
+    collector, audit = Collector(state.stores, state.files), AuditLog(state.stores)
     limits, connections = _share_descriptors(Limits())
     coordinator = Coordinator(runs, state.stores, state.files, limits, random.Random())
     coordinator.observe(instruments.fleet)
@@ -216,6 +217,8 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     async with AsyncExitStack() as stack:
         # Each part stops, in the reverse order, also after an error of another one such as a full disk. Otherwise a
         # running driver would end with a traceback.
+        stack.push_async_callback(audit.stop)
+        stack.push_async_callback(coordinator.activity.stop)
         stack.push_async_callback(runs.stop)
         if page is not None:
             page.start()
@@ -224,6 +227,8 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         stack.push_async_callback(coordinator.stop)
         stack.push_async_callback(evaluator.stop)
         stack.push_async_callback(collector.stop)
+        await audit.start()
+        coordinator.activity.start()
         await runs.start()
         instruments.resume(runs)
         evaluator.start()

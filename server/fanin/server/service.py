@@ -37,6 +37,7 @@ from fanin.protos.messages import (
     check_from_sequence,
     check_version_number,
 )
+from fanin.protos.names import MAX_NAME_CHARS
 from fanin.protos.plans import Plan
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.authority import ServerIdentity
@@ -45,16 +46,21 @@ from fanin.server.access.interceptors import LOG, Rim, Waits, newcomer_of, princ
 from fanin.server.access.limited_log import MAX_LINES, LimitedLog
 from fanin.server.access.rates import CallLimits, CallRates
 from fanin.server.access.registry import Registry, token_sha256
+from fanin.server.administration.audit import AuditLog
+from fanin.server.administration.devices import Devices
+from fanin.server.administration.servicer import AccessService
+from fanin.server.administration.tokens import Tokens
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Stores
 from fanin.server.telemetry.calls import CallInterceptor
 from fanin.server.telemetry.instruments import Instruments
-from fanin.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
+from fanin.v1 import access_pb2_grpc, control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 FLEET_SERVICE: Final = "fanin.v1.Fleet"
 CONTROL_SERVICE: Final = "fanin.v1.Control"
+ACCESS_SERVICE: Final = "fanin.v1.Access"
 LOOKAHEAD_BYTES: Final = 128 << 10
 """Half of a piece, for each upload under way. gRPC admits the rest of a piece when it is read."""
 SERVER_OPTIONS: Final = (
@@ -124,10 +130,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    """``fanin.v1.Control`` over the Runs."""
+    """``fanin.v1.Control`` over the Runs. Calls that change something are in the audit log."""
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: Runs, audit: AuditLog) -> None:
         self._runs = runs
+        self._audit = audit
 
     async def MissingChunks(
         self, request: control_pb2.MissingChunksRequest, context: object
@@ -143,6 +150,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
         async for chunk in request_iterator:
             await self._runs.put_chunk(chunk.sha256, chunk.data)
             num_chunks += 1
+        # Afterwards: a Chunk that nothing names has no effect, and is removed after a while.
+        await self._audit.append(principal_of(context), "PutChunks", f"{num_chunks} chunks", "done")
         return control_pb2.PutChunksReply(num_chunks=num_chunks)
 
     async def GetChunk(
@@ -162,34 +171,45 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.PublishBundleRequest, context: object
     ) -> control_pb2.PublishBundleReply:
         """See control.proto."""
-        sha256 = await self._runs.publish_bundle(from_proto(BundleRef, request.bundle))
+        bundle, by = from_proto(BundleRef, request.bundle), principal_of(context)
+        async with self._audit.around(by, "PublishBundle", f"bundle {bundle.manifest.sha256}"):
+            sha256 = await self._runs.publish_bundle(bundle)
         return control_pb2.PublishBundleReply(bundle_sha256=sha256)
 
     async def PrepareRun(self, request: control_pb2.PrepareRunRequest, context: object) -> control_pb2.PrepareRunReply:
         """See control.proto."""
-        public_key = await self._runs.prepare_run(request.run_id, request.epoch)
+        subject = f"run {request.run_id[:MAX_NAME_CHARS]!r}: epoch {request.epoch}"
+        async with self._audit.around(principal_of(context), "PrepareRun", subject):
+            public_key = await self._runs.prepare_run(request.run_id, request.epoch)
         return control_pb2.PrepareRunReply(run_public_key=bytes.fromhex(public_key))
 
     async def StartRun(self, request: control_pb2.StartRunRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        start = from_proto(StartRun, request)
-        return to_proto(await self._runs.start_run(start, principal_of(context)), control_pb2.RunInfo)
+        start, by = from_proto(StartRun, request), principal_of(context)
+        async with self._audit.around(by, "StartRun", f"run {start.run_id}"):
+            return to_proto(await self._runs.start_run(start, by), control_pb2.RunInfo)
 
     async def PublishVersion(self, request: control_pb2.PublishVersionRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
         version = from_proto(Version, request.version)
-        by = principal_of(context)
-        return to_proto(await self._runs.publish_version(version, request.rounds, by), control_pb2.RunInfo)
+        by, subject = principal_of(context), f"run {version.run_id}: version {version.number} {version.sha256}"
+        async with self._audit.around(by, "PublishVersion", subject):
+            return to_proto(await self._runs.publish_version(version, request.rounds, by), control_pb2.RunInfo)
 
     async def ReclaimRun(self, request: control_pb2.ReclaimRunRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        reclaim = from_proto(Reclaim, request)
-        return to_proto(await self._runs.reclaim(reclaim, principal_of(context)), control_pb2.RunInfo)
+        reclaim, by = from_proto(Reclaim, request), principal_of(context)
+        subject = f"run {reclaim.version.run_id}: epoch {reclaim.version.epoch}"
+        async with self._audit.around(by, "ReclaimRun", subject):
+            return to_proto(await self._runs.reclaim(reclaim, by), control_pb2.RunInfo)
 
     async def Command(self, request: control_pb2.CommandRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
-        command = replace(from_proto(Command, request), by=principal_of(context))
-        return to_proto(await self._runs.command(command), control_pb2.RunInfo)
+        by = principal_of(context)
+        command = replace(from_proto(Command, request), by=by)
+        what = type(command.what).__name__.lower()
+        async with self._audit.around(by, "Command", f"run {command.run_id}: {what} {command.command_id}"):
+            return to_proto(await self._runs.command(command), control_pb2.RunInfo)
 
     async def ListRuns(self, request: control_pb2.ListRunsRequest, context: object) -> control_pb2.ListRunsReply:
         """See control.proto."""
@@ -265,8 +285,8 @@ class Services:
 class Bound:
     """A TLS server that has its port and serves no call before it is started.
 
-    Besides Fleet and Control it has gRPC's own health and reflection services. They need no credential, and reveal only
-    whether it serves, and the protocol.
+    Besides Fleet, Control and Access it has gRPC's own health and reflection services. They need no credential, and
+    reveal only whether it serves, and the protocol.
     """
 
     server: aio.Server
@@ -281,7 +301,7 @@ class Bound:
     async def report(self, *, is_serving: bool) -> None:
         """Report by the health service whether the coordinator serves."""
         status = health_pb2.HealthCheckResponse
-        for name in ("", FLEET_SERVICE, CONTROL_SERVICE):
+        for name in ("", FLEET_SERVICE, CONTROL_SERVICE, ACCESS_SERVICE):
             await self.health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
     async def drain(self, grace_s: float) -> None:
@@ -303,10 +323,14 @@ def bind_server(services: Services, identity: ServerIdentity, address: str) -> B
     )
     fleet = FleetService(services.coordinator, services.registry, services.stores)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
-    control_pb2_grpc.add_ControlServicer_to_server(ControlService(services.runs), server)
+    stores, registry, runs = services.stores, services.registry, services.runs
+    control_pb2_grpc.add_ControlServicer_to_server(ControlService(runs, AuditLog(stores)), server)
+    devices = Devices(stores=stores, registry=registry, coordinator=services.coordinator, runs=runs)
+    access = AccessService(Tokens(stores=stores, registry=registry), devices, stores.audit)
+    access_pb2_grpc.add_AccessServicer_to_server(access, server)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    names = (FLEET_SERVICE, CONTROL_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    names = (FLEET_SERVICE, CONTROL_SERVICE, ACCESS_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     credentials = grpc.ssl_server_credentials([(identity.key, identity.certificate)])
     try:

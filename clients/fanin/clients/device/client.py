@@ -31,6 +31,7 @@ from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.session_driver import DriverParts, SessionDriver, run_blocking
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change, ReportsSteps, Trainer
+from fanin.clients.machine import condition_of
 from fanin.clients.transport import ReadPayload, Transport
 from fanin.edge.runtimes.base import NamedInputs
 from fanin.edge.scopes import current_scope, note_scope
@@ -88,6 +89,7 @@ class ClientOptions:
         ask_every_s: Shortest time between two calls of ``may_work`` inside a step.
         partition: The number of this device's part of all data. The coordinator warns of two devices with one number.
             None if the parts have no numbers.
+        shares_condition: Whether check-ins report battery and network of this machine, for the coordinator's operators.
     """
 
     token: str
@@ -98,6 +100,7 @@ class ClientOptions:
     recheck_s: float = RECHECK_S
     ask_every_s: float = ASK_EVERY_S
     partition: int | None = None
+    shares_condition: bool = True
 
 
 class Client:
@@ -119,6 +122,7 @@ class Client:
                 conditions=self._conditions,
                 serving=parts.serving,
                 partition=options.partition,
+                condition=condition_of if options.shares_condition else lambda: None,
             ),
             s.Session(max_failures=options.max_failures),
         )

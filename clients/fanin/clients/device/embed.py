@@ -39,6 +39,7 @@ class DeviceSettings:
         folder: The device's folder; no other process may use it.
         runtime: One of ``RUNTIMES``; None for the first that is installed.
         max_cache_bytes: Bytes of downloaded Chunks that are kept.
+        shares_condition: Whether check-ins report battery and network of this machine, for the coordinator's operators.
     """
 
     server: str
@@ -48,6 +49,7 @@ class DeviceSettings:
     folder: Path
     runtime: str | None = None
     max_cache_bytes: int = DEFAULT_MAX_BYTES
+    shares_condition: bool = True
 
 
 @contextmanager
@@ -88,7 +90,8 @@ def join(
             rng=random.Random(),
             serving=Serving(runtime, cache, (settings.publisher,)),
         )
-        client = Client(parts, ClientOptions(token=settings.token, may_work=may_work))
+        options = ClientOptions(token=settings.token, may_work=may_work, shares_condition=settings.shares_condition)
+        client = Client(parts, options)
         thread = threading.Thread(target=_run, args=(client,), name="fanin client", daemon=True)
         thread.start()
         try:

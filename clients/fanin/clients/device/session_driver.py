@@ -117,6 +117,7 @@ class DriverParts:
         conditions: Whether the device may work now.
         serving: The model for ``predict``; None for a device that only trains.
         partition: The number of the device's part of all data, for the telemetry; None if its operator gave it none.
+        condition: Returns battery and network of the device, for check-ins; None: they are not reported.
     """
 
     host: SessionHost
@@ -128,6 +129,7 @@ class DriverParts:
     conditions: Conditions
     serving: Serving | None = None
     partition: int | None = None
+    condition: Callable[[], m.DeviceCondition | None] = lambda: None
 
 
 class SessionDriver:
@@ -259,7 +261,14 @@ class SessionDriver:
             reports_progress=True,
         )
         served = None if serving is None else serving.latest
-        return m.CheckIn(protocol=m.PROTOCOL, capabilities=capabilities, wait_s=CHECK_IN_WAIT_S, served=served)
+        return m.CheckIn(
+            protocol=m.PROTOCOL,
+            capabilities=capabilities,
+            wait_s=CHECK_IN_WAIT_S,
+            served=served,
+            condition=self._parts.condition(),
+            fanin_version=__version__,
+        )
 
     def _served_files(self, bundle: Bundle) -> frozenset[str]:
         return served_files(bundle, self._parts.trainer.graph_format)

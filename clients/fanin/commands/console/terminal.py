@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -40,7 +41,7 @@ StateOption = Annotated[
 ServerOption = Annotated[str, typer.Option("--server", help="HOST:PORT of the coordinator; default: from --state.")]
 CaOption = Annotated[Path | None, typer.Option("--ca", help="Certificate of its authority; default: from --state.")]
 TokenOption = Annotated[
-    Path | None, typer.Option("--token-file", help="File with an operator's token; default: from --state.")
+    Path | None, typer.Option("--token-file", help="File with the token of a person; default: from --state.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print no progress on standard error.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run; fanin runs lists them.")]
@@ -153,25 +154,28 @@ class _Steps(logging.Handler):
         self._step(record.getMessage())
 
 
-@contextmanager
-def connect(
-    state: Path, server: str = "", ca: Path | None = None, token_file: Path | None = None
-) -> "Iterator[Operator]":
-    """Connect to a coordinator as an operator; the connection closes when the context ends.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a command needs to call a coordinator: its address, the certificate of its authority, and a token."""
+
+    address: str
+    ca_certificate: bytes
+    token: str
+
+
+def credentials(state: Path, server: str = "", ca: Path | None = None, token_file: Path | None = None) -> Credentials:
+    """Return the credentials of a person for a coordinator.
 
     Args:
         state: The folder of a coordinator on this machine. It supplies the omitted arguments.
         server: HOST:PORT.
         ca: File with the certificate of the coordinator's authority.
-        token_file: File with an operator's token. The variable FANIN_OPERATOR_TOKEN is used last.
+        token_file: File with the token. The variable FANIN_OPERATOR_TOKEN is used last.
 
     Raises:
         InvalidInput: An address, a certificate or a token is missing.
         WrongUsage: ``server`` is not HOST:PORT.
     """
-    # Imported here: the commands that need no coordinator would pay for grpc.
-    from fanin.clients.operator import Operator
-
     if server:
         with wrong_usage():
             check_remote("--server", server)
@@ -180,7 +184,19 @@ def connect(
     token_path = token_file or state / OPERATOR_TOKEN
     # A file named by --token-file must exist. The default file may be missing: the variable then supplies the token.
     token = read_token(token_path if token_file or token_path.exists() else None, "FANIN_OPERATOR_TOKEN")
-    with Operator.connect(address, ca_certificate, token) as operator:
+    return Credentials(address=address, ca_certificate=ca_certificate, token=token)
+
+
+@contextmanager
+def connect(
+    state: Path, server: str = "", ca: Path | None = None, token_file: Path | None = None
+) -> "Iterator[Operator]":
+    """Connect to a coordinator as an operator; the connection closes when the context ends. See ``credentials``."""
+    # Imported here: the commands that need no coordinator would pay for grpc.
+    from fanin.clients.operator import Operator
+
+    known = credentials(state, server, ca, token_file)
+    with Operator.connect(known.address, known.ca_certificate, known.token) as operator:
         yield operator
 
 

@@ -145,11 +145,10 @@ class Registry:
         return token is not None and token.role is role
 
     def new_token(self, role: Role) -> str:
-        """Issue a token for a role, under a name of its own, and return its secret. Only its digest is stored."""
+        """Issue a token for a role, and return its secret. Only its digest is stored, whose beginning is its name."""
         secret = secrets.token_urlsafe(TOKEN_BYTES)
         sha256 = token_sha256(secret)
-        name = f"{role.value}-{sha256[:TOKEN_ID_CHARS]}"
-        self._store.add_token(NewToken(name=name, role=role, sha256=sha256), self._wall())
+        self._store.add_token(NewToken(name=sha256[:TOKEN_ID_CHARS], role=role, sha256=sha256), self._wall())
         return secret
 
     def _check(self, device: EnrolledDevice, call: DeviceCall, signature: bytes) -> None:
@@ -164,6 +163,11 @@ class Registry:
             raise Unauthenticated(
                 f"call: the signature on {call.method} is not by device {device.device_id}", code="FN-0672"
             )
+
+
+def removed(device_id: str) -> Unauthenticated:
+    """Return the error for the calls under way of a device that is removed."""
+    return Unauthenticated(f"call: device {device_id} was removed by an operator", code="FN-0671")
 
 
 def expired(name: str, fault: str = "expired") -> Unauthenticated:

@@ -4,6 +4,7 @@ Modules, in reading order:
 
     coordinator.py   ``Coordinator``: one method for each call of a device
     checkins.py      long polls until there is work; devices whose key is online twice
+    activity.py      the last check-ins of devices, for the record
     bulletin.py      newer Versions for devices without work
     retries.py       retry windows of devices without a place
     downloads.py     Chunks of Bundles and Versions

@@ -14,7 +14,9 @@ from dataclasses import replace
 from typing import Final
 
 from fanin.protos import messages as m
+from fanin.protos.errors import FaninError
 from fanin.server.access.limits import Limits
+from fanin.server.fleet.activity import Activity
 from fanin.server.fleet.bulletin import Bulletin
 from fanin.server.fleet.observer import FleetObserver, Unobserved
 from fanin.server.fleet.retries import retry_window
@@ -33,13 +35,16 @@ MAX_DEVICES: Final = 10_000
 class CheckIns:
     """The parked check-ins of all devices."""
 
-    def __init__(self, runs: Runs, devices: DeviceDirectory, limits: Limits, rng: random.Random) -> None:
+    def __init__(
+        self, runs: Runs, devices: DeviceDirectory, limits: Limits, rng: random.Random, activity: Activity
+    ) -> None:
         self._runs = runs
         self.observer: FleetObserver = Unobserved()
         self._bulletin = Bulletin(runs)
         self._devices = devices
         self._limits = limits
         self._rng = rng
+        self._activity = activity
         self._parked = runs.parked
         self._doubles = Doubles()
 
@@ -54,8 +59,11 @@ class CheckIns:
             Assigned with an Assignment, Wait with a retry window, or Rejected with a reason. Wait and Rejected carry
             the newest Version if the device serves an older one.
         """
+        self._activity.see(device, check_in)
         answer = await self._answer(device, check_in)
         self.observer.answered(device, answer)
+        if isinstance(answer, m.Rejected):
+            self._activity.reject(device, answer.text)
         if isinstance(answer, m.Assigned):
             work = answer.assignment
             return m.Assigned(assignment=await self._runs.driver(work.run_id).intake.with_state(device, work))
@@ -66,6 +74,12 @@ class CheckIns:
         self._assign(list(self._parked))
         if self._bulletin.has_changed():
             self._announce_versions(list(self._parked))
+
+    def end(self, device: str, error: FaninError) -> None:
+        """End the parked check-in of a device with an error, so that no Round selects the device."""
+        parked = self._parked.pop(device, None)
+        if parked is not None and not parked.answer.done():
+            parked.answer.set_exception(error)
 
     async def stop(self) -> None:
         """Answer all parked check-ins with a short wait."""

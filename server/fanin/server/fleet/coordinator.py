@@ -6,7 +6,9 @@ methods, and tests and simulations call them directly.
 
 import random
 
+from fanin.protos.errors import FaninError, coded
 from fanin.server.access.limits import Limits
+from fanin.server.fleet.activity import Activity
 from fanin.server.fleet.checkins import CheckIns
 from fanin.server.fleet.downloads import Downloads
 from fanin.server.fleet.observer import FleetObserver
@@ -36,17 +38,20 @@ class Coordinator:
         refuse: ``Uploads.refuse``.
         uploads: The uploads under way.
         uploading: ``Uploads.progress``.
+        activity: The last check-ins of devices.
     """
 
     def __init__(self, runs: Runs, stores: Stores, files: Files, limits: Limits, rng: random.Random) -> None:
-        checkins = CheckIns(runs, stores.devices, limits, rng)
+        self.activity = Activity(stores.devices, stores.wall)
+        checkins = CheckIns(runs, stores.devices, limits, rng, self.activity)
         downloads = Downloads(runs.drivers, files, limits)
-        self.uploads = uploads = Uploads(runs.drivers, files, limits)
+        self.uploads = uploads = Uploads(runs.drivers, files, limits, self.activity)
         self._observed = checkins, downloads, uploads
         self.check_in, self.stop = checkins.check_in, checkins.stop
         self.download = downloads.download
         self.upload, self.report, self.refuse = uploads.upload, uploads.report, uploads.refuse
         self.uploading = uploads.progress
+        self._end_wait = checkins.end
         runs.subscribe(checkins.on_change)
         runs.subscribe(uploads.on_change)
 
@@ -54,3 +59,13 @@ class Coordinator:
         """Let an observer see the outcome of each call. Call it before the coordinator serves."""
         for part in self._observed:
             part.observer = observer
+
+    def exclude(self, device: str, error: FaninError) -> None:
+        """End the wait of a device for work, and free the place of its Assignment. Its other calls are the caller's.
+
+        Args:
+            device: The device, whose later calls are refused already.
+            error: The error of its check-in.
+        """
+        self._end_wait(device, error)
+        self.refuse(device, coded(error))

@@ -22,6 +22,7 @@ from fanin.server.access.delay_budget import DelayBudget
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.limits import Limits
 from fanin.server.access.permits import Permit, Permits
+from fanin.server.fleet.activity import Activity
 from fanin.server.fleet.observer import AssignedWork, FleetObserver, Unobserved, WorkOutcome
 from fanin.server.rounds.decision import Accepted, Decision, Discarded, Later, Receive, Undecided
 from fanin.server.rounds.troubles import cannot_write
@@ -40,9 +41,10 @@ stored at once, and enough for a thread switch to be cheap."""
 class Uploads:
     """The uploads under way."""
 
-    def __init__(self, drivers: Drivers, files: Files, limits: Limits) -> None:
+    def __init__(self, drivers: Drivers, files: Files, limits: Limits, activity: Activity) -> None:
         self._drivers = drivers
         self.observer: FleetObserver = Unobserved()
+        self._activity = activity
         self._files = files
         self._limits = limits
         self._permits = Permits()
@@ -117,6 +119,7 @@ class Uploads:
             # The same Assignment would bring the same Update. So it is over, also without a report.
             driver.updates.refuse(round_number, device, coded(exc))
             self.observer.concluded(work, WorkOutcome.REFUSED, exc.code)
+            self._activity.reject(device, coded(exc))
             raise
         finally:
             if self._tasks.get(device) is current:
@@ -150,6 +153,7 @@ class Uploads:
 
     def refuse(self, device: str, reason: str) -> None:
         """Free the place of a device that sent something else than an Update, with the error of its upload."""
+        self._activity.reject(device, reason)
         for driver in self._drivers.running():
             driver.updates.refuse_any(device, reason)
 

@@ -6,7 +6,7 @@ Every answer follows from the Run's state at that moment (``course``), or from t
 import asyncio
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -57,6 +57,12 @@ class Intake:
         """Return whether a device holds an Assignment in the open Round."""
         machine = self._course.round
         return machine is not None and device in machine.cohort.at_work
+
+    @property
+    def holders(self) -> Iterable[str]:
+        """The devices that hold an Assignment in the open Round."""
+        machine = self._course.round
+        return () if machine is None else machine.cohort.at_work
 
     def select(self, waiting: Mapping[str, m.Capabilities], rng: random.Random) -> tuple[str, ...]:
         """Return the waiting devices that the Plan's selection policy chooses for the open Round's free places.

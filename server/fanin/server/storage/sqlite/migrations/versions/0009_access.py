@@ -42,7 +42,7 @@ def upgrade() -> None:
     )
     role = "CASE role WHEN 'operator' THEN 'admin' ELSE role END"
     op.execute(
-        f"INSERT INTO tokens SELECT {role} || '-' || substr(sha256, 1, 12), sha256, {role}, created_at, '', "
+        f"INSERT INTO tokens SELECT substr(sha256, 1, 12), sha256, {role}, created_at, '', "
         "NULL, NULL, NULL, 0, '', '' FROM old_tokens"
     )
     op.drop_table("old_tokens")

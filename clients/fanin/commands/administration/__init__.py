@@ -1,0 +1,6 @@
+"""Subcommands about those who call a coordinator. Each has verbs, as in ``fanin token list``.
+
+- ``verbs``: the choice of a verb
+- ``rows``: tokens and devices as text and as JSON
+- ``token``, ``device``, ``audit``: the subcommands
+"""

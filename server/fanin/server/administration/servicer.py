@@ -1,0 +1,55 @@
+"""The gRPC servicer of Access: it decodes its messages and calls ``Tokens``, ``Devices`` or the audit log."""
+
+from fanin.protos.messages import DeviceChange, DeviceQuery, NewToken
+from fanin.protos.wire import from_proto, to_proto
+from fanin.server.access.interceptors import principal_of
+from fanin.server.administration.devices import Devices
+from fanin.server.administration.tokens import Tokens
+from fanin.server.storage.protocols.audit import AuditStore
+from fanin.v1 import access_pb2, access_pb2_grpc
+
+
+class AccessService(access_pb2_grpc.AccessServicer):
+    """``fanin.v1.Access``."""
+
+    def __init__(self, tokens: Tokens, devices: Devices, audit: AuditStore) -> None:
+        self._tokens = tokens
+        self._devices = devices
+        self._audit = audit
+
+    async def CreateToken(self, request: access_pb2.CreateTokenRequest, context: object) -> access_pb2.TokenInfo:
+        """See access.proto."""
+        token = await self._tokens.create(from_proto(NewToken, request), principal_of(context))
+        return to_proto(token, access_pb2.TokenInfo)
+
+    async def ListTokens(self, request: access_pb2.ListTokensRequest, context: object) -> access_pb2.ListTokensReply:
+        """See access.proto."""
+        page = await self._tokens.page(request.after, principal_of(context))
+        return to_proto(page, access_pb2.ListTokensReply)
+
+    async def RotateToken(self, request: access_pb2.RotateTokenRequest, context: object) -> access_pb2.TokenInfo:
+        """See access.proto."""
+        token = await self._tokens.rotate(request.name, request.sha256, principal_of(context))
+        return to_proto(token, access_pb2.TokenInfo)
+
+    async def RevokeToken(self, request: access_pb2.RevokeTokenRequest, context: object) -> access_pb2.TokenInfo:
+        """See access.proto."""
+        return to_proto(await self._tokens.revoke(request.name, principal_of(context)), access_pb2.TokenInfo)
+
+    async def ListDevices(self, request: access_pb2.ListDevicesRequest, context: object) -> access_pb2.ListDevicesReply:
+        """See access.proto."""
+        page = await self._devices.page(from_proto(DeviceQuery, request))
+        return to_proto(page, access_pb2.ListDevicesReply)
+
+    async def GetDevice(self, request: access_pb2.GetDeviceRequest, context: object) -> access_pb2.DeviceInfo:
+        """See access.proto."""
+        return to_proto(await self._devices.device(request.device_id), access_pb2.DeviceInfo)
+
+    async def ChangeDevice(self, request: access_pb2.ChangeDeviceRequest, context: object) -> access_pb2.DeviceInfo:
+        """See access.proto."""
+        info = await self._devices.change(from_proto(DeviceChange, request), principal_of(context))
+        return to_proto(info, access_pb2.DeviceInfo)
+
+    async def ListAudit(self, request: access_pb2.ListAuditRequest, context: object) -> access_pb2.ListAuditReply:
+        """See access.proto."""
+        return to_proto(await self._audit.audit_page(request.from_sequence), access_pb2.ListAuditReply)

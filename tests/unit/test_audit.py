@@ -1,0 +1,147 @@
+"""The audit log: whoever keeps a head notices an edit, an exchange, a removal and a cut."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.commands import Fanin, fanin_in_process
+
+from fanin.protos.errors import Corrupted
+from fanin.protos.messages import AuditChain, AuditEntry
+from fanin.server.storage.access import next_entry
+from fanin.server.storage.disk import Durability
+from fanin.server.storage.records import AuditFact
+from fanin.server.storage.sqlite.audit import SqliteAudit
+from fanin.server.storage.sqlite.engine import open_engine
+
+TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
+FACTS = st.builds(AuditFact, principal=TEXTS, call=TEXTS, subject=TEXTS, outcome=TEXTS)
+HEAD_OF_NOTHING = "0" * 64
+
+
+def log_of(facts: list[AuditFact]) -> list[AuditEntry]:
+    entries: list[AuditEntry] = []
+    for number, fact in enumerate(facts):
+        entries.append(next_entry(entries[-1] if entries else None, fact, 1.5 + number))
+    return entries
+
+
+def is_good(entries: list[AuditEntry], head: str = "") -> bool:
+    chain = AuditChain(head)
+    try:
+        chain.add(entries)
+        chain.finish()
+    except Corrupted:
+        return False
+    return True
+
+
+LOGS = st.lists(FACTS, min_size=2, max_size=6).map(log_of)
+
+
+@given(LOGS, st.data())
+def test_a_log_passes_with_each_of_its_heads_and_fails_when_it_is_cut_before_it(
+    entries: list[AuditEntry], data: st.DataObject
+) -> None:
+    kept = data.draw(st.integers(1, len(entries)))
+    head = entries[kept - 1].digest
+    assert is_good(entries, head)
+    assert is_good(entries[:kept], head)
+    assert not is_good(entries[: kept - 1], head)
+
+
+@given(LOGS, st.data())
+def test_an_edit_an_exchange_and_a_removal_are_noticed(entries: list[AuditEntry], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(entries) - 1))
+    name = data.draw(st.sampled_from([field.name for field in fields(AuditEntry)]))
+    value = getattr(entries[place], name)
+    other = data.draw(st.integers(1, 1 << 40) if isinstance(value, int) else TEXTS)
+    if other != value:
+        edited = list(entries)
+        edited[place] = replace(edited[place], **{name: other})
+        assert not is_good(edited)
+    if place:
+        swapped = list(entries)
+        swapped[place - 1], swapped[place] = swapped[place], swapped[place - 1]
+        assert not is_good(swapped)
+    if place < len(entries) - 1:
+        assert not is_good(entries[:place] + entries[place + 1 :])
+
+
+@given(LOGS, FACTS, st.data())
+def test_a_log_that_was_rewritten_with_right_digests_does_not_contain_the_head(
+    entries: list[AuditEntry], fact: AuditFact, data: st.DataObject
+) -> None:
+    place = data.draw(st.integers(0, len(entries) - 1))
+    facts = [AuditFact(principal=e.principal, call=e.call, subject=e.subject, outcome=e.outcome) for e in entries]
+    if facts[place] == fact:
+        return
+    facts[place] = fact
+    rewritten = log_of(facts)
+    assert is_good(rewritten)
+    assert not is_good(rewritten, entries[-1].digest)
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    return fanin_in_process(capsys, monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A coordinator's folder at rest, with 1,203 entries: three pages."""
+    engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    audit = SqliteAudit(engine)
+    for number in range(3):
+        audit.append(AuditFact(principal="admin anna", call="Command", subject=f"run {number}: stop\u202e"), 1.0)
+    entry = audit.audit_page(3).entries[0]
+    rows = []
+    for number in range(1_200):
+        entry = next_entry(entry, AuditFact(principal="device a", call="Enroll", subject=str(number)), 2.0)
+        rows.append(tuple(getattr(entry, field.name) for field in fields(AuditEntry)))
+    with closing(sqlite3.connect(tmp_path / "fanin.db")) as database:
+        database.executemany("INSERT INTO audit VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        database.commit()
+    yield tmp_path
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ("UPDATE audit SET outcome = 'refused FN-0012' WHERE sequence = 2", "digest"),
+        ("DELETE FROM audit WHERE sequence = 700", "entries were removed"),
+        ("DELETE FROM audit WHERE sequence > 900", "the log was cut"),
+        ("DELETE FROM audit", "the log was cut"),
+        ("UPDATE audit SET subject = CASE sequence WHEN 1 THEN 'run 1: stop' ELSE 'run 0: stop' END", "digest"),
+    ],
+)
+def test_the_command_finds_what_was_done_to_the_database(fanin: Fanin, folder: Path, change: str, code: str) -> None:
+    good = fanin("audit", "verify", "--state", folder)
+    assert (good.status, good.err) == (0, "")
+    head = good.out.split("head ")[1].strip()
+    assert good.out == f"1203 entries verified, head {head}\n"
+    again = fanin("audit", "verify", "--state", folder, "--head", head)
+    assert again.out == f"1203 entries verified, head {head}; entry 1203 is the given head\n"
+    with closing(sqlite3.connect(folder / "fanin.db")) as database:
+        database.execute(change)
+        database.commit()
+    bad = fanin("audit", "verify", "--state", folder, "--head", head)
+    assert bad.status == 1
+    assert code in bad.out
+
+
+def test_a_head_of_another_form_is_wrong_usage(fanin: Fanin, folder: Path) -> None:
+    outcome = fanin("audit", "verify", "--state", folder, "--head", "5a31")
+    assert outcome.status == 2
+    assert "FN-1402" in outcome.err
+
+
+def test_a_folder_without_a_log_verifies_as_empty(fanin: Fanin, tmp_path: Path) -> None:
+    open_engine(tmp_path / "fanin.db", Durability.PROCESS).dispose()
+    assert fanin("audit", "verify", "--state", tmp_path).out == f"0 entries verified, head {HEAD_OF_NOTHING}\n"
