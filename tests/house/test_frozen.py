@@ -65,10 +65,23 @@ REQUIREMENTS = {
 }
 ELSEWHERE = {"tflite-runtime"}
 """Requirements that need numpy 1. They cannot be tested together with the others, so they have their own list."""
-SETTINGS = ["data", "durability", "has_page", "listen", "names", "state", "strategies", "web"]
+SETTINGS = [
+    "data",
+    "durability",
+    "has_page",
+    "listen",
+    "names",
+    "retention",
+    "state",
+    "strategies",
+    "tls_cert",
+    "tls_key",
+    "web",
+]
 COMMANDS = [
     "assemble",
     "audit",
+    "backup",
     "bench",
     "bundle",
     "demo",
@@ -85,8 +98,10 @@ COMMANDS = [
     "pause",
     "plan",
     "promote",
+    "prune",
     "publish",
     "reclaim",
+    "restore",
     "resume",
     "rollback",
     "run",

@@ -101,7 +101,7 @@ def steal(site: Site, thief: Site) -> None:
         parameters=newest.parameters,
     )
     with writing(engine) as connection:
-        add_version(connection, replace(signed, delegation=run.start.delegation), round_number=0)
+        add_version(connection, replace(signed, delegation=run.start.delegation), None, 0.0)
     engine.dispose()
 
 

@@ -25,6 +25,7 @@ from fanin.server.access.connections import Connections
 from fanin.server.access.interceptors import Waits
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
+from fanin.server.care.pruner import Pruner
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
 from fanin.server.rounds.worker import LogObserver
@@ -146,12 +147,13 @@ class Hosted:
             runs=runs,
             registry=registry,
             stores=state.stores,
+            pruner=Pruner(state.stores, state.files),
             waits=waits,
             connections=self.connections,
             # Tests check every line.
             max_refused_lines=1_000_000,
         )
-        bound = bind_server(services, identity, self.address)
+        bound = bind_server(services, lambda: identity, self.address)
         self.port = bound.port
         await runs.start()
         await bound.start()

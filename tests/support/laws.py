@@ -133,6 +133,12 @@ EVALUATION_PLANS: Final = st.builds(
 )
 
 
+RETENTION_PLANS: Final = st.builds(
+    p.RetentionPlan,
+    keep_versions=st.none() | st.integers(100, p.MAX_TIMES),
+    keep_updates=st.none() | st.integers(0, 90),
+    keep_days=st.none() | st.floats(0.0, 1000.0),
+)
 INT8_PLANS: Final = st.builds(p.Int8Plan, ranges=st.sampled_from(["export", "devices"]))
 
 
@@ -168,6 +174,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
         ),
         evaluation=draw(EVALUATION_PLANS),
         int8=draw(INT8_PLANS),
+        retention=draw(RETENTION_PLANS),
         flower=flower,
     )
 

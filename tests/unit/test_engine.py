@@ -12,6 +12,7 @@ from support.errors import raises
 
 from fanin.protos.errors import Corrupted, InvalidInput, StorageUnavailable
 from fanin.protos.messages import NewToken, Role
+from fanin.protos.release import __version__
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import migrate, open_engine, writing
@@ -25,13 +26,31 @@ def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
+    (tmp_path / "release").write_text("99.1\n")
     for upgrade in (True, False):
         with raises(
             Corrupted,
-            f"{path}: written by a newer fanin (got form 9999, expected 0001 to 0009); install that fanin, or restore "
-            "a backup of the folder",
+            f"{path}: written by fanin 99.1 (got form 9999), and this is fanin {__version__} (expected 0001 to 0010); "
+            "install that fanin: a database cannot be downgraded. Or restore a backup of the folder that this fanin "
+            "wrote",
         ):
             open_engine(path, Durability.PROCESS, upgrade=upgrade)
+
+
+def test_an_older_database_is_copied_before_it_is_migrated(tmp_path: Path) -> None:
+    path = tmp_path / "fanin.db"
+    older = create_engine(f"sqlite:///{path}")
+    with older.connect() as connection:
+        migrate(connection, "0008")
+    older.dispose()
+    copy = tmp_path / "fanin.db.form-0008"
+    for exists in (True, False):
+        # The copy is removed by the first start after the migration.
+        open_engine(path, Durability.PROCESS).dispose()
+        assert copy.exists() is exists
+        if exists:
+            with pytest.raises(Corrupted, match="the database has form 0008"):
+                open_engine(copy, Durability.PROCESS, upgrade=False)
 
 
 def test_a_new_database_has_what_the_migrations_leave(tmp_path: Path) -> None:

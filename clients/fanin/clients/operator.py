@@ -27,6 +27,8 @@ from fanin.protos.messages import (
     Command,
     ListedRuns,
     LoggedEvent,
+    Prune,
+    Pruned,
     Reclaim,
     RunDescription,
     RunInfo,
@@ -49,8 +51,7 @@ MAX_COMMAND_TRIES: Final = 5
 MAX_WATCH_TRIES: Final = 20
 STEADY_S: Final = 60.0
 """Seconds after which a watch counts as connected: a later failure does not count as a failed try."""
-PAUSE_S: Final = 0.5
-"""Seconds between two tries. 20 tries last 10 s; a killed coordinator serves again within a few seconds."""
+PAUSE_S: Final = 0.5  # Between two tries. A killed coordinator serves again within a few seconds.
 
 
 class Operator:
@@ -263,6 +264,10 @@ class Operator:
         check_number("describe: num_rounds", num_rounds, MAX_TIMES)
         request = pb.DescribeRunRequest(run_id=run_id, rounds=num_rounds)
         return from_proto(RunDescription, self._unary("DescribeRun", request, pb.RunDescription))
+
+    def prune(self, request: Prune) -> Pruned:
+        """Remove what the retention of a Run does not keep, or return what would go. Raises NotFound, InvalidPlan."""
+        return from_proto(Pruned, self._unary("Prune", to_proto(request, pb.PruneRequest), pb.PruneReply))
 
     def accepted_devices(self, run_id: str, round_number: int) -> Iterator[str]:
         """Yield the devices whose Updates a Round accepted, in order of acceptance. Raises NotFound."""

@@ -12,6 +12,7 @@ Reading order:
 - ``simulation``: simulated clients on this machine, and partitions of data
 - ``administration/``: tokens, devices and the audit log
 - ``control/``: subcommands that call a coordinator about its Runs
+- ``care/``: retention, backups and restores of a coordinator
 - ``demo/``, ``bench/``: the complete loop on one machine, and measurements
 - ``console/``: helpers of all subcommands
 """

@@ -100,6 +100,11 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         "audit": Subcommand(
             summary="read and verify the log of the changes at a coordinator", module="administration.audit"
         ),
+        "prune": Subcommand(summary="remove what a run no longer needs, or show what would go", module="care.prune"),
+        "backup": Subcommand(summary="back up a coordinator's folder while it serves", module="care.backup"),
+        "restore": Subcommand(
+            summary="write a new coordinator's folder from a backup", module="care.backup", function="restore_main"
+        ),
         "verify": Subcommand(summary="recompute the versions of a run from its record", module="control.verify"),
         "infer": Subcommand(summary="run a model: a bundle, or any .onnx or .tflite file", module="infer"),
         "explain": Subcommand(

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -36,12 +35,15 @@ from fanin.commands.page import open_page
 from fanin.edge.spans import SpanSink, open_spans
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import Role
-from fanin.server.access.authority import local_identity
+from fanin.protos.plans import RetentionPlan
+from fanin.protos.plans.retention import check_needed
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.token_files import ensure_token
+from fanin.server.care.certificates import Certificates, local_certificates, own_certificates, utc_now
+from fanin.server.care.pruner import Pruner
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import HeldOutEvaluator
 from fanin.server.evaluation.process import EvaluatorProcess
@@ -122,6 +124,20 @@ def serve(
         LogFormat,
         typer.Option("--log-format", help="The log on standard error: lines of text, or a JSON object a line."),
     ] = LogFormat.TEXT,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option("--tls-cert", help="PEM file with a certificate of your own authority, and its chain."),
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM file with the key of --tls-cert.")] = None,
+    keep_versions: Annotated[
+        int | None, typer.Option("--keep-versions", help="[retention] keep_versions of runs whose plan has none.")
+    ] = None,
+    keep_updates: Annotated[
+        int | None, typer.Option("--keep-updates", help="[retention] keep_updates of runs whose plan has none.")
+    ] = None,
+    keep_days: Annotated[
+        float | None, typer.Option("--keep-days", help="[retention] keep_days of runs whose plan has none.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every effect.")] = False,
 ) -> None:
     """Run a coordinator: serve devices and operators until SIGTERM."""
@@ -132,6 +148,8 @@ def serve(
     with wrong_usage():
         sets = data_sets(data or ())
         strategies = checked_strategies(strategy or ())
+        retention = RetentionPlan(keep_versions=keep_versions, keep_updates=keep_updates, keep_days=keep_days)
+        check_needed(retention, 0)
         settings = Settings(
             state=state,
             listen=listen,
@@ -140,7 +158,8 @@ def serve(
             web=web,
             has_page=not no_web,
         )
-    settings = replace(settings, data=sets, strategies=strategies)
+        settings = replace(settings, tls_cert=tls_cert, tls_key=tls_key)
+    settings = replace(settings, data=sets, strategies=strategies, retention=retention)
     # Otherwise each thread that handles a Chunk keeps its own arena: several times the size of a large model.
     share_one_heap()
     spans = open_spans("fanin-coordinator", traces)
@@ -179,12 +198,9 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # The end of a terminal session must not end a coordinator.
-    loop.add_signal_handler(
-        signal.SIGHUP, LOG.warning, "SIGHUP: ignored; restart the coordinator to renew its certificate"
-    )
     # Before the database opens: a folder with unusable certificates is rejected with its database unchanged.
-    check_authority(settings.state)
-    identity = local_identity(settings.state / "tls", settings.all_names, datetime.now(UTC))
+    certificates = _certificates(settings)
+    loop.add_signal_handler(signal.SIGHUP, certificates.request)
     state = composition.open_stores(settings.state, settings.durability, (lanes.store, lanes.disk), time.time)
     registry = Registry(state.devices, time.time)
     ensure_token(settings.state / DEVICE_TOKEN, Role.DEVICE, registry)
@@ -198,6 +214,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     instruments.follow(runs)
     evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(composition.evaluator))
     collector, audit = Collector(state.stores, state.files), AuditLog(state.stores)
+    pruner = Pruner(state.stores, state.files, settings.retention)
     limits, connections = _share_descriptors(Limits())
     coordinator = Coordinator(runs, state.stores, state.files, limits, random.Random())
     coordinator.observe(instruments.fleet)
@@ -206,11 +223,12 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         runs=runs,
         registry=registry,
         stores=state.stores,
+        pruner=pruner,
         connections=connections,
         instruments=instruments,
     )
     # Bind the port first: a coordinator that cannot serve must not drive Runs.
-    bound = bind_server(services, identity, settings.listen)
+    bound = bind_server(services, lambda: certificates.current, settings.listen)
     readiness = Readiness()
     address = replace(settings.address, port=bound.port)
     page = open_page(replace(settings, listen=str(address)), services, state, limits, readiness)
@@ -227,17 +245,30 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         stack.push_async_callback(coordinator.stop)
         stack.push_async_callback(evaluator.stop)
         stack.push_async_callback(collector.stop)
+        stack.push_async_callback(pruner.stop)
         await audit.start()
         coordinator.activity.start()
         await runs.start()
         instruments.resume(runs)
         evaluator.start()
         collector.start()
+        pruner.start()
         await bound.start()
         health = asyncio.create_task(watch_storage(state.check, bound.report, readiness), name="health")
         stack.callback(health.cancel)
+        renewal = asyncio.create_task(certificates.watch(), name="certificates")
+        stack.callback(renewal.cancel)
         _announce(settings, bound.port, page)
         await stop.wait()
+
+
+def _certificates(settings: Settings) -> Certificates:
+    """Return the certificate to serve with: that of the operator, or one of the local authority."""
+    own = settings.own_files
+    if own is not None:
+        return own_certificates(own, utc_now)
+    check_authority(settings.state)
+    return local_certificates(settings.state / "tls", settings.all_names, utc_now)
 
 
 def _warn_of_exposure(folder: Path) -> None:
@@ -312,9 +343,10 @@ def _announce(settings: Settings, port: int, page: PageServer | None) -> None:
     # The file is for commands on this machine, which cannot connect to 0.0.0.0.
     write_file(settings.state / ADDRESS_FILE, f"{address.loopback}\n".encode())
     page_line = "" if page is None else f"  page for browsers      {page.url}\n"
+    authority = "that of --tls-cert" if settings.own_files else settings.state / CA_FILE
     sys.stdout.write(
         f"serving on {address}\n"
-        f"  authority for clients  {settings.state / CA_FILE}\n"
+        f"  authority for clients  {authority}\n"
         f"  token for devices      {settings.state / DEVICE_TOKEN}\n"
         f"  token for operators    {settings.state / OPERATOR_TOKEN}\n"
         f"{page_line}"

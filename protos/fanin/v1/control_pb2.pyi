@@ -918,6 +918,8 @@ class RunDescription(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     SATURATED_FIELD_NUMBER: _builtins.int
+    NUM_DIGEST_ONLY_FIELD_NUMBER: _builtins.int
+    NUM_WITHOUT_PARAMETERS_FIELD_NUMBER: _builtins.int
     num_at_work: _builtins.int
     """Devices that have an Assignment in the open Round, and the first 100 of them."""
     deadline_s: _builtins.float
@@ -932,6 +934,9 @@ class RunDescription(_message.Message):
     """Devices whose check-in waits for work at this coordinator."""
     last_failure: _builtins.str
     """The reason of the last device that gave up or was refused in the open Round, with its code."""
+    num_digest_only: _builtins.int
+    """Versions that fanin verify cannot recompute, and Versions without parameters, because retention removed them."""
+    num_without_parameters: _builtins.int
     @_builtins.property
     def run(self) -> Global___RunInfo: ...
     @_builtins.property
@@ -973,10 +978,12 @@ class RunDescription(_message.Message):
         progress: _abc.Mapping[_builtins.str, _fleet_pb2.TrainingProgress] | None = ...,
         warnings: _abc.Iterable[Global___RunWarned] | None = ...,
         saturated: Global___SaturatedDevices | None = ...,
+        num_digest_only: _builtins.int = ...,
+        num_without_parameters: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "last_failure", b"last_failure", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "progress", b"progress", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "last_failure", b"last_failure", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_digest_only", b"num_digest_only", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "num_without_parameters", b"num_without_parameters", "progress", b"progress", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1770,3 +1777,74 @@ class RunResumed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunResumed: _TypeAlias = RunResumed  # noqa: Y015
+
+@_typing.final
+class PruneRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    APPLY_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    apply: _builtins.bool
+    """Whether to remove it. False: nothing changes."""
+    @_builtins.property
+    def retention(self) -> _plan_pb2.Retention:
+        """Replaces the retention of the Plan and of the coordinator for this call; absent: theirs."""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        retention: _plan_pb2.Retention | None = ...,
+        apply: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "retention", b"retention", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PruneRequest: _TypeAlias = PruneRequest  # noqa: Y015
+
+@_typing.final
+class PruneReply(_message.Message):
+    """What a Run has that its retention does not keep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_VERSIONS_FIELD_NUMBER: _builtins.int
+    VERSION_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_ROUNDS_FIELD_NUMBER: _builtins.int
+    NUM_UPDATES_FIELD_NUMBER: _builtins.int
+    UPDATE_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_EVENTS_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    num_versions: _builtins.int
+    """Versions without their parameters from now on, and the bytes that no other Version needs."""
+    version_bytes: _builtins.int
+    num_rounds: _builtins.int
+    """Rounds without their Updates from now on, so that their Versions cannot be recomputed any more."""
+    num_updates: _builtins.int
+    update_bytes: _builtins.int
+    num_events: _builtins.int
+    applied: _builtins.bool
+    """Whether it was removed."""
+    def __init__(
+        self,
+        *,
+        num_versions: _builtins.int = ...,
+        version_bytes: _builtins.int = ...,
+        num_rounds: _builtins.int = ...,
+        num_updates: _builtins.int = ...,
+        update_bytes: _builtins.int = ...,
+        num_events: _builtins.int = ...,
+        applied: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "num_events", b"num_events", "num_rounds", b"num_rounds", "num_updates", b"num_updates", "num_versions", b"num_versions", "update_bytes", b"update_bytes", "version_bytes", b"version_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PruneReply: _TypeAlias = PruneReply  # noqa: Y015

@@ -85,6 +85,11 @@ class ControlStub:
                 request_serializer=fanin_dot_v1_dot_control__pb2.CommandRequest.SerializeToString,
                 response_deserializer=fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
                 _registered_method=True)
+        self.Prune = channel.unary_unary(
+                '/fanin.v1.Control/Prune',
+                request_serializer=fanin_dot_v1_dot_control__pb2.PruneRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_control__pb2.PruneReply.FromString,
+                _registered_method=True)
         self.ListRuns = channel.unary_unary(
                 '/fanin.v1.Control/ListRuns',
                 request_serializer=fanin_dot_v1_dot_control__pb2.ListRunsRequest.SerializeToString,
@@ -210,6 +215,14 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prune(self, request, context):
+        """Removes what the retention of a Run does not keep, or returns only what would go. Nothing that an open Round, the newest
+        Version or a rollback needs is removed. INVALID_ARGUMENT: the limits contradict each other.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRuns(self, request, context):
         """Returns a page of the Runs, oldest first.
         """
@@ -312,6 +325,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Command,
                     request_deserializer=fanin_dot_v1_dot_control__pb2.CommandRequest.FromString,
                     response_serializer=fanin_dot_v1_dot_control__pb2.RunInfo.SerializeToString,
+            ),
+            'Prune': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prune,
+                    request_deserializer=fanin_dot_v1_dot_control__pb2.PruneRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_control__pb2.PruneReply.SerializeToString,
             ),
             'ListRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRuns,
@@ -619,6 +637,33 @@ class Control:
             '/fanin.v1.Control/Command',
             fanin_dot_v1_dot_control__pb2.CommandRequest.SerializeToString,
             fanin_dot_v1_dot_control__pb2.RunInfo.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prune(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Control/Prune',
+            fanin_dot_v1_dot_control__pb2.PruneRequest.SerializeToString,
+            fanin_dot_v1_dot_control__pb2.PruneReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -91,6 +91,10 @@ class ControlStub:
     """Pauses, resumes or stops a Run, or publishes an older Version, or one of another Run, as its newest.
     FAILED_PRECONDITION: the Run's state does not allow it.
     """
+    Prune: _grpc.UnaryUnaryMultiCallable[_control_pb2.PruneRequest, _control_pb2.PruneReply]
+    """Removes what the retention of a Run does not keep, or returns only what would go. Nothing that an open Round, the newest
+    Version or a rollback needs is removed. INVALID_ARGUMENT: the limits contradict each other.
+    """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_control_pb2.ListRunsRequest, _control_pb2.ListRunsReply]
     """Returns a page of the Runs, oldest first."""
     GetRun: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetRunRequest, _control_pb2.RunInfo]
@@ -155,6 +159,10 @@ class ControlAsyncStub(ControlStub):
     Command: _aio.UnaryUnaryMultiCallable[_control_pb2.CommandRequest, _control_pb2.RunInfo]  # type: ignore[assignment]
     """Pauses, resumes or stops a Run, or publishes an older Version, or one of another Run, as its newest.
     FAILED_PRECONDITION: the Run's state does not allow it.
+    """
+    Prune: _aio.UnaryUnaryMultiCallable[_control_pb2.PruneRequest, _control_pb2.PruneReply]  # type: ignore[assignment]
+    """Removes what the retention of a Run does not keep, or returns only what would go. Nothing that an open Round, the newest
+    Version or a rollback needs is removed. INVALID_ARGUMENT: the limits contradict each other.
     """
     ListRuns: _aio.UnaryUnaryMultiCallable[_control_pb2.ListRunsRequest, _control_pb2.ListRunsReply]  # type: ignore[assignment]
     """Returns a page of the Runs, oldest first."""
@@ -277,6 +285,16 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_control_pb2.RunInfo, _abc.Awaitable[_control_pb2.RunInfo]]:
         """Pauses, resumes or stops a Run, or publishes an older Version, or one of another Run, as its newest.
         FAILED_PRECONDITION: the Run's state does not allow it.
+        """
+
+    @_abc_1.abstractmethod
+    def Prune(
+        self,
+        request: _control_pb2.PruneRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.PruneReply, _abc.Awaitable[_control_pb2.PruneReply]]:
+        """Removes what the retention of a Run does not keep, or returns only what would go. Nothing that an open Round, the newest
+        Version or a rollback needs is removed. INVALID_ARGUMENT: the limits contradict each other.
         """
 
     @_abc_1.abstractmethod

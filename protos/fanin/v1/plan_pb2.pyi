@@ -35,6 +35,7 @@ class Plan(_message.Message):
     FLOWER_FIELD_NUMBER: _builtins.int
     SCHEDULE_FIELD_NUMBER: _builtins.int
     INT8_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -70,6 +71,10 @@ class Plan(_message.Message):
     def int8(self) -> Global___Int8:
         """The int8 model of the Versions."""
 
+    @_builtins.property
+    def retention(self) -> Global___Retention:
+        """What the coordinator keeps of the past of the Run."""
+
     def __init__(
         self,
         *,
@@ -85,10 +90,11 @@ class Plan(_message.Message):
         flower: _fleet_pb2.Flower | None = ...,
         schedule: _abc.Iterable[Global___ScheduledChange] | None = ...,
         int8: Global___Int8 | None = ...,
+        retention: Global___Retention | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "retention", b"retention", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "name", b"name", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "name", b"name", "retention", b"retention", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -483,3 +489,44 @@ class Metric(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Metric: _TypeAlias = Metric  # noqa: Y015
+
+@_typing.final
+class Retention(_message.Message):
+    """What any of these keeps stays. None of them: everything stays."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEEP_VERSIONS_FIELD_NUMBER: _builtins.int
+    KEEP_UPDATES_FIELD_NUMBER: _builtins.int
+    KEEP_DAYS_FIELD_NUMBER: _builtins.int
+    keep_versions: _builtins.int
+    """The parameters of so many newest Versions."""
+    keep_updates: _builtins.int
+    """The Updates of so many newest Rounds with a Version."""
+    keep_days: _builtins.float
+    """Everything for so many days."""
+    def __init__(
+        self,
+        *,
+        keep_versions: _builtins.int | None = ...,
+        keep_updates: _builtins.int | None = ...,
+        keep_days: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keep_days", b"_keep_days", "_keep_updates", b"_keep_updates", "_keep_versions", b"_keep_versions", "keep_days", b"keep_days", "keep_updates", b"keep_updates", "keep_versions", b"keep_versions"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keep_days", b"_keep_days", "_keep_updates", b"_keep_updates", "_keep_versions", b"_keep_versions", "keep_days", b"keep_days", "keep_updates", b"keep_updates", "keep_versions", b"keep_versions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keep_days: _TypeAlias = _typing.Literal["keep_days"]  # noqa: Y015
+    _WhichOneofArgType__keep_days: _TypeAlias = _typing.Literal["_keep_days", b"_keep_days"]  # noqa: Y015
+    _WhichOneofReturnType__keep_updates: _TypeAlias = _typing.Literal["keep_updates"]  # noqa: Y015
+    _WhichOneofArgType__keep_updates: _TypeAlias = _typing.Literal["_keep_updates", b"_keep_updates"]  # noqa: Y015
+    _WhichOneofReturnType__keep_versions: _TypeAlias = _typing.Literal["keep_versions"]  # noqa: Y015
+    _WhichOneofArgType__keep_versions: _TypeAlias = _typing.Literal["_keep_versions", b"_keep_versions"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_days) -> _WhichOneofReturnType__keep_days | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_updates) -> _WhichOneofReturnType__keep_updates | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_versions) -> _WhichOneofReturnType__keep_versions | None: ...
+
+Global___Retention: _TypeAlias = Retention  # noqa: Y015

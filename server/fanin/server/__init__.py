@@ -16,6 +16,7 @@
     storage/       the database, blobs and spool
     web/           the page for browsers
     telemetry/     metrics and traces
+    care/          retention, backups, certificates and the disk over months
     health.py      whether it serves
 
 Imports go in one direction: ``service`` -> ``fleet`` -> ``access`` and ``runs``; ``runs`` -> ``rounds`` ->

@@ -4,6 +4,7 @@ fanin.db        the database
 spool/          uploads under way
 updates/        committed payloads
 blobs/          Chunks of Bundles and Versions
+release         the fanin that opened it last
 tls/            the local certificate authority (``access.authority``)
 tokens/         the first tokens, for the user who started the coordinator (``administration.token_files``)
 lock            held by the coordinator that serves from this folder
@@ -22,9 +23,10 @@ from typing import Final
 from fanin.edge.files import held, storage_error, without_foreign
 from fanin.protos.errors import Corrupted
 from fanin.protos.messages import AuditPage
+from fanin.protos.release import __version__
 from fanin.server.aggregation.verify import Archive
 from fanin.server.storage.blobs import FolderBlobs
-from fanin.server.storage.disk import Durability, failed_write
+from fanin.server.storage.disk import Durability, failed_write, write_file
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
@@ -32,7 +34,8 @@ from fanin.server.storage.spool import FolderSpool
 from fanin.server.storage.sqlite.audit import SqliteAudit
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
-from fanin.server.storage.sqlite.engine import open_engine, open_reader, touch, write_times
+from fanin.server.storage.sqlite.engine import RELEASE_FILE, open_engine, open_reader, touch, write_times
+from fanin.server.storage.sqlite.evaluations import SqliteEvaluations
 from fanin.server.storage.sqlite.history import SqliteHistory
 from fanin.server.storage.sqlite.laned import (
     LanedAudit,
@@ -41,12 +44,14 @@ from fanin.server.storage.sqlite.laned import (
     LanedEvaluations,
     LanedHistory,
     LanedLeases,
+    LanedRetention,
     LanedRounds,
     LanedRuns,
     LanedTokens,
 )
+from fanin.server.storage.sqlite.retention import SqliteRetention
 from fanin.server.storage.sqlite.rounds import SqliteRounds
-from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
+from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.stores import CoordinatorState, Files, Stores
 
 BLOBS_FOLDER: Final = "blobs"
@@ -121,6 +126,7 @@ def open_state(
     durability.sync_folder(folder.parent)
     _check_complete(folder)
     engine = open_engine(folder / "fanin.db", durability)
+    write_file(folder / RELEASE_FILE, f"{__version__}\n".encode())
     store_lane, disk_lane = lanes
     runs, rounds, devices = SqliteRuns(engine), SqliteRounds(engine), SqliteDevices(engine)
     stores = Stores(
@@ -130,6 +136,7 @@ def open_state(
         runs=LanedRuns(runs, store_lane),
         rounds=LanedRounds(rounds, runs, store_lane),
         evaluations=LanedEvaluations(SqliteEvaluations(engine), store_lane),
+        retention=LanedRetention(SqliteRetention(engine), store_lane),
         leases=LanedLeases(engine, store_lane),
         control=LanedCommands(SqliteCommands(engine), store_lane),
         wall=wall,

@@ -6,7 +6,7 @@ No rule of a Round or a Run is here.
 import errno
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -27,6 +27,7 @@ from fanin.protos.messages import (
     Enrollment,
     ListedRuns,
     Piece,
+    Prune,
     Reclaim,
     Report,
     StartRun,
@@ -50,6 +51,7 @@ from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.devices import Devices
 from fanin.server.administration.servicer import AccessService
 from fanin.server.administration.tokens import Tokens
+from fanin.server.care.pruner import Pruner
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
 from fanin.server.runs.catalog import Runs
@@ -132,9 +134,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 class ControlService(control_pb2_grpc.ControlServicer):
     """``fanin.v1.Control`` over the Runs. Calls that change something are in the audit log."""
 
-    def __init__(self, runs: Runs, audit: AuditLog) -> None:
-        self._runs = runs
-        self._audit = audit
+    def __init__(self, runs: Runs, audit: AuditLog, pruner: Pruner) -> None:
+        self._runs, self._audit, self._pruner = runs, audit, pruner
 
     async def MissingChunks(
         self, request: control_pb2.MissingChunksRequest, context: object
@@ -211,6 +212,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
         async with self._audit.around(by, "Command", f"run {command.run_id}: {what} {command.command_id}"):
             return to_proto(await self._runs.command(command), control_pb2.RunInfo)
 
+    async def Prune(self, request: control_pb2.PruneRequest, context: object) -> control_pb2.PruneReply:
+        """See control.proto."""
+        prune, by = from_proto(Prune, request), principal_of(context)
+        if not prune.apply:
+            return to_proto(await self._pruner.prune(prune), control_pb2.PruneReply)
+        async with self._audit.around(by, "Prune", f"run {prune.run_id}"):
+            return to_proto(await self._pruner.prune(prune), control_pb2.PruneReply)
+
     async def ListRuns(self, request: control_pb2.ListRunsRequest, context: object) -> control_pb2.ListRunsReply:
         """See control.proto."""
         return page_of_runs(await self._runs.listed(request.from_index))
@@ -274,6 +283,7 @@ class Services:
     runs: Runs
     registry: Registry
     stores: Stores
+    pruner: Pruner
     waits: Waits = field(default_factory=Waits)
     connections: Connections = field(default_factory=Connections)
     calls: CallLimits = field(default_factory=CallLimits)
@@ -310,8 +320,12 @@ class Bound:
         await self.server.stop(grace_s)
 
 
-def bind_server(services: Services, identity: ServerIdentity, address: str) -> Bound:
-    """Create a server and bind its port. Raises Conflict if the address is taken."""
+def bind_server(services: Services, identity: Callable[[], ServerIdentity], address: str) -> Bound:
+    """Create a server and bind its port. Each new connection gets the certificate that ``identity`` returns then.
+
+    Raises:
+        Conflict: The address is taken.
+    """
     refused = LimitedLog(LOG, services.max_refused_lines)
     rim, calls = (
         Rim(services.registry, services.waits, CallRates(services.calls, time.monotonic), refused),
@@ -324,7 +338,8 @@ def bind_server(services: Services, identity: ServerIdentity, address: str) -> B
     fleet = FleetService(services.coordinator, services.registry, services.stores)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     stores, registry, runs = services.stores, services.registry, services.runs
-    control_pb2_grpc.add_ControlServicer_to_server(ControlService(runs, AuditLog(stores)), server)
+    control = ControlService(runs, AuditLog(stores), services.pruner)
+    control_pb2_grpc.add_ControlServicer_to_server(control, server)
     devices = Devices(stores=stores, registry=registry, coordinator=services.coordinator, runs=runs)
     access = AccessService(Tokens(stores=stores, registry=registry), devices, stores.audit)
     access_pb2_grpc.add_AccessServicer_to_server(access, server)
@@ -332,12 +347,22 @@ def bind_server(services: Services, identity: ServerIdentity, address: str) -> B
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     names = (FLEET_SERVICE, CONTROL_SERVICE, ACCESS_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
-    credentials = grpc.ssl_server_credentials([(identity.key, identity.certificate)])
+    credentials = _credentials(identity)
     try:
         port = server.add_secure_port(address, credentials)
     except RuntimeError as exc:
         raise _not_ours(address, str(exc)) from exc
     return Bound(server=server, port=port, health=servicer)
+
+
+def _credentials(identity: Callable[[], ServerIdentity]) -> grpc.ServerCredentials:
+    """Return credentials that follow a certificate. gRPC asks for it at each handshake, in a thread of its own."""
+
+    def configuration() -> grpc.ServerCertificateConfiguration:
+        current = identity()
+        return grpc.ssl_server_certificate_configuration([(current.key, current.certificate)])
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), configuration)
 
 
 def check_free(address: str) -> None:

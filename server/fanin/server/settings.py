@@ -9,6 +9,8 @@ from typing import Final
 from fanin.protos.addresses import Address, parse_address
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_name
+from fanin.protos.plans import RetentionPlan
+from fanin.server.care.certificates import OwnFiles
 from fanin.server.storage.disk import Durability
 
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
@@ -26,6 +28,9 @@ class Settings:
         strategies: Flower strategies of the operator that Plans may name.
         web: HOST:PORT of the page; None for the default of ``web.listener``.
         has_page: Whether the page is served.
+        tls_cert: The operator's own certificate with its chain, in PEM; None: the local authority issues one.
+        tls_key: Its private key, in PEM.
+        retention: What is kept of Runs whose Plan has no limits.
         data: Files of the data sets on which Versions are evaluated, by the name that a Plan uses.
     """
 
@@ -36,6 +41,9 @@ class Settings:
     strategies: tuple[str, ...] = ()
     web: str | None = None
     has_page: bool = False
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    retention: RetentionPlan = field(default_factory=RetentionPlan)
     data: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -46,6 +54,9 @@ class Settings:
                     f"--web {self.web}: got it together with --no-web; remove one of the two", code="FN-1421"
                 )
             parse_address("--web", self.web)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given = "--tls-cert" if self.tls_key is None else "--tls-key"
+            raise InvalidInput(f"tls: got {given} alone, expected --tls-cert and --tls-key", code="FN-1446")
         for name, path in self.data.items():
             check_name("data", name)
             if not path.is_file():
@@ -76,3 +87,10 @@ class Settings:
         addresses = [address for address in (self.address, self.web_address) if address is not None]
         own = [address.host for address in addresses if not address.is_unspecified]
         return frozenset((*LOCAL_NAMES, *own, *self.names))
+
+    @property
+    def own_files(self) -> OwnFiles | None:
+        """The files of the operator's own certificate, which must cover the names that were given."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return OwnFiles(certificate=self.tls_cert, key=self.tls_key, names=self.names)

@@ -93,6 +93,8 @@ def description_row(description: RunDescription) -> dict[str, object]:
         },
         "deadline_s": description.deadline_s,
         "grid": list(description.grid),
+        "num_digest_only": description.num_digest_only,
+        "num_without_parameters": description.num_without_parameters,
         "warnings": [asdict(warning) for warning in description.warnings],
         "last_rounds": [_round_row(info, description.run.plan) for info in description.rounds],
     }
@@ -137,6 +139,11 @@ def description_text(description: RunDescription) -> str:
     if plan is not None and (best := info.best_evaluation) is not None:
         metric = plan.evaluation.best
         lines.append(f"  best      version {best.version}: {metric} {best.values[metric]:.4f}")
+    if description.num_digest_only or description.num_without_parameters:
+        lines.append(
+            f"  removed   by retention: the updates of {counted(description.num_digest_only, 'version')}, of which "
+            f"verify checks the record alone, and the parameters of {description.num_without_parameters}"
+        )
     if grid := description.grid:
         lines.append(f"  grid      {counted(len(grid), 'block')}, steps 2^{min(grid)} to 2^{max(grid)}")
     deadline = f", {description.deadline_s:.0f} s left" if description.deadline_s else ""

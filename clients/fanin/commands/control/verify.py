@@ -68,4 +68,6 @@ def _line(verdict: Verdict) -> str:
     digest = verdict.version_sha256 or "of an unknown digest"
     limit = f"not reproducible: {verdict.not_reproducible}; the rest of its record is verified"
     result = verdict.problem or (limit if verdict.not_reproducible else "verified")
+    if verdict.digest_only and not verdict.problem:
+        result = f"signature and record verified; {verdict.digest_only}"
     return f"version {verdict.version} {digest} ({origin}): {result}\n"

@@ -7,6 +7,7 @@
                   stages and statistics are sections of the Plan (``fanin.protos.plans``)
     versions      references to Bundles, Versions, delegations, publications
     transfers     downloads and uploads
+    retention     the removal of what a Run no longer needs
     reports       telemetry, statistics, giving an Assignment up
     principals    who made a call, and the tokens of people
     devices       devices as operators see them, and the changes that operators make
@@ -125,6 +126,7 @@ from fanin.protos.messages.reports import (
     TrainingProgress,
     check_num_counts,
 )
+from fanin.protos.messages.retention import Prune, Pruned
 from fanin.protos.messages.runs import (
     MAX_DESCRIBED_ROUNDS,
     MAX_PAGE_DEVICES,
@@ -255,6 +257,8 @@ __all__ = [
     "Piece",
     "Principal",
     "PrincipalKind",
+    "Prune",
+    "Pruned",
     "Publication",
     "RangeCounts",
     "Reclaim",

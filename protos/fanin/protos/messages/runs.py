@@ -192,6 +192,8 @@ class RunDescription:
         progress: The last report of each device in ``at_work`` that reports progress.
         warnings: The warnings of the Run, oldest first.
         saturated: Devices with many saturated values in the Round that published the newest Version.
+        num_digest_only: Versions that cannot be recomputed, because retention removed Updates.
+        num_without_parameters: Versions whose parameters retention removed.
     """
 
     run: RunInfo
@@ -208,6 +210,8 @@ class RunDescription:
     progress: Mapping[str, TrainingProgress] = field(default_factory=lambda: MappingProxyType({}))
     warnings: tuple[RunWarned, ...] = ()
     saturated: SaturatedDevices = field(default_factory=SaturatedDevices)
+    num_digest_only: int = 0
+    num_without_parameters: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

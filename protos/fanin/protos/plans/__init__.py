@@ -1,7 +1,7 @@
 """The Plan: how a Run proceeds, as a frozen value.
 
-Each key of a Plan is declared once, in ``cohort``, ``sections``, ``evaluation`` or ``plan``. The TOML reader and the
-``--set`` option (``fanin.clients.planfile``), the range checks of the constructors, the wire form
+Each key of a Plan is declared once, in ``cohort``, ``sections``, ``evaluation``, ``retention`` or ``plan``. The TOML
+reader and the ``--set`` option (``fanin.clients.planfile``), the range checks of the constructors, the wire form
 (``fanin.protos.wire``) and the page docs/reference/plan.md read that declaration. To add a key, declare it, add the
 field of the same name to the .proto file, and print the page again with ``tests/golden/plan_page.py``.
 
@@ -13,6 +13,7 @@ Modules in reading order:
     sections   the other sections of a Plan with their keys, and the conditions within a section
     flower     the section of Flower apps
     schedule   the settings of training that change from a Round on
+    retention  the section of what is kept of the past of a Run
     evaluation the section of evaluation on held-out data
     plan       the Plan, and the conditions between sections
     options    the options of a part, as its signature declares them
@@ -31,6 +32,7 @@ from fanin.protos.plans.plan import (
     STALE_UNIT,
     Plan,
 )
+from fanin.protos.plans.retention import RetentionPlan
 from fanin.protos.plans.schedule import MAX_CHANGES, ScheduledChange
 from fanin.protos.plans.sections import (
     CODEC_BITS,
@@ -81,6 +83,7 @@ __all__ = [
     "Int8Plan",
     "MetricSpec",
     "Plan",
+    "RetentionPlan",
     "ScheduledChange",
     "StageSpec",
     "Statistic",

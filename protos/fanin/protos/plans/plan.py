@@ -24,6 +24,7 @@ from fanin.protos.plans.cohort import CohortPlan, check_quorum
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.flower import FlowerPlan, memory_notes, strategy_keys
 from fanin.protos.plans.keys import Key, keys_of, range_problem, shown
+from fanin.protos.plans.retention import RetentionPlan, check_needed
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
@@ -74,6 +75,7 @@ class Plan:
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     int8: Annotated[Int8Plan, Mark.SPARSE] = field(default_factory=Int8Plan)
     flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
+    retention: Annotated[RetentionPlan, Mark.SPARSE] = field(default_factory=RetentionPlan)
 
     def __post_init__(self) -> None:
         problem = (
@@ -96,6 +98,7 @@ class Plan:
         check_statistics(self)
         check_schedule(self)
         check_strategy(self)
+        check_retention(self)
 
     @staticmethod
     def check_message(message: Message) -> None:
@@ -251,6 +254,13 @@ def check_strategy(plan: Plan) -> None:
         )
 
 
+def check_retention(plan: Plan) -> None:
+    """With `retention.keep_updates` above 0, `retention.keep_versions` is above it by 1, and by
+    `aggregation.max_staleness`: `fanin verify` folds an Update into the Version that it was trained from.
+    """
+    check_needed(plan.retention, plan.aggregation.max_staleness)
+
+
 CONSTRAINTS: Final = (
     check_quorum,
     check_headroom,
@@ -259,5 +269,6 @@ CONSTRAINTS: Final = (
     check_schedule,
     check_strategy,
     check_metrics,
+    check_retention,
 )
 """The conditions on several keys. Their docstrings are the text of docs/reference/plan.md."""

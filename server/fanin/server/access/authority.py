@@ -227,6 +227,18 @@ def _general_name(name: str) -> x509.GeneralName:
     return x509.DNSName(name)
 
 
+def covered_names(certificate: x509.Certificate) -> frozenset[str]:
+    """Return the host names, in lower case, and the addresses that a certificate is valid for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return frozenset()
+    return frozenset(
+        [each.lower() for each in names.get_values_for_type(x509.DNSName)]
+        + [str(each) for each in names.get_values_for_type(x509.IPAddress)]
+    )
+
+
 def _problem(folder: Path, authority: _Authority, subjects: list[x509.GeneralName], now: datetime) -> str:
     """Return why a client could not use the server's certificate now or soon, or an empty string if it can."""
     try:

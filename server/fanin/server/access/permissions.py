@@ -25,6 +25,7 @@ ROLE_OF: Final = MappingProxyType(
         "Control/PublishVersion": OPERATOR,
         "Control/ReclaimRun": OPERATOR,
         "Control/Command": OPERATOR,
+        "Control/Prune": OPERATOR,
         "Control/ListRuns": VIEWER,
         "Control/GetRun": VIEWER,
         "Control/DescribeRun": VIEWER,

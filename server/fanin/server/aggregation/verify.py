@@ -6,8 +6,10 @@ state must be the recorded ones. No coordinator needs to run. A database of an o
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache, partial
 from typing import Protocol
 
 from fanin.edge.bundles.arrays import table_in
@@ -55,6 +57,7 @@ from fanin.server.aggregation.weights import examples_of, scale_of
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
+from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.records import RoundMark, RoundRecord
 
 
@@ -94,6 +97,8 @@ class Verdict:
         problem: Why verification failed, empty if it passed.
         not_reproducible: Why the parameters cannot be recomputed; empty if they were. The Round's record, Updates,
             grid, statistics and counters are verified in any case.
+        digest_only: What retention removed, so that only the record was verified: the signature of the Version, the
+            set of its Round and the digests of the Updates. Empty if nothing was removed.
     """
 
     version: int
@@ -102,20 +107,7 @@ class Verdict:
     num_updates: int
     problem: str
     not_reproducible: str = ""
-
-
-class _Rounds:
-    """The Rounds of a Run, each read once and on demand, so that a damaged one does not hide the others."""
-
-    def __init__(self, archive: RoundArchive, run_id: str) -> None:
-        self._archive, self._run_id = archive, run_id
-        self._known: dict[int, RoundRecord | None] = {}
-
-    def get(self, number: int) -> RoundRecord | None:
-        """Return a Round, or None without one. Raises Corrupted."""
-        if number not in self._known:
-            self._known[number] = self._archive.round(self._run_id, number)
-        return self._known[number]
+    digest_only: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +120,7 @@ class _History:
     stages: Mapping[str, Stage]
     layout: VectorLayout
     activations: Sequence[Activation]
-    rounds: "_Rounds"
+    round: Callable[[int], RoundRecord | None]
     strategy: StrategyRunner | None
 
     @property
@@ -175,22 +167,28 @@ def verify_run(archive: Archive, run_id: str, strategies: StrategySource | None 
         stages=stages,
         layout=layout_of(table_in(bundle.manifest, flower), stages),
         activations=refreshed(plan, bundle.manifest),
-        rounds=_Rounds(archive.rounds, run_id),
+        # Each Round is read once and on demand, so that a damaged one does not hide the others.
+        round=cache(partial(archive.rounds.round, run_id)),
     )
-    lineage_start, seen = 0, UNSEEN
+    lineage_start, seen, removed = 0, UNSEEN, archive.runs.removed(run_id)
     for number, round_number in sorted(archive.runs.round_by_version(run_id).items()):
         lineage_start = lineage_start if round_number else number
         version_sha256, record = "", None
+        digest_only = _removed_text(removed, number, round_number)
         try:
             # A damaged record is the problem of its Version alone.
-            record = history.rounds.get(round_number)
+            record = history.round(round_number)
             version = archive.runs.version(run_id, number)
             assert version is not None, "it is in the same table"
             version_sha256 = version.sha256
             # Numbers are in order here, so an earlier epoch after a later one is a Version of a revoked key.
             check_version(version, run_id=run_id, bundle_sha256=bundle.sha256, publisher=signed.public_key, seen=seen)
             seen = version.order
-            if round_number:
+            if round_number in removed.rounds:
+                problem = _record_problem(history, version, record)
+            elif digest_only and not round_number:
+                problem = ""
+            elif round_number:
                 problem = _check_round(history, version, record, lineage_start)
             else:
                 problem = _check_outside(history, version)
@@ -202,7 +200,8 @@ def verify_run(archive: Archive, run_id: str, strategies: StrategySource | None 
             version_sha256=version_sha256,
             num_updates=0 if record is None else len(record.accepted),
             problem=problem,
-            not_reproducible=_reason(history) if round_number else "",
+            not_reproducible=_reason(history) if round_number and not digest_only else "",
+            digest_only=digest_only,
         )
 
 
@@ -214,6 +213,15 @@ def _reason(history: _History) -> str:
     if flower.strategy_is_pure:
         return f"the strategy {flower.strategy} is not run here"
     return f"the strategy {flower.strategy} made the parameters, and the plan does not declare it pure"
+
+
+def _removed_text(removed: Removed, number: int, round_number: int) -> str:
+    """Return what retention removed of a Version and when, so that it is not recomputed; empty if it is."""
+    removed_at_s = removed.rounds.get(round_number) if round_number else removed.versions.get(number)
+    if removed_at_s is None:
+        return ""
+    what = "the updates of its round" if round_number else "its parameters"
+    return f"retention removed {what} on {datetime.fromtimestamp(removed_at_s, UTC):%Y-%m-%d}"
 
 
 def _check_outside(history: _History, version: Version) -> str:
@@ -233,13 +241,24 @@ def _check_outside(history: _History, version: Version) -> str:
     return ""
 
 
-def _check_round(history: _History, version: Version, record: RoundRecord | None, lineage_start: int) -> str:
+def _record_problem(history: _History, version: Version, record: RoundRecord | None) -> str:
+    """Return what is wrong with the record of a Round, apart from its bytes, or an empty string."""
     cohort = history.plan.cohort
     if record is None or record.mark is not RoundMark.PUBLISHED or record.base_version != version.parent:
         return "the record of the round that made it is missing, or is another's"
     if not cohort.quorum <= len(record.accepted) <= cohort.buffer:
         updates = counted(len(record.accepted), "update")
         return f"round {record.round}: {updates}, expected {cohort.quorum} to {cohort.buffer}"
+    known = {update.device_id for update in history.archive.rounds.updates(record.run_id, record.round)}
+    if missing := sorted(set(record.accepted) - known):
+        return f"round {record.round}: no record of {missing}"
+    return ""
+
+
+def _check_round(history: _History, version: Version, record: RoundRecord | None, lineage_start: int) -> str:
+    if problem := _record_problem(history, version, record):
+        return problem
+    assert record is not None, "its record has no problem"
     aggregate, base = _aggregate(history, record, version, lineage_start)
     step = OuterStep(aggregate, history.layout, record.grid, history.codec, history.optimizer)
     if record.grid != _grid(history, base):
@@ -312,12 +331,9 @@ def _aggregate(
     archive, layout = history.archive, history.layout
     updates = SpooledUpdates(plan=history.plan, codec=history.codec.codec, layout=layout, spool=archive.spool)
     headers = {update.device_id: update.header for update in archive.rounds.updates(record.run_id, record.round)}
-    missing = sorted(set(record.accepted) - set(headers))
     base = archive.runs.version(record.run_id, record.base_version)
-    if missing or base is None:
-        raise Corrupted(
-            f"round {record.round}: no record of {missing or f'version {record.base_version}'}", code="FN-0530"
-        )
+    if base is None:
+        raise Corrupted(f"round {record.round}: no record of version {record.base_version}", code="FN-0530")
 
     def contribution(device: str, scale: int) -> Contribution:
         header = headers[device]
@@ -364,7 +380,7 @@ def _rule(history: _History, record: RoundRecord, version: Version, base: Versio
 
 def _round_of(history: _History, record: RoundRecord, header: UpdateHeader, lineage_start: int) -> RoundRecord:
     """Return the Round of an Update's Assignment. Raises Corrupted unless the Update may count in ``record``."""
-    origin = history.rounds.get(header.round)
+    origin = history.round(header.round)
     oldest = max(record.base_version - history.plan.aggregation.max_staleness, lineage_start)
     base = None if origin is None else history.archive.runs.version(record.run_id, origin.base_version)
     if origin is None or base is None or base.sha256 != header.version_sha256:

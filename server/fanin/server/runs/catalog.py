@@ -61,6 +61,7 @@ from fanin.server.runs.recorded_setup import (
 from fanin.server.runs.view import RunView, read_view
 from fanin.server.storage.decisions import check_next
 from fanin.server.storage.lanes import run_to_end
+from fanin.server.storage.retention import check_has_parameters
 from fanin.server.storage.stores import Files, Stores
 
 
@@ -313,6 +314,9 @@ class Runs:
         version = view.newest if number is None else await self._stores.runs.version(run_id, number)
         if version is None:
             raise NotFound(f"run {run_id}: has no version {number}", code="FN-0611")
+        if number is not None:
+            removed = await self._stores.retention.removed(run_id)
+            check_has_parameters(run_id, number, removed.versions.get(number))
         return VersionWithBundle(version=version, bundle=await recorded_bundle(view.bundle_sha256, self._stores))
 
     async def watch(self, run_id: str, from_sequence: int) -> AsyncGenerator[LoggedEvent, None]:

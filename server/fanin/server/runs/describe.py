@@ -56,6 +56,7 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
     """Return a Run with its last ``num_rounds`` Rounds, newest first."""
     latest = await stores.rounds.latest(view.run_id, max(num_rounds, 1))
     publication = await stores.runs.publication(view.run_id, view.newest.number)
+    removed = await stores.retention.removed(view.run_id)
     remaining_s = live.left_s
     if live.phase is None and latest:
         remaining_s = _recorded_remaining_s(latest[0], stores.wall())
@@ -74,6 +75,8 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
         num_devices=stores.devices.num_devices,
         warnings=await stores.runs.warnings(view.run_id),
         saturated=SaturatedDevices() if publication is None else publication.saturated,
+        num_digest_only=len(removed.rounds),
+        num_without_parameters=len(removed.versions),
     )
 
 

@@ -12,6 +12,7 @@ Modules, in reading order:
     lanes.py         threads for blocking work
     durations.py     durations of an operation, counted by bounds
     blobs.py         Chunks of Bundles and Versions in a folder
+    retention.py     what retention removes: the decision
     collector.py     the removal of Chunks and keys that nothing uses
     spool.py         uploads under way and committed payloads in a folder
     disk.py          durable files, and full disks

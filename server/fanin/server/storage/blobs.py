@@ -154,6 +154,10 @@ class FolderBlobs:
         paths = (path for folder in folders.of(self._folder) for path in blobs.of(folder))
         return {path.name for path in paths if not path.suffix and path.is_file() and _is_older(path, before_s)}
 
+    def stored(self, digests: Iterable[str]) -> set[str]:
+        """Return those of these blobs that are stored, intact or not."""
+        return {digest for digest in digests if self._path(digest).exists()}
+
     def remove_older(self, digests: Iterable[str], before_s: float) -> int:
         """Remove those of these blobs that were neither stored nor renewed since a wall time. Returns their number."""
         num_removed = 0

@@ -52,26 +52,12 @@ class Collector:
         # (1)
         unused = await self._files.run(self._files.blobs.older_than, before_s)
         # (2)
-        async for artifact in self._recorded():
+        async for artifact in recorded_artifacts(self._stores, self._files):
             unused.difference_update([ref.sha256 for ref in artifact.chunks])
         # (3)
         num_chunks = await self._files.run(self._files.blobs.remove_older, unused, before_s)
         if num_chunks or num_keys:
             LOG.info("collected %d chunks and %d run keys that nothing uses", num_chunks, num_keys)
-
-    async def _recorded(self) -> AsyncIterator[Artifact]:
-        """Yield every Artifact that the record names."""
-        runs, files = self._stores.runs, self._files
-        for bundle in await runs.bundles():
-            yield bundle.manifest
-            data = await files.run(files.blobs.read_artifact, "manifest", bundle.manifest)
-            for artifact in parse_manifest(data).artifacts.values():
-                yield artifact
-        sequence: int | None = 0
-        while sequence is not None:
-            page, sequence = await runs.artifact_page(sequence)
-            for artifact in page:
-                yield artifact
 
     async def _repeat(self) -> None:
         while True:
@@ -80,3 +66,18 @@ class Collector:
             except (FaninError, OSError) as exc:
                 LOG.warning("nothing was collected, because the record or a file cannot be read: %s", exc)
             await asyncio.sleep(PERIOD_S)
+
+
+async def recorded_artifacts(stores: Stores, files: Files) -> AsyncIterator[Artifact]:
+    """Yield every Artifact that the record names. Raises Corrupted if a record or a manifest is damaged."""
+    runs = stores.runs
+    for bundle in await runs.bundles():
+        yield bundle.manifest
+        data = await files.run(files.blobs.read_artifact, "manifest", bundle.manifest)
+        for artifact in parse_manifest(data).artifacts.values():
+            yield artifact
+    sequence: int | None = 0
+    while sequence is not None:
+        page, sequence = await runs.artifact_page(sequence)
+        for artifact in page:
+            yield artifact

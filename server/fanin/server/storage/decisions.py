@@ -161,6 +161,16 @@ def check_publication(version: Version, newest: Version, state: RunState, marks:
     check_next(version, newest, newest.epoch)
 
 
+def check_not_restored(run_id: str, restored_at_s: float | None) -> None:
+    """Raise Conflict if a Run was restored from a backup and its publisher did not reclaim it since."""
+    if restored_at_s is not None:
+        raise Conflict(
+            f"run {run_id}: restored from a backup, and devices may have seen later versions; its publisher continues "
+            f"it: fanin reclaim {run_id} --key publisher.key, then fanin resume {run_id}",
+            code="FN-1445",
+        )
+
+
 def check_next(version: Version, newest: Version, epoch: int) -> None:
     """Check that a Version follows the newest one of its Run and has an epoch. Raises Conflict."""
     if (version.epoch, version.number, version.parent) != (epoch, newest.number + 1, newest.number):

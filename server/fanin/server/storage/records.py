@@ -87,6 +87,7 @@ class RunRecord:
         max_rounds: Rounds to publish since the last command that set it going.
         started_by: The principal that started it, None if that was not recorded.
         reclaimed: The delegation with which its publisher reclaimed it last, None if it never did.
+        restored_at_s: When it was restored from a backup, None unless it waits for its publisher since then.
     """
 
     start: StartRun
@@ -95,6 +96,7 @@ class RunRecord:
     max_rounds: int
     started_by: Principal | None = None
     reclaimed: Delegation | None = None
+    restored_at_s: float | None = None
 
     @property
     def delegation(self) -> Delegation:

@@ -15,7 +15,7 @@ import contextlib
 import hashlib
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from io import BufferedRandom
 from pathlib import Path
 from typing import Final
@@ -83,7 +83,13 @@ class FolderSpool:
             # An existing folder may not be durable: the process that created it may have died before the sync.
             is_known = path.parent in self._synced
             path.parent.mkdir(parents=True, exist_ok=True)
-            upload.part.replace(path)
+            try:
+                upload.part.replace(path)
+            except FileNotFoundError:
+                # ``remove_committed`` removed the empty folder in between.
+                is_known = False
+                path.parent.mkdir(parents=True, exist_ok=True)
+                upload.part.replace(path)
             self._disk.sync_all((path.parent,) if is_known else (path.parent, path.parent.parent, self._updates))
             self._synced.add(path.parent)
             self._own.add(path)
@@ -99,6 +105,16 @@ class FolderSpool:
         path = self._payload(header, device)
         self._own.discard(path)
         path.unlink(missing_ok=True)
+
+    def remove_committed(self, updates: Iterable[tuple[UpdateHeader, str]]) -> None:
+        """Remove committed payloads that no Version is computed from any more, and folders that are then empty."""
+        for header, device in updates:
+            self.withdraw(header, device)
+            folder = self._payload(header, device).parent
+            # A Run of a million Rounds must not leave a million empty folders. Others have payloads of other Rounds.
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+                self._synced.discard(folder)
 
     def clear_round(self, run_id: str, round_number: int, keep: Mapping[str, UpdateHeader]) -> None:
         """Remove the files that devices sent in vain for a Round whose Updates no longer count.
@@ -192,9 +208,16 @@ class FolderSpool:
             self._own.discard(payload)
 
     def _payload(self, header: UpdateHeader, device: str) -> Path:
-        # The name has the digest, so another Update of the device can never replace a committed one.
-        name = f"{device}.{header.payload.sha256[:_NAME_CHARS]}{_PAYLOAD}"
-        return self._updates / header.run_id / str(header.round) / name
+        return self._updates / payload_name(header, device)
+
+
+def payload_name(header: UpdateHeader, device: str) -> str:
+    """Return the path of a committed payload below ``updates/``.
+
+    The name has the digest, so another Update of the device can never replace a committed one.
+    """
+    name = f"{device}.{header.payload.sha256[:_NAME_CHARS]}{_PAYLOAD}"
+    return f"{header.run_id}/{header.round}/{name}"
 
 
 def _round_of(path: Path) -> tuple[str, int]:

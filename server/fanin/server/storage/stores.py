@@ -18,6 +18,7 @@ from fanin.server.storage.protocols.evaluations import EvaluationStore
 from fanin.server.storage.protocols.files import Blobs, Spool
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
+from fanin.server.storage.protocols.retention import RetentionStore
 from fanin.server.storage.protocols.rounds import RoundRecords
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.protocols.tokens import TokenStore
@@ -55,6 +56,7 @@ class Stores:
         runs: Bundles, Runs, Versions and events.
         rounds: Rounds and committed Updates, to read.
         evaluations: Evaluations of Versions on held-out data.
+        retention: What retention removes.
         leases: The leases of the Runs, and with them the writes of their drivers.
         control: The transactions of operators' commands.
         wall: The clock that dates all entries, in seconds since the Unix epoch.
@@ -67,6 +69,7 @@ class Stores:
     runs: RunRecords
     rounds: RoundRecords
     evaluations: EvaluationStore
+    retention: RetentionStore
     leases: LeaseStore
     control: CommandStore
     wall: Callable[[], float]
@@ -86,6 +89,7 @@ class Stores:
             runs=self.runs,
             rounds=self.rounds,
             evaluations=self.evaluations,
+            retention=self.retention,
             leases=self.leases,
             control=self.control,
             wall=self.wall,

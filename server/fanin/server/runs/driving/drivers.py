@@ -97,8 +97,11 @@ class Drivers:
         return tuple([driver for driver in self._drivers.values() if driver.course.run.state is RunState.RUNNING])
 
     def publications(self) -> tuple[Publications, ...]:
-        """Return the Versions of all Runs for devices, oldest Run first, also of Runs that are driven elsewhere."""
-        return tuple(self._publications.values())
+        """Return the Versions of all Runs for devices, oldest Run first, also of Runs that are driven elsewhere.
+
+        A Run of a restored backup has none until its publisher reclaims it: devices may have seen later ones.
+        """
+        return tuple(each for each in self._publications.values() if each.view.record.restored_at_s is None)
 
     def find_publications(self, run_id: str) -> Publications | None:
         """Return the Versions of a Run for devices, or None if the Run is unknown or could not be continued here."""

@@ -13,6 +13,7 @@ Modules, in reading order:
     runs.py        Bundles, Runs, Versions, events
     rounds.py      Rounds and Updates, to read
     evaluations.py evaluations of Versions
+    retention.py   what retention removes
     writer.py      leases, and the writes of drivers
     commands.py    commands of operators
     audit.py       the audit log

@@ -66,6 +66,10 @@ class MemoryBlobs:
         """See ``OldBlobs.older_than``. Chunks in memory have no age."""
         return set()
 
+    def stored(self, digests: Iterable[str]) -> set[str]:
+        """See ``OldBlobs.stored``. Chunks in memory are never removed, and nobody looks for them."""
+        return set()
+
     def remove_older(self, digests: Iterable[str], before_s: float) -> int:
         """See ``OldBlobs.remove_older``."""
         return 0

@@ -80,11 +80,13 @@ class MemoryCommands:
         if command is not None and self._is_done(command):
             return
         marks = {record.mark for record in rows.rounds.values()}
+        if newest.event.adopted_run_id:
+            self._database.runs[newest.event.adopted_run_id].check_adoptable(newest.event.adopted_number)
         check_publication(version, rows.newest, rows.record.state, marks)
         if command is not None:
             self._remember(command)
         _fail_rounds(rows, (RoundMark.OPEN,), f"version {version.number} was published", now_s)
-        rows.add_version(version, round_number=0)
+        rows.add_version(version, newest.event, now_s)
         if newest.event.rounds:
             _set_going(rows, newest.event.rounds)
         rows.add_event(newest.event, now_s)
@@ -94,9 +96,10 @@ class MemoryCommands:
         version = reclaim.version
         rows, keys = self._database.runs[version.run_id], self._database.run_keys
         check_next(version, rows.newest, rows.newest.epoch + 1)
+        rows.check_adoptable(event.adopted_number)
         reason = f"the publisher reclaimed the run with version {version.number}"
         _fail_rounds(rows, (RoundMark.OPEN, RoundMark.CLOSED), reason, now_s)
-        rows.add_version(version, round_number=0)
+        rows.add_version(version, event, now_s)
         for run_id, epoch in tuple(keys):
             if run_id == version.run_id and epoch < version.epoch:
                 del keys[run_id, epoch]

@@ -14,7 +14,9 @@ from fanin.protos.messages import (
     VersionEvaluation,
     VersionPublished,
 )
+from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord, RunRecord
+from fanin.server.storage.retention import RemovedKind, check_has_parameters
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,12 +27,16 @@ class RunRows:
         record: The Run.
         versions: The Versions by number.
         round_by_version: The Round that published each Version, 0 for a Version from outside.
-        events: The events; the first one has the number 1.
+        events: The events in order; the first one had the number 1.
         rounds: The Rounds by number.
         updates: The Updates of each Round by device, in the order of their commits.
         updates_by_assigned_round: The Updates by the Round of their Assignment, then by device.
         outer_states: The outer state after each Round.
         evaluations: The evaluation and the score of each Version that has one.
+        published_at_s: The wall time of the publication of each Version.
+        publications: The event that published each Version but Version 0.
+        removals: The wall time at which retention removed parameters or Updates, by kind and number.
+        unfinished: The removals whose bytes may still be stored.
         lease: The newest lease.
     """
 
@@ -45,6 +51,10 @@ class RunRows:
     )
     outer_states: dict[int, OuterState] = field(default_factory=dict)
     evaluations: dict[int, tuple[VersionEvaluation, float | None]] = field(default_factory=dict)
+    published_at_s: dict[int, float] = field(default_factory=dict)
+    publications: dict[int, VersionPublished] = field(default_factory=dict)
+    removals: dict[tuple[RemovedKind, int], float] = field(default_factory=dict)
+    unfinished: set[tuple[RemovedKind, int]] = field(default_factory=set)
     lease: Lease | None = None
 
     @property
@@ -57,14 +67,35 @@ class RunRows:
         """The warnings, oldest first."""
         return tuple(logged.event for logged in self.events if isinstance(logged.event, RunWarned))
 
-    def add_version(self, version: Version, round_number: int) -> None:
-        """Add a Version whose number is free. ``round_number`` is 0 for a Version from outside."""
+    @property
+    def removed(self) -> Removed:
+        """What retention removed."""
+        times: dict[RemovedKind, dict[int, float]] = {kind: {} for kind in RemovedKind}
+        for (kind, number), removed_at_s in self.removals.items():
+            times[kind][number] = removed_at_s
+        return Removed(versions=times[RemovedKind.PARAMETERS], rounds=times[RemovedKind.UPDATES])
+
+    def check_adoptable(self, number: int) -> None:
+        """Raise Conflict if retention removed the parameters of a Version."""
+        removed_at_s = self.removals.get((RemovedKind.PARAMETERS, number))
+        check_has_parameters(self.record.start.run_id, number, removed_at_s)
+
+    def add_version(self, version: Version, event: VersionPublished | None, now_s: float) -> None:
+        """Add a Version whose number is free, with the event that publishes it; None for Version 0."""
         self.versions[version.number] = version
-        self.round_by_version[version.number] = round_number
+        self.round_by_version[version.number] = 0 if event is None else event.round
+        self.published_at_s[version.number] = now_s
+        if event is not None:
+            self.publications[version.number] = event
+
+    @property
+    def newest_sequence(self) -> int:
+        """The number of the newest event, 0 without one."""
+        return self.events[-1].sequence if self.events else 0
 
     def add_event(self, event: RunEvent, now_s: float) -> None:
         """Append an event."""
-        self.events.append(LoggedEvent(sequence=len(self.events) + 1, time=now_s, event=event))
+        self.events.append(LoggedEvent(sequence=self.newest_sequence + 1, time=now_s, event=event))
 
     def rest(self, rested: RunRested, now_s: float) -> None:
         """Record that the Run rests."""
@@ -80,9 +111,7 @@ class RunRows:
 
     def publication(self, number: int) -> VersionPublished | None:
         """Return the event that published a Version, or None without one."""
-        # The newest events first: callers ask for a Version that was published recently.
-        events = (logged.event for logged in reversed(self.events))
-        return next((one for one in events if isinstance(one, VersionPublished) and one.number == number), None)
+        return self.publications.get(number)
 
 
 @dataclass(slots=True, kw_only=True)

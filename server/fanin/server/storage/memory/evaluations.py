@@ -19,7 +19,11 @@ class MemoryEvaluations:
         """See ``EvaluationStore.unevaluated``."""
         rows = self._database.runs[run_id]
         evaluated = {number for number, (_, score) in rows.evaluations.items() if score is not None}
-        return frozenset(number for number in rows.versions if number > above and number not in evaluated)
+        return frozenset(
+            number
+            for number in rows.versions
+            if number > above and number not in evaluated and number not in rows.removed.versions
+        )
 
     async def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
         """See ``EvaluationStore.evaluation_page``."""

@@ -1,7 +1,7 @@
 """The spool in memory."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fanin.edge.tensors import sha256_hex
@@ -118,6 +118,11 @@ class MemorySpool:
     def withdraw(self, header: UpdateHeader, device: str) -> None:
         """See ``SpoolWriter.withdraw``."""
         self._payloads.pop(_name(header, device), None)
+
+    def remove_committed(self, updates: Iterable[tuple[UpdateHeader, str]]) -> None:
+        """See ``SpoolCleaner.remove_committed``."""
+        for header, device in updates:
+            self.withdraw(header, device)
 
     def clear_round(self, run_id: str, round_number: int, keep: Mapping[str, UpdateHeader]) -> None:
         """See ``SpoolCleaner.clear_round``."""

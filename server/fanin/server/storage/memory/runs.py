@@ -1,5 +1,6 @@
 """Bundles, Runs, Versions and events in memory."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 
 from fanin.protos.chunks import Artifact
@@ -16,6 +17,7 @@ from fanin.protos.messages import (
 )
 from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
+from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord
 
@@ -50,6 +52,10 @@ class MemoryRunArchive:
         """See ``RunArchive.round_by_version``."""
         return dict(self._database.runs[run_id].round_by_version)
 
+    def removed(self, run_id: str) -> Removed:
+        """See ``RunArchive.removed``."""
+        return self._database.runs[run_id].removed
+
     def adopted(self, run_id: str, version: int) -> tuple[str, int] | None:
         """See ``RunArchive.adopted``."""
         event = self._database.runs[run_id].publication(version)
@@ -78,9 +84,13 @@ class MemoryRuns:
     async def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
         """See ``BundleStore.artifact_page``. There is one page."""
         rows = self._database.runs.values()
-        versions = [version for each in rows for version in each.versions.values()]
-        states = [artifact for each in rows for state in each.outer_states.values() for artifact in state.values()]
-        return (*(artifact for version in versions for artifact in version.artifacts), *states), None
+        stored = [(each, number) for each in rows for number in each.versions if number not in each.removed.versions]
+        versions = [each.versions[number] for each, number in stored]
+        states = [each.outer_states.get(each.round_by_version[number], {}) for each, number in stored]
+        return (
+            *(artifact for version in versions for artifact in version.artifacts),
+            *(artifact for state in states for artifact in state.values()),
+        ), None
 
     async def run_key(self, run_id: str, epoch: int, new_key: bytes, now_s: float) -> bytes:
         """See ``RunStore.run_key``."""
@@ -115,7 +125,7 @@ class MemoryRuns:
         max_rounds = start.plan.stop.max_rounds
         record = RunRecord(start=start, state=RunState.RUNNING, reason="", max_rounds=max_rounds, started_by=by)
         rows = RunRows(record=record)
-        rows.add_version(start.version, round_number=0)
+        rows.add_version(start.version, None, now_s)
         self._database.runs[start.run_id] = rows
 
     async def run_ids(self) -> tuple[str, ...]:
@@ -153,10 +163,13 @@ class MemoryRuns:
 
     async def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
         """See ``EventStore.event_page``."""
-        rows, first = self._database.runs.get(run_id), max(from_sequence - 1, 0)
-        return () if rows is None else tuple(rows.events[first : first + PAGE_EVENTS])
+        rows = self._database.runs.get(run_id)
+        if rows is None:
+            return ()
+        first = bisect_left(rows.events, from_sequence, key=lambda logged: logged.sequence)
+        return tuple(rows.events[first : first + PAGE_EVENTS])
 
     async def newest_sequence(self, run_id: str) -> int:
         """See ``EventStore.newest_sequence``."""
         rows = self._database.runs.get(run_id)
-        return 0 if rows is None else len(rows.events)
+        return rows.events[-1].sequence if rows is not None and rows.events else 0

@@ -10,6 +10,7 @@ from fanin.server.storage.memory.devices import MemoryDevices
 from fanin.server.storage.memory.evaluations import MemoryEvaluations
 from fanin.server.storage.memory.history import MemoryHistory
 from fanin.server.storage.memory.payloads import MemorySpool
+from fanin.server.storage.memory.retention import MemoryRetention
 from fanin.server.storage.memory.rounds import MemoryRoundArchive, MemoryRounds
 from fanin.server.storage.memory.runs import MemoryRunArchive, MemoryRuns
 from fanin.server.storage.memory.writer import MemoryLeases
@@ -40,6 +41,7 @@ class MemoryState:
             runs=MemoryRuns(database),
             rounds=MemoryRounds(database),
             evaluations=MemoryEvaluations(database),
+            retention=MemoryRetention(database),
             leases=MemoryLeases(database),
             control=MemoryCommands(database),
             wall=wall,

@@ -119,7 +119,7 @@ class MemoryWriter:
                 "again, then decide",
                 code="FN-0509",
             )
-        rows.add_version(version, event.round)
+        rows.add_version(version, event, now_s)
         rows.outer_states[event.round] = dict(outer_state)
         rows.rounds[event.round] = replace(record, mark=RoundMark.PUBLISHED, next_grid=tuple(next_grid))
         rows.add_event(event, now_s)
@@ -136,7 +136,7 @@ class MemoryWriter:
     async def rest(self, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
         """See ``RunWriter.rest``."""
         rows = self._fenced()
-        if rows.record.state is not RunState.RUNNING or len(rows.events) >= next_sequence:
+        if rows.record.state is not RunState.RUNNING or rows.newest_sequence >= next_sequence:
             return False
         rows.rest(rested, now_s)
         return True

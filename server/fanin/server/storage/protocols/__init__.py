@@ -22,6 +22,7 @@ Modules:
     tokens.py      tokens, as administrators manage them
     audit.py       the audit log
     evaluations.py evaluations of Versions on held-out data
+    retention.py   what retention removes
     files.py       blobs and spool
     archive.py     the record of a Run, read for verification
 """

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from fanin.protos.messages import BundleRef, LoggedEvent, Version
+from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord, RunRecord
 
 
@@ -31,6 +32,10 @@ class RunArchive(Protocol):
 
     def round_by_version(self, run_id: str) -> dict[int, int]:
         """Return, for each Version's number, the Round that published it; 0 for a Version from outside."""
+        ...
+
+    def removed(self, run_id: str) -> Removed:
+        """Return what retention removed of a Run."""
         ...
 
     def adopted(self, run_id: str, version: int) -> tuple[str, int] | None:

@@ -108,6 +108,10 @@ class OldBlobs(Protocol):
         """Return the digests of the Chunks that were neither stored nor renewed since a wall time."""
         ...
 
+    def stored(self, digests: Iterable[str]) -> set[str]:
+        """Return those of these Chunks that are stored, intact or not."""
+        ...
+
     def remove_older(self, digests: Iterable[str], before_s: float) -> int:
         """Remove those of these Chunks that were neither stored nor renewed since a wall time. Returns their number."""
         ...
@@ -245,6 +249,10 @@ class SpoolWriter(Protocol):
 
 class SpoolCleaner(Protocol):
     """The removal of bytes that no Version will be computed from."""
+
+    def remove_committed(self, updates: Iterable[tuple[UpdateHeader, str]]) -> None:
+        """Remove payloads of committed Updates: (header, device). One that is not stored is ignored."""
+        ...
 
     def clear_round(self, run_id: str, round_number: int, keep: Mapping[str, UpdateHeader]) -> None:
         """Remove the uploads and the unrecorded payloads of a Round whose Updates no longer count.

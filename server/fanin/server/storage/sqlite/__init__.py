@@ -6,14 +6,16 @@ other rooms see ``storage.protocols``. Modules, in reading order:
     schema.py        the tables
     migrations/      the versions of the schema (Alembic)
     engine.py        opens and migrates the database
-    columns.py       protobuf messages in columns
+    columns.py       protobuf messages in columns, and rows that retention removed
     audit.py         the audit log
     tokens.py        tokens
     devices.py       devices, and enrollment by their tokens
     runs.py          Bundles, Runs, Versions, events
-    rounds.py        Rounds and committed Updates, to read
-    outer_states.py  the states of outer optimizers
+    rounds.py        Rounds, committed Updates and the states of outer optimizers
+    evaluations.py   evaluations of Versions
+    retention.py     what retention removes
     writer.py        leases, the writes of drivers, and the group commit of Updates
     commands.py      commands of operators
+    copies.py        snapshots for backups, and the marks of a restored one
     laned.py         the async stores: each of these on the store lane
 """

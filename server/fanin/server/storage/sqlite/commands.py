@@ -24,12 +24,14 @@ from fanin.server.storage.decisions import (
     changes_on_pause,
     changes_on_resume,
     check_next,
+    check_not_restored,
     check_publication,
     check_same_command,
     marks_to_fail_on_stop,
 )
 from fanin.server.storage.records import Newest, RoundMark
 from fanin.server.storage.sqlite import schema
+from fanin.server.storage.sqlite.columns import check_adoptable
 from fanin.server.storage.sqlite.engine import writing
 from fanin.server.storage.sqlite.rounds import fail_round
 from fanin.server.storage.sqlite.runs import add_event, add_version, find_version, run_state, set_run
@@ -62,6 +64,7 @@ class SqliteCommands:
         """See ``CommandStore.resume``."""
         with writing(self._engine) as connection:
             before = _begin(connection, command, now_s)
+            _check_not_restored(connection, command.run_id)
             if before is None or not changes_on_resume(command.run_id, before, num_rounds):
                 return
             set_run(connection, command.run_id, state=RunState.RUNNING, max_rounds=num_rounds)
@@ -87,11 +90,14 @@ class SqliteCommands:
         with writing(self._engine) as connection:
             if command is not None and _is_done(connection, command):
                 return
+            _check_not_restored(connection, run_id)
             _check_publication(connection, newest.version)
             if command is not None:
                 _remember(connection, command, now_s)
             _fail_rounds(connection, run_id, (RoundMark.OPEN,), f"version {newest.version.number} was published", now_s)
-            add_version(connection, newest.version, round_number=0)
+            if newest.event.adopted_run_id:
+                check_adoptable(connection, newest.event.adopted_run_id, newest.event.adopted_number)
+            add_version(connection, newest.version, newest.event, now_s)
             if newest.event.rounds:
                 set_run(connection, run_id, state=RunState.RUNNING, max_rounds=newest.event.rounds)
             add_event(connection, run_id, newest.event, now_s)
@@ -104,11 +110,14 @@ class SqliteCommands:
             check_next(version, newest, newest.epoch + 1)
             reason = f"the publisher reclaimed the run with version {version.number}"
             _fail_rounds(connection, run_id, (RoundMark.OPEN, RoundMark.CLOSED), reason, now_s)
-            add_version(connection, version, round_number=0)
+            check_adoptable(connection, event.adopted_run_id, event.adopted_number)
+            add_version(connection, version, event, now_s)
             keys, runs = schema.run_keys, schema.runs
             connection.execute(delete(keys).where(keys.c.run_id == run_id, keys.c.epoch < version.epoch))
             delegation = to_proto(reclaim.delegation, fleet_pb2.Delegation).SerializeToString()
-            connection.execute(update(runs).where(runs.c.run_id == run_id).values(delegation_proto=delegation))
+            connection.execute(
+                update(runs).where(runs.c.run_id == run_id).values(delegation_proto=delegation, restored_at=None)
+            )
             if reclaim.rounds:
                 set_run(connection, run_id, state=RunState.RUNNING, max_rounds=reclaim.rounds)
             add_event(connection, run_id, event, now_s)
@@ -142,6 +151,11 @@ def _remember(connection: Connection, command: Command, now_s: float) -> None:
         "principal": None if command.by is None else str(command.by),
     }
     connection.execute(insert(schema.commands).values(row))
+
+
+def _check_not_restored(connection: Connection, run_id: str) -> None:
+    table = schema.runs
+    check_not_restored(run_id, connection.execute(select(table.c.restored_at).where(table.c.run_id == run_id)).scalar())
 
 
 def _digest(command: Command) -> str:

@@ -5,9 +5,11 @@ SQLite runs with a write-ahead log. With ``durability = host`` it syncs every co
 """
 
 import errno
+import logging
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -24,10 +26,14 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from fanin.edge.files import disk_problem, storage_error
 from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, StorageUnavailable
+from fanin.protos.release import __version__
 from fanin.server.storage.disk import Durability, failed_write
 from fanin.server.storage.durations import Durations
 from fanin.server.storage.sqlite import schema
 
+LOG: Final = logging.getLogger("fanin.server.storage.engine")
+RELEASE_FILE: Final = "release"
+"""The file beside the database with the release that opened it last, for the error of an older one."""
 _WRITES: Final = "fanin_writes"
 """The execution option of a transaction that writes."""
 _TIMES: Final = "fanin_write_times"
@@ -80,15 +86,13 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         with engine.connect() as connection:
             _check_integrity(connection, path)
             _check_known(connection, path)
-            is_new = not inspect(connection).has_table("alembic_version")
+            form = MigrationContext.configure(connection).get_current_revision()
         # A second connection: alembic does not commit in a transaction that an earlier query has begun.
         with engine.connect() as connection:
-            if not upgrade:
-                _check_form(connection, path)
-            elif is_new:
-                _create(connection)
+            if upgrade:
+                _upgrade(connection, path, form)
             else:
-                migrate(connection)
+                _check_form(connection, path)
     except (DatabaseError, CommandError) as exc:
         engine.dispose()
         reason = exc.orig if isinstance(exc, DatabaseError) else exc
@@ -179,6 +183,62 @@ def migrate(connection: Connection, form: str = "head") -> None:
             environment.run_migrations()
 
 
+def _upgrade(connection: Connection, path: Path, form: str | None) -> None:
+    """Bring a database to the newest form. None is the form of an empty one."""
+    if form is None:
+        _create(connection)
+    elif form == known_forms()[-1]:
+        _remove_copies(path)
+    else:
+        _keep_copy(path, form)
+        migrate(connection)
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Write a snapshot of a database to a file. Another process may write to the source meanwhile.
+
+    One read transaction covers all pages, and in the write-ahead mode it keeps no writer waiting.
+
+    Reference: https://www.sqlite.org/backup.html
+    """
+    with closing(sqlite3.connect(source, timeout=30)) as reader, closing(sqlite3.connect(target)) as copy:
+        reader.backup(copy)
+        copy.execute("PRAGMA journal_mode=DELETE")
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _keep_copy(path: Path, form: str) -> None:
+    """Copy a database before it is migrated. The copy stays until the first start after the migration.
+
+    A process that is killed while it copies leaves a draft, and one that is killed while it migrates leaves the
+    database as it was: the migration is one transaction.
+    """
+    copy = path.with_name(f"{path.name}.form-{form}")
+    draft = path.with_name(f"{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    copy_database(path, draft)
+    draft.chmod(0o600)
+    draft.replace(copy)
+    LOG.warning(
+        "%s: written by %s, and is migrated from form %s to %s for fanin %s; a copy stays in %s until the next start",
+        *(path, _release_of(path), form, known_forms()[-1], __version__, copy.name),
+    )
+
+
+def _remove_copies(path: Path) -> None:
+    for copy in path.parent.glob(f"{path.name}.form-*"):
+        copy.unlink()
+        LOG.info("%s: removed, because the migrated database works", copy)
+
+
+def _release_of(path: Path) -> str:
+    """Return the fanin that opened a database last, as far as it is known."""
+    note = path.with_name(RELEASE_FILE)
+    text = note.read_text(errors="replace").strip() if note.is_file() else ""
+    return f"fanin {text[:40]}" if text and text.isprintable() else "another fanin"
+
+
 def _create(connection: Connection) -> None:
     """Create the tables of the newest form in one transaction.
 
@@ -259,7 +319,7 @@ def _check_integrity(connection: Connection, path: Path) -> None:
 
 def _check_known(connection: Connection, path: Path) -> None:
     """Raise Corrupted if another program or a newer fanin wrote the database."""
-    known = sorted(revision.revision for revision in _migrations().walk_revisions())
+    known = known_forms()
     form = MigrationContext.configure(connection).get_current_revision()
     tables = inspect(connection).get_table_names() if form is None else []
     foreign = sorted(set(tables) - set(schema.METADATA.tables) - {"alembic_version"})
@@ -271,10 +331,24 @@ def _check_known(connection: Connection, path: Path) -> None:
         )
     if form is not None and form not in known:
         raise Corrupted(
-            f"{path}: written by a newer fanin (got form {form}, expected {known[0]} to {known[-1]}); install that "
-            "fanin, or restore a backup of the folder",
+            f"{path}: written by {_release_of(path)} (got form {form}), and this is fanin {__version__} (expected "
+            f"{known[0]} to {known[-1]}); install that fanin: a database cannot be downgraded. Or restore a backup of "
+            "the folder that this fanin wrote",
             code="FN-0506",
         )
+
+
+def form_of(engine: Engine) -> str:
+    """Return the form of a database, which an open database always has."""
+    with engine.connect() as connection:
+        form = MigrationContext.configure(connection).get_current_revision()
+    assert form is not None, "an open database has a form"
+    return form
+
+
+def known_forms() -> tuple[str, ...]:
+    """Return the forms that this fanin knows, oldest first."""
+    return tuple(sorted(revision.revision for revision in _migrations().walk_revisions()))
 
 
 def _check_form(connection: Connection, path: Path) -> None:

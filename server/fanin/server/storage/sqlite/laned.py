@@ -23,9 +23,11 @@ from fanin.server.storage.records import (
 from fanin.server.storage.sqlite.audit import SqliteAudit
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
+from fanin.server.storage.sqlite.evaluations import SqliteEvaluations
 from fanin.server.storage.sqlite.history import SqliteHistory
+from fanin.server.storage.sqlite.retention import SqliteRetention
 from fanin.server.storage.sqlite.rounds import SqliteRounds
-from fanin.server.storage.sqlite.runs import SqliteEvaluations, SqliteRuns
+from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.tokens import SqliteTokens
 from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, SqliteLeases, SqliteWriter, commit_all
 
@@ -182,6 +184,18 @@ class LanedHistory(_Laned[SqliteHistory]):
     versions_before = laned(SqliteHistory.versions_before)
     publications = laned(SqliteHistory.publications)
     evaluations_of = laned(SqliteHistory.evaluations_of)
+
+
+class LanedRetention(_Laned[SqliteRetention]):
+    """``RetentionStore`` over SQLite."""
+
+    removable = laned(SqliteRetention.removable)
+    contents = laned(SqliteRetention.contents)
+    remove = laned(SqliteRetention.remove)
+    pending_rounds = laned(SqliteRetention.pending_rounds)
+    pending_versions = laned(SqliteRetention.pending_versions)
+    finish = laned(SqliteRetention.finish)
+    removed = laned(SqliteRetention.removed)
 
 
 class LanedLeases:

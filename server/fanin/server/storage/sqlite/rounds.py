@@ -6,14 +6,15 @@ The rows of the Updates of a Round are its set.
 import json
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, func, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, func, insert, select, update
 
+from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Corrupted
 from fanin.protos.messages import MAX_PAGE_DEVICES, AcceptedDevices, RoundFailed, UpdateHeader
+from fanin.protos.wire import to_proto
 from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundMark, RoundRecord, RoundSummary
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.columns import decode
-from fanin.server.storage.sqlite.outer_states import outer_state, outer_state_of_version
 from fanin.server.storage.sqlite.runs import add_event
 from fanin.v1 import fleet_pb2
 
@@ -78,11 +79,11 @@ class SqliteRounds:
 
     def outer_state(self, run_id: str, round_number: int) -> OuterState:
         """Return the state of the outer optimizer after a Round, empty if its optimizer has none."""
-        return outer_state(self._engine, run_id, round_number)
+        return _outer_state(self._engine, run_id, round_number)
 
     def outer_state_after(self, run_id: str, version: int) -> OuterState:
         """Return the outer state that belongs to a Version, empty without one."""
-        return outer_state_of_version(self._engine, run_id, version)
+        return _outer_state_of_version(self._engine, run_id, version)
 
     def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
         """Return the final grid of the Round that published a Version, or None if no Round published it."""
@@ -268,3 +269,41 @@ def _update(device_id: str, round_number: int, data: bytes) -> CommittedUpdate:
 
 def _header(data: bytes) -> UpdateHeader:
     return decode("the header of an update", UpdateHeader, fleet_pb2.UpdateHeader, data)
+
+
+def add_outer_state(connection: Connection, run_id: str, round_number: int, state: OuterState) -> None:
+    """Record the state after a Round, within the caller's transaction."""
+    for name, artifact in state.items():
+        connection.execute(
+            insert(schema.outer_states).values(
+                run_id=run_id,
+                round=round_number,
+                name=name,
+                artifact_proto=to_proto(artifact, fleet_pb2.Artifact).SerializeToString(deterministic=True),
+            )
+        )
+
+
+def _outer_state(engine: Engine, run_id: str, round_number: int) -> OuterState:
+    """Return the state after a Round, empty if its optimizer has none."""
+    table = schema.outer_states
+    query = select(table.c.name, table.c.artifact_proto).where(table.c.run_id == run_id, table.c.round == round_number)
+    return _read_states(engine, query)
+
+
+def _outer_state_of_version(engine: Engine, run_id: str, version: int) -> OuterState:
+    """Return the state after the Round that published a Version, empty if no Round did or its optimizer has none."""
+    table, versions = schema.outer_states, schema.versions
+    query = (
+        select(table.c.name, table.c.artifact_proto)
+        .join(versions, (versions.c.run_id == table.c.run_id) & (versions.c.round == table.c.round))
+        .where(versions.c.run_id == run_id, versions.c.number == version)
+    )
+    return _read_states(engine, query)
+
+
+def _read_states(engine: Engine, query: Select[tuple[str, bytes]]) -> OuterState:
+    with engine.connect() as connection:
+        rows = connection.execute(query.order_by(schema.outer_states.c.name)).mappings().all()
+    what = "the state of an outer optimizer"
+    return {row["name"]: decode(what, Artifact, fleet_pb2.Artifact, row["artifact_proto"]) for row in rows}

@@ -1,15 +1,25 @@
-"""Bundles, Runs, their Versions and events, and evaluations of Versions."""
+"""Bundles, Runs, their Versions and events."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from sqlalchemy import Connection, Engine, RowMapping, Select, delete, func, insert, literal_column, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from fanin.protos.chunks import Artifact, short
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import (
-    MAX_PAGE_EVALUATIONS,
     BundleRef,
     Delegation,
     LoggedEvent,
@@ -19,15 +29,15 @@ from fanin.protos.messages import (
     RunWarned,
     StartRun,
     Version,
-    VersionEvaluation,
     VersionPublished,
 )
 from fanin.protos.wire import to_proto
 from fanin.server.storage.decisions import check_new_key
+from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.columns import decode
+from fanin.server.storage.sqlite.columns import decode, find_removed, is_removed, is_state_removed
 from fanin.server.storage.sqlite.engine import writing
 from fanin.v1 import control_pb2, fleet_pb2
 
@@ -68,13 +78,16 @@ class SqliteRuns:
     def artifact_page(self, after: int) -> tuple[tuple[Artifact, ...], int | None]:
         """See ``BundleStore.artifact_page``. Row ids increase, so a row that is added meanwhile comes last."""
         versions, states = schema.versions, schema.outer_states
-        queries = [
-            select(literal_column("rowid"), column).where(literal_column("rowid") > after // 2).limit(PAGE_ARTIFACTS)
-            for column in (versions.c.version_proto, states.c.artifact_proto)
-        ]
         table = after % 2
+        column = (versions.c.version_proto, states.c.artifact_proto)[table]
+        row_id: ColumnElement[int] = literal_column(f"{column.table.name}.rowid")
+        query = (
+            select(row_id, column)
+            .where(row_id > after // 2, ~(is_state_removed() if table else is_removed()))
+            .limit(PAGE_ARTIFACTS)
+        )
         with self._engine.connect() as connection:
-            rows = connection.execute(queries[table].order_by(literal_column("rowid"))).all()
+            rows = connection.execute(query.order_by(row_id)).all()
         if not rows:
             return (), None if table else 1
         data = [row[1] for row in rows]
@@ -124,7 +137,7 @@ class SqliteRuns:
                     started_by=None if by is None else str(by),
                 )
             )
-            add_version(connection, start.version, round_number=0)
+            add_version(connection, start.version, None, now_s)
 
     def run_ids(self) -> tuple[str, ...]:
         """See ``RunStore.run_ids``."""
@@ -163,6 +176,11 @@ class SqliteRuns:
         with self._engine.connect() as connection:
             return int(connection.execute(query).scalar_one())
 
+    def removed(self, run_id: str) -> Removed:
+        """See ``RunArchive.removed``."""
+        with self._engine.connect() as connection:
+            return find_removed(connection, run_id)
+
     def adopted(self, run_id: str, version: int) -> tuple[str, int] | None:
         """Return the source of a Version that a rollback or a promotion published, or None for any other Version.
 
@@ -170,12 +188,12 @@ class SqliteRuns:
             The Run and the number of the Version with the same parameters.
         """
         versions = schema.versions
-        is_outside = (versions.c.run_id == run_id) & (versions.c.number == version) & (versions.c.round == 0)
+        query = select(versions.c.adopted_run_id, versions.c.adopted_number).where(
+            versions.c.run_id == run_id, versions.c.number == version, versions.c.adopted_run_id.is_not(None)
+        )
         with self._engine.connect() as connection:
-            if connection.execute(select(versions.c.number).where(is_outside)).first() is None:
-                return None
-            event = _publication(connection, run_id, version)
-        return (event.adopted_run_id, event.adopted_number) if event is not None and event.adopted_run_id else None
+            row = connection.execute(query).first()
+        return None if row is None else (row.adopted_run_id, row.adopted_number)
 
     def publication(self, run_id: str, number: int) -> VersionPublished | None:
         """Return the event that published a Version, or None without one (Version 0 has none)."""
@@ -220,72 +238,6 @@ class SqliteRuns:
             sequence = page[-1].sequence + 1
 
 
-class SqliteEvaluations:
-    """Evaluations of Versions. The methods are those of ``EvaluationStore``."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def add_evaluation(self, run_id: str, evaluation: VersionEvaluation, score: float | None) -> None:
-        """See ``EvaluationStore.add_evaluation``."""
-        table = schema.version_evaluations
-        values = {
-            "data_sha256": evaluation.data_sha256,
-            "score": score,
-            "evaluation_proto": to_proto(evaluation, control_pb2.VersionEvaluation).SerializeToString(
-                deterministic=True
-            ),
-        }
-        row = upsert(table).values(run_id=run_id, number=evaluation.version, **values)
-        keys = [table.c.run_id, table.c.number]
-        with writing(self._engine) as connection:
-            connection.execute(
-                row.on_conflict_do_update(index_elements=keys, set_=values, where=table.c.score.is_(None))
-            )
-
-    def unevaluated(self, run_id: str, above: int) -> frozenset[int]:
-        """See ``EvaluationStore.unevaluated``."""
-        table, versions = schema.version_evaluations, schema.versions
-        evaluated = select(table.c.number).where(
-            table.c.run_id == run_id, table.c.number > above, table.c.score.is_not(None)
-        )
-        query = select(versions.c.number).where(
-            versions.c.run_id == run_id, versions.c.number > above, versions.c.number.not_in(evaluated)
-        )
-        with self._engine.connect() as connection:
-            return frozenset(connection.execute(query).scalars())
-
-    def evaluation_page(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
-        """See ``EvaluationStore.evaluation_page``."""
-        table = schema.version_evaluations
-        query = self._query(run_id).where(table.c.number >= from_version).order_by(table.c.number)
-        return self._read(run_id, query.limit(MAX_PAGE_EVALUATIONS))
-
-    def newest_evaluation(self, run_id: str) -> VersionEvaluation | None:
-        """See ``EvaluationStore.newest_evaluation``."""
-        query = self._query(run_id).order_by(schema.version_evaluations.c.number.desc()).limit(1)
-        return next(iter(self._read(run_id, query)), None)
-
-    def best_evaluation(self, run_id: str) -> VersionEvaluation | None:
-        """See ``EvaluationStore.best_evaluation``."""
-        table = schema.version_evaluations
-        has_score = (table.c.run_id == run_id) & table.c.score.is_not(None)
-        newest = select(table.c.data_sha256).where(has_score).order_by(table.c.number.desc()).limit(1)
-        query = self._query(run_id).where(has_score, table.c.data_sha256 == newest.scalar_subquery())
-        best = query.order_by(table.c.score.desc(), table.c.number).limit(1)
-        return next(iter(self._read(run_id, best)), None)
-
-    def _query(self, run_id: str) -> Select[bytes]:
-        table = schema.version_evaluations
-        return select(table.c.evaluation_proto).where(table.c.run_id == run_id)
-
-    def _read(self, run_id: str, query: Select[bytes]) -> tuple[VersionEvaluation, ...]:
-        with self._engine.connect() as connection:
-            rows = connection.execute(query).scalars().all()
-        what = f"run {run_id}, an evaluation"
-        return tuple(decode(what, VersionEvaluation, control_pb2.VersionEvaluation, data) for data in rows)
-
-
 def run_state(connection: Connection, run_id: str) -> RunState:
     """Return the state of a recorded Run, within the caller's transaction.
 
@@ -313,14 +265,25 @@ def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str
     connection.execute(update(schema.runs).where(schema.runs.c.run_id == run_id).values(values))
 
 
-def add_version(connection: Connection, version: Version, *, round_number: int) -> None:
-    """Insert a Version within the caller's transaction. A number that is taken fails the transaction."""
+def add_version(connection: Connection, version: Version, event: VersionPublished | None, now_s: float) -> None:
+    """Insert a Version within the caller's transaction. A number that is taken fails the transaction.
+
+    Args:
+        connection: The transaction.
+        version: The Version.
+        event: The event that publishes it; None for Version 0.
+        now_s: Wall time, in seconds.
+    """
+    source = None if event is None or not event.adopted_run_id else event
     connection.execute(
         insert(schema.versions).values(
             run_id=version.run_id,
             number=version.number,
             version_proto=to_proto(version, fleet_pb2.Version).SerializeToString(),
-            round=round_number,
+            round=0 if event is None else event.round,
+            published_at=now_s,
+            adopted_run_id=None if source is None else source.adopted_run_id,
+            adopted_number=None if source is None else source.adopted_number,
         )
     )
 
@@ -373,6 +336,7 @@ def _record(row: RowMapping) -> RunRecord:
         reclaimed=None
         if row["delegation_proto"] is None
         else decode(f"run {row['run_id']}", Delegation, fleet_pb2.Delegation, row["delegation_proto"]),
+        restored_at_s=row["restored_at"],
     )
 
 

@@ -113,6 +113,8 @@ runs = Table(
     Column("started_by", String),
     # The delegation of the newest epoch. Null: that of the command that started the Run.
     Column("delegation_proto", LargeBinary),
+    # When a backup was restored whose Runs wait for their publisher. Null: never, or the publisher reclaimed the Run.
+    Column("restored_at", Float),
 )
 
 versions = Table(
@@ -123,6 +125,22 @@ versions = Table(
     Column("version_proto", LargeBinary, nullable=False),
     # The Round that published it, 0 for a Version from outside.
     Column("round", NUMBER, nullable=False),
+    Column("published_at", Float),
+    # The Version whose parameters a rollback, a promotion or a reclaim published again. Null for any other Version.
+    Column("adopted_run_id", String),
+    Column("adopted_number", NUMBER),
+)
+
+# What retention removed: the parameters of a Version, or the Updates of a Round.
+removals = Table(
+    "removals",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("kind", String, primary_key=True),
+    Column("number", NUMBER, primary_key=True),
+    # It is recorded before the first file is removed. Null: files may be left.
+    Column("removed_at", Float, nullable=False),
+    Column("finished_at", Float),
 )
 
 version_evaluations = Table(

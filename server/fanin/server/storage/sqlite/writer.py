@@ -33,8 +33,7 @@ from fanin.server.storage.lanes import Lane
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
-from fanin.server.storage.sqlite.outer_states import add_outer_state
-from fanin.server.storage.sqlite.rounds import fail_round, find_round, find_update, is_round
+from fanin.server.storage.sqlite.rounds import add_outer_state, fail_round, find_round, find_update, is_round
 from fanin.server.storage.sqlite.runs import add_event, add_version, newest_sequence, run_state, set_run
 
 Verdict = CommittedUpdate | Superseded | None
@@ -140,7 +139,7 @@ class SqliteWriter:
             record = self._round(connection, event.round)
             if record.mark.is_final:
                 return record
-            add_version(connection, version, round_number=event.round)
+            add_version(connection, version, event, now_s)
             add_outer_state(connection, version.run_id, event.round, outer_state)
             connection.execute(
                 update(schema.rounds)

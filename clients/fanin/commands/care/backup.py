@@ -1,0 +1,97 @@
+"""``fanin backup`` and ``fanin restore``: a copy of a coordinator's folder, and a new folder from it."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fanin.commands.console.terminal import (
+    DEFAULT_STATE,
+    JsonOption,
+    QuietOption,
+    StateOption,
+    prints_text,
+    progress,
+    run_command,
+    write_json,
+)
+from fanin.server.care.backup import Copied, back_up
+from fanin.server.care.restore import Restored, restore
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run ``fanin backup``."""
+    return run_command(backup, argv)
+
+
+def restore_main(argv: Sequence[str]) -> int:
+    """Run ``fanin restore``."""
+    return run_command(restore_folder, argv, "restore")
+
+
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the backup: new, or of an earlier one.")],
+    state: StateOption = DEFAULT_STATE,
+    quiet: QuietOption = False,
+    json: JsonOption = "",
+) -> int:
+    """Back up a coordinator's folder while it serves. A repeated backup copies only what is new.
+
+    The backup has the keys that sign versions: keep it as secret as the folder. Exit status 1 if a file of the
+    coordinator is missing or damaged.
+    """
+    with progress("backup", quiet=quiet or not prints_text(json)) as step:
+        copied = back_up(state, folder, step)
+    if json:
+        new = {"num_new_files": copied.num_new_files, "new_bytes": copied.new_bytes}
+        write_json(json, {**asdict(copied.manifest), **new})
+    if prints_text(json):
+        sys.stdout.write(_copied_text(folder, copied))
+    return int(bool(copied.manifest.lost))
+
+
+def restore_folder(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the backup.")],
+    state: Annotated[Path, typer.Option("--state", help="The new folder: missing or empty.")],
+    was_stopped: Annotated[
+        bool,
+        typer.Option(
+            "--was-stopped",
+            help="The coordinator was stopped before this backup and never served again: its runs continue at once.",
+        ),
+    ] = False,
+    quiet: QuietOption = False,
+    json: JsonOption = "",
+) -> None:
+    """Write a new coordinator's folder from a backup, and verify every file.
+
+    Its runs then wait for fanin reclaim, because devices may have seen later versions.
+    """
+    with progress("restore", quiet=quiet or not prints_text(json)) as step:
+        restored = restore(folder, state, step, was_stopped=was_stopped)
+    if json:
+        write_json(json, {**asdict(restored.manifest), "waiting": list(restored.waiting)})
+    if prints_text(json):
+        sys.stdout.write(_restored_text(state, restored))
+
+
+def _copied_text(folder: Path, copied: Copied) -> str:
+    manifest = copied.manifest
+    sizes = f"{manifest.num_files:,} files, {manifest.size_bytes / 1e6:,.1f} MB"
+    lines = [
+        f"backup {folder}: {sizes}; {copied.num_new_files:,} files and {copied.new_bytes / 1e6:,.1f} MB are new",
+        *(f"  missing or damaged in the coordinator's folder: {path}" for path in manifest.lost),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _restored_text(state: Path, restored: Restored) -> str:
+    lines = [f"restored {state} from {restored.manifest.num_files:,} files; start it: fanin serve --state {state}"]
+    if restored.waiting:
+        lines.append("  devices may have seen later versions, so the publisher continues each run:")
+        lines += [f"    fanin reclaim {run_id} --key publisher.key" for run_id in restored.waiting]
+        lines.append("  then: fanin resume RUN")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,9 @@
+"""Care over months: what a coordinator does for its folder besides serving.
+
+Modules, in reading order:
+
+    pruner.py       removes what the retention of each Run does not keep
+    backup.py       copies the folder of a coordinator that serves
+    certificates.py the certificate, renewed while the coordinator serves
+    restore.py      writes a new folder from a backup
+"""

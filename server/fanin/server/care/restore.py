@@ -1,0 +1,126 @@
+"""A restored backup: a new folder, whose Runs wait until their publisher reclaims them.
+
+Devices may have seen later Versions than the backup has, and refuse earlier ones. Only the publisher can begin the next
+epoch, whose Versions they accept (docs/decisions/0041). So every Run is marked: it serves no Version and opens no Round
+until ``fanin reclaim``. The new folder appears under its name when it is complete, by one rename.
+"""
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fanin.edge.files import sync_folder
+from fanin.protos.errors import Conflict, Corrupted, InvalidInput
+from fanin.protos.release import __version__
+from fanin.server.care.backup import BackupManifest, copy_file, read_manifest
+from fanin.server.storage.blobs import FolderBlobs
+from fanin.server.storage.disk import Durability, disk_errors
+from fanin.server.storage.sqlite.copies import mark_restored, named_files
+from fanin.server.storage.sqlite.engine import known_forms, open_engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """A restored folder.
+
+    Attributes:
+        manifest: The manifest of the backup.
+        waiting: The Runs that wait for their publisher.
+    """
+
+    manifest: BackupManifest
+    waiting: tuple[str, ...]
+
+
+def restore(backup: Path, state: Path, report: Callable[[str], None], *, was_stopped: bool = False) -> Restored:
+    """Write a backup to a new folder, with every digest verified.
+
+    Args:
+        backup: The folder of the backup.
+        state: The new folder: missing or empty.
+        report: Receives the steps.
+        was_stopped: The coordinator was stopped before the backup and never served again. Then no device has seen a
+            later Version, and the Runs continue without their publisher.
+
+    Raises:
+        InvalidInput: It is no backup, or a newer fanin wrote it.
+        Conflict: The folder is not empty.
+        Corrupted: A file of the backup is missing or damaged.
+        StorageFull: No space is left.
+    """
+    manifest = read_manifest(backup)
+    known = known_forms()
+    if manifest.form not in known:
+        raise InvalidInput(
+            f"{backup}: written by fanin {manifest.release} with the database form {manifest.form}, this is fanin "
+            f"{__version__} with the forms {known[0]} to {known[-1]}; restore it with that fanin or a newer one",
+            code="FN-1444",
+        )
+    _check_free(state)
+    os.umask(0o077)
+    draft = state.with_name(f".{state.name}.{secrets.token_hex(4)}.restoring")
+    try:
+        with disk_errors(str(state)):
+            waiting = _write(backup, manifest, draft, report, was_stopped=was_stopped)
+            if state.exists():
+                state.rmdir()
+            draft.rename(state)
+            sync_folder(state.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return Restored(manifest=manifest, waiting=waiting)
+
+
+def _check_free(state: Path) -> None:
+    if state.exists() and (not state.is_dir() or any(state.iterdir())):
+        what = "a coordinator's folder" if (state / "fanin.db").exists() else "not an empty folder"
+        raise Conflict(
+            f"{state}: {what}, expected a folder that is missing or empty; give another --state, or stop its "
+            "coordinator and move the folder away",
+            code="FN-1443",
+        )
+
+
+def _write(
+    backup: Path, manifest: BackupManifest, draft: Path, report: Callable[[str], None], *, was_stopped: bool
+) -> tuple[str, ...]:
+    """Write all files. Return the Runs that wait for their publisher."""
+    draft.mkdir(parents=True, mode=0o700)
+    _copy(backup / "database" / f"{manifest.database}.db", draft / "fanin.db", manifest.database)
+    for path, digest in manifest.secrets.items():
+        (draft / path).parent.mkdir(exist_ok=True, mode=0o700)
+        _copy(backup / "secrets" / digest, draft / path, digest)
+    # An older form is migrated here, so that the folder is complete when it appears.
+    engine = open_engine(draft / "fanin.db", Durability.HOST)
+    try:
+        stored = FolderBlobs(backup / "blobs", Durability.PROCESS)
+        files = list(named_files(engine, lambda each: stored.read_artifact("manifest", each)))
+        lost = set(manifest.lost)
+        for index, file in enumerate(files, 1):
+            if file.path not in lost:
+                (draft / file.path).parent.mkdir(parents=True, exist_ok=True)
+                _copy(backup / file.path, draft / file.path, file.sha256)
+            if index % 1000 == 0:
+                report(f"verified {index:,} of {len(files):,} files")
+        if was_stopped:
+            return ()
+        when = datetime.fromtimestamp(manifest.created_at_s, UTC)
+        reason = (
+            f"restored from the backup of {when:%Y-%m-%d %H:%M} UTC; its publisher continues it: fanin reclaim RUN "
+            "--key publisher.key, then fanin resume RUN"
+        )
+        return mark_restored(engine, reason, time.time())
+    finally:
+        engine.dispose()
+
+
+def _copy(source: Path, target: Path, digest: str) -> None:
+    actual = copy_file(source, target)
+    if actual != digest:
+        problem = f"got the digest {actual[:16]}, expected {digest[:16]}" if actual else "missing"
+        raise Corrupted(f"{source}: {problem}; the backup is damaged, use another one", code="FN-1442")

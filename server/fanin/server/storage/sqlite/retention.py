@@ -1,0 +1,204 @@
+"""The removal of what a Run no longer needs. The methods are those of ``RetentionStore``.
+
+The decision and its record are one transaction. So a rollback, a promotion or a new Round either comes before and is
+seen, or comes after and finds what was removed (``check_adoptable``).
+"""
+
+from collections import defaultdict
+from typing import Final
+
+from sqlalchemy import Connection, Engine, delete, exists, func, insert, select, update
+
+from fanin.protos.chunks import Artifact
+from fanin.protos.messages import StartRun, Version
+from fanin.protos.plans import RetentionPlan
+from fanin.server.storage.protocols.retention import PendingRound, PendingVersion, Removed
+from fanin.server.storage.records import RoundMark
+from fanin.server.storage.retention import (
+    Removable,
+    RemovedKind,
+    RoundFact,
+    RunFacts,
+    VersionFact,
+    removable,
+)
+from fanin.server.storage.sqlite import schema
+from fanin.server.storage.sqlite.columns import decode, find_removed, is_removed
+from fanin.server.storage.sqlite.engine import writing
+from fanin.server.storage.sqlite.rounds import find_updates
+from fanin.v1 import control_pb2, fleet_pb2
+
+PAGE_ROUNDS: Final = 50
+"""Rounds whose Updates are removed together. Other work passes between two pages."""
+_PROGRESS: Final = frozenset({"round_opened", "round_closed", "devices_gone"})
+"""Events that nothing is computed from. The other ones decide when a Run rests, or have the metrics of a Version."""
+
+
+class SqliteRetention:
+    """What retention removed, and what it may remove."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def removable(self, run_id: str, retention: RetentionPlan, now_s: float) -> Removable:
+        """See ``RetentionStore.removable``."""
+        with self._engine.connect() as connection:
+            return removable(_facts(connection, run_id), retention, now_s)
+
+    def contents(
+        self, run_id: str, what: Removable
+    ) -> tuple[tuple[PendingVersion, ...], tuple[PendingRound, ...], int]:
+        """See ``RetentionStore.contents``."""
+        with self._engine.connect() as connection:
+            return (
+                tuple(_version(connection, run_id, number) for number in what.versions),
+                tuple(_round(connection, run_id, number) for number in what.rounds),
+                len(_old_events(connection, run_id, what.events_before_s)),
+            )
+
+    def remove(self, run_id: str, retention: RetentionPlan, now_s: float) -> Removable:
+        """See ``RetentionStore.remove``."""
+        table, events = schema.removals, schema.events
+        with writing(self._engine) as connection:
+            what = removable(_facts(connection, run_id), retention, now_s)
+            for kind, numbers in ((RemovedKind.PARAMETERS, what.versions), (RemovedKind.UPDATES, what.rounds)):
+                rows = [{"run_id": run_id, "kind": kind.value, "number": each, "removed_at": now_s} for each in numbers]
+                if rows:
+                    connection.execute(insert(table), rows)
+            for sequence in _old_events(connection, run_id, what.events_before_s):
+                connection.execute(delete(events).where(events.c.run_id == run_id, events.c.sequence == sequence))
+        return what
+
+    def pending_rounds(self) -> tuple[PendingRound, ...]:
+        """See ``RetentionStore.pending_rounds``."""
+        with self._engine.connect() as connection:
+            rows = _pending(connection, RemovedKind.UPDATES, PAGE_ROUNDS)
+            return tuple(_round(connection, run_id, number) for run_id, number in rows)
+
+    def pending_versions(self) -> tuple[PendingVersion, ...]:
+        """See ``RetentionStore.pending_versions``."""
+        with self._engine.connect() as connection:
+            rows = _pending(connection, RemovedKind.PARAMETERS, None)
+            return tuple(_version(connection, run_id, number) for run_id, number in rows)
+
+    def finish(self, pending: PendingRound | PendingVersion, now_s: float) -> None:
+        """See ``RetentionStore.finish``."""
+        is_round = isinstance(pending, PendingRound)
+        kind = RemovedKind.UPDATES if is_round else RemovedKind.PARAMETERS
+        number = pending.round if isinstance(pending, PendingRound) else pending.number
+        table = schema.removals
+        row = (table.c.run_id == pending.run_id) & (table.c.kind == kind.value) & (table.c.number == number)
+        with writing(self._engine) as connection:
+            connection.execute(update(table).where(row).values(finished_at=now_s))
+
+    def removed(self, run_id: str) -> Removed:
+        """See ``RetentionStore.removed``."""
+        with self._engine.connect() as connection:
+            return find_removed(connection, run_id)
+
+
+def _pending(connection: Connection, kind: RemovedKind, limit: int | None) -> list[tuple[str, int]]:
+    table = schema.removals
+    query = select(table.c.run_id, table.c.number).where(table.c.kind == kind.value, table.c.finished_at.is_(None))
+    return [(run_id, number) for run_id, number in connection.execute(query.limit(limit))]
+
+
+def _facts(connection: Connection, run_id: str) -> RunFacts:
+    versions, rounds, removals = schema.versions, schema.rounds, schema.removals
+    query = select(versions.c.number, versions.c.round, versions.c.published_at).where(
+        versions.c.run_id == run_id, ~is_removed()
+    )
+    stored = {
+        number: VersionFact(round=round_number, published_at_s=published_at_s or 0.0)
+        for number, round_number, published_at_s in connection.execute(query)
+    }
+    gone = (removals.c.run_id == run_id) & (removals.c.number == rounds.c.round)
+    folded = (
+        select(rounds.c.round, rounds.c.base_version, versions.c.published_at)
+        .join(versions, (versions.c.run_id == rounds.c.run_id) & (versions.c.round == rounds.c.round))
+        .where(rounds.c.run_id == run_id, rounds.c.state == RoundMark.PUBLISHED.value)
+        .where(~exists().where(gone, removals.c.kind == RemovedKind.UPDATES.value))
+    )
+    stale = _stale_bases(connection, run_id)
+    return RunFacts(
+        versions=stored,
+        rounds={
+            number: RoundFact(bases=frozenset({base, *stale.get(number, ())}), published_at_s=published_at_s or 0.0)
+            for number, base, published_at_s in connection.execute(folded)
+        },
+        needed=_needed(connection, run_id),
+        pinned=_pinned(connection, run_id),
+    )
+
+
+def _stale_bases(connection: Connection, run_id: str) -> dict[int, set[int]]:
+    """Return the earlier Versions that the Updates of each Round were trained from."""
+    updates, rounds = schema.updates, schema.rounds
+    query = (
+        select(updates.c.round, rounds.c.base_version)
+        .join(rounds, (rounds.c.run_id == updates.c.run_id) & (rounds.c.round == updates.c.made_for))
+        .where(updates.c.run_id == run_id, updates.c.made_for != updates.c.round)
+        .distinct()
+    )
+    bases: dict[int, set[int]] = defaultdict(set)
+    for number, base in connection.execute(query):
+        bases[number].add(base)
+    return bases
+
+
+def _needed(connection: Connection, run_id: str) -> int | None:
+    """Return the lowest Version that Updates of an unfinished Round may be trained from."""
+    rounds, runs = schema.rounds, schema.runs
+    unfinished = rounds.c.state.in_([RoundMark.OPEN.value, RoundMark.CLOSED.value])
+    query = select(func.min(rounds.c.base_version)).where(rounds.c.run_id == run_id, unfinished)
+    base = connection.execute(query).scalar()
+    data = connection.execute(select(runs.c.start_proto).where(runs.c.run_id == run_id)).scalar_one()
+    start = decode(f"run {run_id}", StartRun, control_pb2.StartRunRequest, data)
+    return None if base is None else max(base - start.plan.aggregation.max_staleness, 0)
+
+
+def _pinned(connection: Connection, run_id: str) -> frozenset[int]:
+    versions, evaluations = schema.versions, schema.version_evaluations
+    adopters = select(versions.c.number).where(versions.c.run_id == run_id, versions.c.adopted_run_id.is_not(None))
+    sources = select(versions.c.adopted_number).where(versions.c.adopted_run_id == run_id)
+    has_score = (evaluations.c.run_id == run_id) & evaluations.c.score.is_not(None)
+    newest = select(evaluations.c.data_sha256).where(has_score).order_by(evaluations.c.number.desc()).limit(1)
+    best = (
+        select(evaluations.c.number)
+        .where(has_score, evaluations.c.data_sha256 == newest.scalar_subquery())
+        .order_by(evaluations.c.score.desc(), evaluations.c.number)
+        .limit(1)
+    )
+    return frozenset(number for query in (adopters, sources, best) for number in connection.execute(query).scalars())
+
+
+def _version(connection: Connection, run_id: str, number: int) -> PendingVersion:
+    """Return the Artifacts of a Version and of the outer state after its Round."""
+    versions, states = schema.versions, schema.outer_states
+    is_version = (versions.c.run_id == run_id) & (versions.c.number == number)
+    data, round_number = connection.execute(select(versions.c.version_proto, versions.c.round).where(is_version)).one()
+    version = decode(f"run {run_id}, a version", Version, fleet_pb2.Version, data)
+    query = select(states.c.artifact_proto).where(states.c.run_id == run_id, states.c.round == round_number)
+    state = [
+        decode("an outer state", Artifact, fleet_pb2.Artifact, each) for each in connection.execute(query).scalars()
+    ]
+    return PendingVersion(run_id=run_id, number=number, artifacts=(*version.artifacts, *state))
+
+
+def _round(connection: Connection, run_id: str, number: int) -> PendingRound:
+    rows = find_updates(connection, run_id, number)
+    return PendingRound(run_id=run_id, round=number, updates=tuple((row.header, row.device_id) for row in rows))
+
+
+def _old_events(connection: Connection, run_id: str, before_s: float | None) -> list[int]:
+    """Return the numbers of the old events that only tell the progress of Rounds. The newest event stays."""
+    if before_s is None:
+        return []
+    table = schema.events
+    query = select(table.c.sequence, table.c.event_proto).where(table.c.run_id == run_id, table.c.time < before_s)
+    newest = connection.execute(select(func.max(table.c.sequence)).where(table.c.run_id == run_id)).scalar()
+    return [
+        sequence
+        for sequence, data in connection.execute(query)
+        if sequence != newest and control_pb2.Event.FromString(data).WhichOneof("what") in _PROGRESS
+    ]

@@ -1,0 +1,181 @@
+"""The coordinator's certificate is renewed while it serves. One that clients would refuse is refused at the start."""
+
+import logging
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from support.processes import Running, start
+
+from fanin.clients.operator import Operator
+from fanin.clients.transport import Connection
+from fanin.server.access.authority import ServerIdentity, local_identity
+from fanin.server.care.certificates import Certificates, local_certificates
+
+NOW = datetime.now(UTC)
+DAYS = timedelta(days=1)
+WAIT_S = 30.0
+
+
+class Authority:
+    """An authority of the user, with certificates for ``localhost`` and 127.0.0.1."""
+
+    def __init__(self, folder: Path) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._folder = folder
+        self.certificate = self._certificate("authority", self._key, NOW + 90 * DAYS, is_authority=True)
+        (folder / "own-ca.pem").write_bytes(self.certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, *, ends: datetime = NOW + 60 * DAYS, names: tuple[str, ...] = ("localhost",)) -> int:
+        """Write a certificate and its key, and return its serial number."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._certificate("leaf", key, ends, names=names)
+        self.write(key, certificate)
+        return certificate.serial_number
+
+    def write(self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate | None = None) -> None:
+        """Write a key, and a certificate if there is one."""
+        encoding, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+        (self._folder / "own.key").write_bytes(key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
+        if certificate is not None:
+            (self._folder / "own.pem").write_bytes(certificate.public_bytes(encoding))
+
+    def _certificate(
+        self,
+        name: str,
+        key: ec.EllipticCurvePrivateKey,
+        ends: datetime,
+        *,
+        is_authority: bool = False,
+        names: tuple[str, ...] = (),
+    ) -> x509.Certificate:
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        issuer = subject if is_authority else self.certificate.subject
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number()).not_valid_before(NOW - 30 * DAYS)
+        builder = builder.not_valid_after(ends)
+        builder = builder.add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        if names:
+            alternatives = x509.SubjectAlternativeName([x509.DNSName(each) for each in names])
+            builder = builder.add_extension(alternatives, critical=False)
+        return builder.sign(self._key, hashes.SHA256())
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """An authority whose files are in ``tmp_path``."""
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Return a function that starts ``fanin serve`` with the certificate of the authority."""
+    started: list[Running] = []
+
+    def begin(*words: str) -> Running:
+        own = ["--tls-cert", str(tmp_path / "own.pem"), "--tls-key", str(tmp_path / "own.key")]
+        command = ["-m", "fanin.commands.main", "serve", "--state", str(tmp_path / "state"), "--listen", "localhost:0"]
+        started.append(start([*command, *own, *words], tmp_path / "serve.log"))
+        return started[-1]
+
+    yield begin
+    for running in started:
+        running.kill()
+
+
+def until(what: str, is_done: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    limit = time.monotonic() + WAIT_S
+    while not is_done():
+        assert time.monotonic() < limit, what
+        time.sleep(0.05)
+
+
+def serial(folder: Path) -> int:
+    """Return the serial number of the certificate that a new connection gets."""
+    host, _, port = (folder / "state" / "address").read_text().strip().rpartition(":")
+    context = ssl.create_default_context(cafile=str(folder / "own-ca.pem"))
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as line,
+    ):
+        data = line.getpeercert(binary_form=True)
+    assert data is not None
+    return x509.load_der_x509_certificate(data).serial_number
+
+
+def test_a_new_certificate_is_served_after_sighup_and_open_connections_live_on(
+    tmp_path: Path, authority: Authority, serve: Callable[..., Running]
+) -> None:
+    first = authority.issue()
+    running = serve("--name", "localhost")
+    until(running.text(), (tmp_path / "state" / "address").exists)
+    port = (tmp_path / "state" / "address").read_text().strip().rpartition(":")[2]
+    token = (tmp_path / "state" / "tokens" / "operator.token").read_text().strip()
+    line = Connection(f"localhost:{port}", (tmp_path / "own-ca.pem").read_bytes())
+    try:
+        operator = Operator(line, token)
+        assert operator.runs() == ()
+        assert serial(tmp_path) == first
+        second = authority.issue()
+        os.kill(running.process.pid, signal.SIGHUP)
+        until("the new certificate is not served", lambda: serial(tmp_path) == second)
+        assert operator.runs() == ()
+        # A renewal that is half done changes nothing.
+        authority.write(ec.generate_private_key(ec.SECP256R1()))
+        os.kill(running.process.pid, signal.SIGHUP)
+        until("the mistake is not logged", lambda: "FN-1446" in running.text())
+        assert serial(tmp_path) == second
+        assert operator.runs() == ()
+    finally:
+        line.close()
+
+
+@pytest.mark.parametrize("code", ["FN-1446", "FN-1447", "FN-1448"])
+def test_a_certificate_that_clients_would_refuse_is_refused_at_the_start(
+    tmp_path: Path, authority: Authority, serve: Callable[..., Running], code: str
+) -> None:
+    authority.issue(ends=NOW - DAYS if code == "FN-1447" else NOW + DAYS)
+    if code == "FN-1446":
+        authority.write(ec.generate_private_key(ec.SECP256R1()))
+    running = serve("--name", "other.example" if code == "FN-1448" else "localhost")
+    assert running.wait(WAIT_S) != 0
+    assert f"[{code}]" in running.text()
+    assert not (tmp_path / "state" / "fanin.db").exists()
+
+
+def test_the_certificate_of_the_local_authority_is_issued_again_before_its_end(tmp_path: Path) -> None:
+    time_now = [NOW]
+    certificates = local_certificates(tmp_path, frozenset({"localhost"}), lambda: time_now[0])
+    before = certificates.current
+    time_now[0] = NOW + 300 * DAYS
+    certificates.renew()
+    assert certificates.current is before
+    time_now[0] = NOW + 370 * DAYS
+    certificates.renew()
+    assert certificates.current.certificate != before.certificate
+    assert certificates.ends()[0].ends_at > NOW + 700 * DAYS
+
+
+def test_a_warning_comes_once_a_day_in_the_last_thirty_days(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    identity: ServerIdentity = local_identity(tmp_path, frozenset({"localhost"}), NOW)
+    time_now = [NOW + 360 * DAYS]
+    certificates = Certificates(lambda _: identity, lambda: time_now[0])
+    with caplog.at_level(logging.WARNING, "fanin.server.care.certificates"):
+        counts = []
+        for passed in (timedelta(), 8 * DAYS, timedelta(hours=12), timedelta(hours=12)):
+            time_now[0] += passed
+            certificates.warn()
+            counts.append(len(caplog.records))
+    assert counts == [0, 1, 1, 2]
