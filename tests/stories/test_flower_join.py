@@ -107,7 +107,7 @@ def test_the_quickstart_runs_unchanged(
     (event,) = host.published_versions()
     assert event.total_examples == 256 + 256
     assert event.evaluation is not None and event.evaluation.num_examples == 64 + 64
-    watch_outcome = fanin("watch", "run", *operator_options(host))
+    watch_outcome = fanin("watch", "run", "--verbose", *operator_options(host))
     assert "validated on 128: loss " in watch_outcome.out and "int8" not in watch_outcome.out
     version = fetch_parameters(host, fanin)
     expected = weighted_mean(project, tmp_path / "states")

@@ -227,7 +227,7 @@ def test_a_run_that_is_watched_is_described_before_its_events(fanin: Fanin, host
     out = tmp_path / "lines.json"
     outcome = fanin(*words, "--run-id", "followed", "--watch", "--json", out)
     assert outcome.status == 1
-    assert [line.split()[0] for line in outcome.out.splitlines()] == ["run", "round", "round", "run"]
+    assert [line.split()[0] for line in outcome.out.splitlines()] == ["run", "round", "run"]
     description, *events = map(json.loads, out.read_text().splitlines())
     assert (description["run_id"], description["state"]) == ("followed", "stopped")
     assert [row["event"] for row in events] == ["RoundOpened", "RoundFailed", "RunRested"]

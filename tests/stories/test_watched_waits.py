@@ -9,7 +9,7 @@ import pytest
 from support import federations as f
 from support.hosted import Hosted
 
-from fanin.commands.console.show import WatchPauses, follow
+from fanin.commands.display.follow import Watched, WatchPauses, follow
 from fanin.protos import messages as m
 from fanin.protos.messages import Command, RunState, Stop
 
@@ -41,9 +41,9 @@ def test_a_watched_round_that_waits_is_shown(host: Hosted, capsys: pytest.Captur
     timer = threading.Timer(1.0, stop)
     timer.start()
     with host.operator() as operator:
-        assert follow(operator.watch("run"), target, describe=lambda: operator.describe("run", 1), pauses=PAUSES) is (
-            RunState.STOPPED
-        )
+        watched = Watched(json_target=target, pauses=PAUSES)
+        outcome = follow(operator.watch("run"), watched, describe=lambda: operator.describe("run", 1))
+        assert outcome is RunState.STOPPED
     timer.join()
     out = capsys.readouterr().out
     if target:

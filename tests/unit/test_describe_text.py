@@ -6,7 +6,8 @@ from support.stage_runs import FEEDBACK, scaffold
 from support.virtual import plan
 
 from fanin.commands.console.show import finite
-from fanin.commands.control.describe import description_row, description_text, plan_lines
+from fanin.commands.control.describe import description_row, description_text
+from fanin.commands.display.plans import plan_lines
 from fanin.protos.messages import RoundInfo, RoundPhase, RunDescription, RunInfo, RunState
 from fanin.protos.plans import FlowerPlan, ScheduledChange, Statistic
 

@@ -9,8 +9,8 @@ Reading order:
 - ``device/session/``: the state machine of a device; ``device/storage/``: its folder
 - ``flower/``: Flower apps on a device
 - ``data/``: examples, example stores and data sets
-- ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator;
-  ``administrator``: tokens, devices and the audit log
+- ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator; ``transfers``: their
+  progress; ``administrator``: tokens, devices and the audit log
 - ``versions``: Versions that an operator downloads
 - ``machine``: battery and network of this machine
 - ``route``: direct or through a proxy; ``probe``: why a connection failed

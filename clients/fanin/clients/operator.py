@@ -11,13 +11,14 @@ from typing import Final, Self, TypeVar
 from google.protobuf.message import Message
 
 from fanin.clients.arguments import check_number, check_text, check_type, clean_token
+from fanin.clients.transfers import Transfers, counted_pieces, download, unshown
 from fanin.clients.transport import CallOptions, Connection
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import begin_epoch, check_version, sign_delegation, sign_version
 from fanin.edge.tensors import Float32s, decode_parameters, encode_parameters
 from fanin.protos.calls import AUTHORIZATION, BEARER
-from fanin.protos.chunks import artifact_of, assemble, cut, short
+from fanin.protos.chunks import artifact_of, cut, short
 from fanin.protos.errors import InvalidVersion, Unavailable, Untrusted
 from fanin.protos.messages import (
     FIRST_EPOCH,
@@ -64,13 +65,14 @@ class Operator:
             print(run.run_id, run.state.value, run.version)
     """
 
-    def __init__(self, connection: Connection, token: str) -> None:
+    def __init__(self, connection: Connection, token: str, transfers: Transfers = unshown) -> None:
         """Create a client over an open connection. Raises InvalidInput for a wrong argument.
 
         Args:
             connection: The connection.
             token: An operator's token; white space around it is removed.
         """
+        self._transfers = transfers
         check_type("operator: connection", connection, Connection)
         self._connection = connection
         metadata = ((AUTHORIZATION, f"{BEARER}{clean_token('operator: token', token)}"),)
@@ -80,13 +82,14 @@ class Operator:
 
     @classmethod
     @contextmanager
-    def connect(cls, address: str, ca_certificate: bytes, token: str) -> Iterator[Self]:
+    def connect(cls, address: str, ca_certificate: bytes, token: str, transfers: Transfers = unshown) -> Iterator[Self]:
         """Connect to a coordinator; the connection closes when the context ends.
 
         Args:
             address: HOST:PORT.
             ca_certificate: The PEM certificate of the coordinator's authority, ``tls/ca.pem`` in its folder.
             token: An operator's token, ``tokens/operator.token`` in its folder. White space around it is removed.
+            transfers: Shows the progress of uploads and downloads.
 
         Raises:
             InvalidInput: The address, the certificate or the token has another form.
@@ -94,7 +97,7 @@ class Operator:
         check_text("connect: address", address)
         check_type("connect: ca_certificate", ca_certificate, bytes)
         with closing(Connection(address, ca_certificate)) as connection:
-            yield cls(connection, token)
+            yield cls(connection, token, transfers)
 
     def check_plan(self, plan: Plan) -> None:
         """Raise InvalidPlan unless the coordinator has the parts that a Plan names, with these options.
@@ -317,7 +320,7 @@ class Operator:
     def parameter_bytes(self, version: Version) -> bytes:
         """Download a Version's canonical bytes and verify them. Raises NotFound, InvalidInput."""
         check_type("parameters: version", version, Version)
-        return assemble(f"version {version.number} of run {version.run_id}", version.parameters, self.chunk)
+        return download(version, self.chunk, self._transfers)
 
     def watch(self, run_id: str, from_sequence: int = 0) -> Iterator[LoggedEvent]:
         """Yield the events of a Run, past and future, until it ends; reconnect after a broken connection.
@@ -365,7 +368,9 @@ class Operator:
         missing = self._unary("MissingChunks", request, pb.MissingChunksReply).sha256
         if missing:
             requests = (pb.ChunkData(sha256=name, data=pieces[name]).SerializeToString() for name in missing)
-            self._connection.stream_unary(f"{CONTROL}PutChunks", requests, pb.PutChunksReply.FromString, self._call)
+            with self._transfers("uploading", sum(len(pieces[name]) for name in missing)) as advance:
+                sent, path = counted_pieces(requests, advance), f"{CONTROL}PutChunks"
+                self._connection.stream_unary(path, sent, pb.PutChunksReply.FromString, self._call)
 
 
 def ref_of(signed: SignedManifest) -> BundleRef:

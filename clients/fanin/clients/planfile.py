@@ -122,7 +122,7 @@ def parse_plan(text: str, where: str, overrides: Sequence[str | Override] = ()) 
 def read_plan(path: Path, overrides: Sequence[str | Override] = ()) -> PlanFile:
     """Read a Plan from a TOML file. Raises InvalidPlan (see ``parse_plan``)."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:
         raise InvalidPlan(f"{path}: cannot be read ({reason_of(exc)})", code="FN-0280") from exc
     return parse_plan(text, str(path), overrides)

@@ -44,7 +44,7 @@ def read_public_key(path: Path) -> str:
 def read_text(path: Path, what: str) -> str:
     """Read a small text file. Raises InvalidInput if it cannot be read or is not text."""
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError as exc:
         raise InvalidInput(f"{what}: {path} cannot be read ({reason_of(exc)})", code="FN-0806") from exc
     except UnicodeDecodeError as exc:

@@ -14,5 +14,10 @@ Reading order:
 - ``control/``: subcommands that call a coordinator about its Runs
 - ``care/``: retention, backups and restores of a coordinator
 - ``demo/``, ``bench/``: the complete loop on one machine, and measurements
+- ``project/``: a new project
+- ``report/``: a Run or a simulation as one HTML file
+- ``shell/``: the completion of shells
+- ``settings/``: ``fanin.toml``, derived from the options of ``fanin serve``
+- ``display/``: lines, tables and bars of commands that take long
 - ``console/``: helpers of all subcommands
 """

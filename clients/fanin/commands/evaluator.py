@@ -79,7 +79,7 @@ def _give_way() -> None:
         os.nice(LOWEST_PRIORITY)
     # Linux has this file. Elsewhere the processes are equal.
     with suppress(OSError):
-        OOM_SCORE.write_text(f"{FIRST_TO_END}\n")
+        OOM_SCORE.write_text(f"{FIRST_TO_END}\n", encoding="utf-8")
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:

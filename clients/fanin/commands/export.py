@@ -15,12 +15,12 @@ from fanin.commands.console.terminal import (
     QuietOption,
     check_max_drop,
     prints_text,
-    progress,
     publisher_key,
     run_command,
     write_json,
 )
 from fanin.commands.console.usage import wrong_usage
+from fanin.commands.display.steps import progress
 from fanin.edge.files import new_folder
 from fanin.edge.parameter_files import read_parameters
 from fanin.edge.tensors import TensorTable

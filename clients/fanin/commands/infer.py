@@ -133,7 +133,7 @@ def main(argv: Sequence[str]) -> int:
         if error is not None:
             row["squared_error"] = error
         text = json.dumps(finite(row), indent=1, allow_nan=False) + "\n"
-        sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
+        sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text, encoding="utf-8")
     if options.json != "-":
         hint = "" if options.out or options.json else ALL_VALUES
         is_table = predicted is not None and (opened.has_classes or names)

@@ -40,12 +40,21 @@ class Subcommand:
 LIFECYCLE: Final = "control.lifecycle"
 SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
     {
+        "init": Subcommand(
+            summary="write a project that runs: an App, a plan, a split, a test and a README",
+            module="project.creation",
+        ),
         "demo": Subcommand(
             summary="run the whole loop on this machine: datacenter, coordinator and devices",
             module="demo",
             extras=("server", "export", "datacenter", "onnx"),
         ),
         "serve": Subcommand(summary="run a coordinator", module="serve"),
+        "config": Subcommand(
+            summary="show the effective configuration of a coordinator, or its schema",
+            module="serve",
+            function="config",
+        ),
         "join": Subcommand(summary="take part in federated training as a device", module="join"),
         "export": Subcommand(
             summary="export a torch module as a signed bundle, or check that it can be exported",
@@ -105,6 +114,9 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         "restore": Subcommand(
             summary="write a new coordinator's folder from a backup", module="care.backup", function="restore_main"
         ),
+        "report": Subcommand(
+            summary="write a run or a simulation as one HTML file with curves and tables", module="report.command"
+        ),
         "verify": Subcommand(summary="recompute the versions of a run from its record", module="control.verify"),
         "infer": Subcommand(summary="run a model: a bundle, or any .onnx or .tflite file", module="infer"),
         "explain": Subcommand(
@@ -126,6 +138,11 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
             summary="spread a data set over clients, and draw it", module="simulation", function="draw"
         ),
         "bench": Subcommand(summary="measure a coordinator, or ranks, on this machine", module="bench"),
+        "completion": Subcommand(
+            summary="print a script that completes subcommands and options in a shell",
+            module="main",
+            function="complete",
+        ),
     }
 )
 EXTRAS_OF: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -205,6 +222,13 @@ def _run(words: Sequence[str]) -> int:
         # A path on the command line that does not exist or cannot be opened, or a full disk.
         prefix = f"{exc.filename}: " if exc.filename else ""
         failure = CommandFailure(f"{prefix}{exc.strerror or exc}{REMEDIES.get(exc.errno or 0, '')}", code="FN-0024")
+    except UnicodeEncodeError as exc:
+        # Python encodes the name of a file in the locale's encoding.
+        failure = CommandFailure(
+            f"{exc.object!a}: the encoding of this locale ({exc.encoding}) lacks a character of it, expected UTF-8; "
+            "set LC_ALL=C.UTF-8",
+            code="FN-1467",
+        )
     except ModuleNotFoundError as exc:
         library = (exc.name or "").partition(".")[0]
         if library not in EXTRAS_OF:
@@ -219,6 +243,14 @@ def _run(words: Sequence[str]) -> int:
         return 130
     report(f"fanin {name}", failure, words)
     return 1
+
+
+def complete(argv: Sequence[str]) -> int:
+    """Run ``fanin completion``."""
+    from fanin.commands.shell.completion import print_script
+
+    summaries = {name: subcommand.summary for name, subcommand in SUBCOMMANDS.items()}
+    return print_script(argv, summaries | dict.fromkeys(other_commands(), "(installed by another package)"), _run)
 
 
 def extras_for(subcommand: str, library: str) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from fanin.commands.console.terminal import (
 )
 from fanin.commands.console.usage import wrong_usage
 from fanin.commands.page import open_page
+from fanin.commands.settings import configured, show_config
 from fanin.edge.spans import SpanSink, open_spans
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import Role
@@ -64,6 +65,7 @@ from fanin.server.telemetry.instruments import Instruments
 from fanin.server.web.listener import PageServer
 
 LOG = logging.getLogger("fanin.commands.serve")
+CONFIG_FILE = "FANIN_SERVE_CONFIG"
 DISK_THREADS = 4
 DRAIN_S = 5.0
 EVALUATOR = (sys.executable, "-m", "fanin.commands.evaluator")
@@ -72,7 +74,12 @@ OpenStores = Callable[[Path, Durability, tuple[Lane, Lane], Callable[[], float]]
 
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin serve``."""
-    return run_command(serve, argv)
+    return run_command(serve, argv, defaults=lambda command, words: configured(command, words).defaults)
+
+
+def config(argv: Sequence[str]) -> int:
+    """Run ``fanin config``."""
+    return show_config(serve, argv)
 
 
 def serve(
@@ -91,7 +98,8 @@ def serve(
         list[str] | None,
         typer.Option(
             "--data",
-            help="NAME=PATH of an .npz file on which Plans may let versions be evaluated; repeatable.",
+            metavar="NAME=PATH",
+            help="An .npz file on which Plans may let versions be evaluated; repeatable.",
         ),
     ] = None,
     strategy: Annotated[
@@ -138,13 +146,19 @@ def serve(
     keep_days: Annotated[
         float | None, typer.Option("--keep-days", help="[retention] keep_days of runs whose plan has none.")
     ] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log every effect.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose/--no-verbose", help="Log every effect.")] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="fanin.toml with values of these options.", envvar=CONFIG_FILE),
+    ] = None,
 ) -> None:
     """Run a coordinator: serve devices and operators until SIGTERM."""
     configure_logging(logging.DEBUG if verbose else logging.INFO, log_format)
     if not verbose:
         # alembic logs at INFO that the tables are up to date.
         logging.getLogger("alembic").setLevel(logging.WARNING)
+    if config is not None:
+        LOG.info("configuration: %s", config)
     with wrong_usage():
         sets = data_sets(data or ())
         strategies = checked_strategies(strategy or ())

@@ -29,11 +29,11 @@ from fanin.commands.console.terminal import (
     QuietOption,
     print_notes,
     prints_text,
-    progress,
     run_command,
     write_json,
 )
 from fanin.commands.console.usage import wrong_usage
+from fanin.commands.display.steps import progress
 from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
@@ -235,7 +235,7 @@ def _simulate(
         quiet=True,
     )
     with (
-        progress("simulate", quiet=quiet) as step,
+        progress("simulate", quiet=quiet, live=False) as step,
         interrupted_by_sigterm(),
         files.open_events(text.event) as on_event,
         _tracebacks(),
@@ -385,7 +385,7 @@ def _plan(
 def _names_model(path: Path) -> bool:
     """Return whether a Plan file names an App or a Bundle. The command line names the trained model instead."""
     try:
-        return not {"app", "bundle"}.isdisjoint(tomllib.loads(path.read_text()))
+        return not {"app", "bundle"}.isdisjoint(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return False  # ``read_plan`` reports it.
 

@@ -183,7 +183,9 @@ class Result:
 
     def write_events(self, path: Path | str) -> None:
         """Write the event log as JSON lines."""
-        Path(path).write_text("".join(f"{event.line}\n" for each in self._seeds for event in each.events))
+        Path(path).write_text(
+            "".join(f"{event.line}\n" for each in self._seeds for event in each.events), encoding="utf-8"
+        )
 
     def columns(self) -> Columns:
         """Return the Rounds as columns by name: ``pandas.DataFrame(result.columns())``."""
@@ -246,7 +248,7 @@ def _columns(rows: Sequence[RoundRow | ClientRow]) -> Columns:
 
 
 def _write_csv(path: Path | str, columns: Columns) -> None:
-    with Path(path).open("w", newline="") as file:
+    with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))

@@ -18,3 +18,9 @@ Rooms and modules in reading order:
     assembly/   Bundles from graphs of other exporters
     export/     from a torch module to a Bundle (the only room here that imports torch)
 """
+
+import os
+
+# Since 1.31 the wheels of onnxruntime for Linux have telemetry: with the import, the library writes an id of the device
+# below the home folder, and then sends events to its vendor. What a device sends is what fanin documents.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -136,7 +136,7 @@ def held(folder: Path, remedy: str, *, lock: str = "lock", mode: int = 0o777) ->
         Conflict: Another process, or another part of this one, holds the folder.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=mode)
-    with (folder / lock).open("a+") as file:
+    with (folder / lock).open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:

@@ -96,7 +96,7 @@ def give_back() -> None:
         return
     try:
         # Line by line: the complete file needs a megabyte.
-        with SMAPS.open() as lines:
+        with SMAPS.open(encoding="utf-8") as lines:
             for start, end in unchanged(lines):
                 libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)
     except OSError:

@@ -55,7 +55,7 @@ def configuration(settings: FlowerSettings) -> Mapping[str, object]:
 def _section(path: Path, app: str) -> Mapping[str, object]:
     """Return ``[tool.flwr.app]`` of a file; empty if it has none. Raises AppFailed."""
     try:
-        table: object = tomllib.loads(path.read_text())
+        table: object = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as exc:
         raise AppFailed(
             f"flower app {app}: {path}: cannot be read ({reason_of(exc)}); name MODULE:APP", code="FN-0917"

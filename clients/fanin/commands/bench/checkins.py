@@ -112,7 +112,7 @@ class _Callers:
                 raise Conflict(
                     f"{out.stem} ended with status {process.returncode}: {self.children.tail(out.stem)}", code="FN-1042"
                 )
-        results = [jsonlib.loads(out.read_text()) for out, _ in started]
+        results = [jsonlib.loads(out.read_text(encoding="utf-8")) for out, _ in started]
         cpu_s = (cpu_ticks(self.coordinator.pid) - before) / os.sysconf("SC_CLK_TCK")
         latencies_s = [one for _, _, part in results for one in part]
         seconds = max(end_s for _, end_s, _ in results) - min(start_s for start_s, _, _ in results)

@@ -102,7 +102,7 @@ def time_bare(folder: Path, load: Load) -> list[float]:
             children.check_failed()
             time.sleep(0.05)
         children.check_failed()
-    done_s: list[float] = jsonlib.loads((folder / bare.TIMES).read_text())
+    done_s: list[float] = jsonlib.loads((folder / bare.TIMES).read_text(encoding="utf-8"))
     return [after - before for before, after in pairwise(done_s)]
 
 

@@ -95,7 +95,7 @@ class Children:
 
     def tail(self, name: str) -> str:
         """Return the last line of a process's log."""
-        return (self.folder / f"{name}.log").read_text(errors="replace").strip().rpartition("\n")[2]
+        return (self.folder / f"{name}.log").read_text(errors="replace", encoding="utf-8").strip().rpartition("\n")[2]
 
 
 def fanin_command(words: Sequence[str], python: str = sys.executable) -> list[str]:

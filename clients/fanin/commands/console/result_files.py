@@ -64,7 +64,7 @@ class ResultFiles:
         if self.events is None:
             yield show
             return
-        with self.events.open("w", buffering=1) as file:
+        with self.events.open("w", buffering=1, encoding="utf-8") as file:
 
             def write(event: "SimulationEvent") -> None:
                 show(event)

@@ -1,22 +1,15 @@
 """Runs and their events: as text for people, as rows for JSON."""
 
 import base64
-import json
 import math
-import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
-from queue import Empty, SimpleQueue
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from types import MappingProxyType
 from typing import Final, assert_never
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.chunks import short
-from fanin.protos.errors import FaninError, Unavailable
 from fanin.protos.messages import (
     MAX_SATURATED_SHARE,
     DevicesGone,
@@ -107,90 +100,6 @@ def evaluation_text(evaluation: VersionEvaluation) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchPauses:
-    """Seconds without an event until the devices of an open Round are shown, and until they are shown again."""
-
-    first_s: float = 10.0
-    next_s: float = 60.0
-
-
-def follow(
-    events: Iterable[LoggedEvent],
-    json_target: str = "",
-    before: Mapping[str, object] | None = None,
-    *,
-    describe: Callable[[], RunDescription],
-    pauses: WatchPauses = WatchPauses(),
-) -> RunState:
-    """Print the events of a Run as they arrive, and the devices of a Round that waits for them.
-
-    Args:
-        events: The events. Another thread reads them.
-        json_target: A file for JSON lines next to the text, ``-`` for JSON lines instead of it, or empty.
-        before: A first JSON line.
-        describe: Returns the Run with its newest Round.
-        pauses: When the devices are shown. They are shown again only if they have changed.
-
-    Returns:
-        The state in which the Run ended.
-    """
-    outcome = RunState.RUNNING
-    with ExitStack() as stack:
-        file = stack.enter_context(Path(json_target).open("w")) if json_target not in ("", "-") else sys.stdout
-
-        def show(row: Mapping[str, object], text: str) -> None:
-            if json_target:
-                file.write(_line(row))
-                file.flush()
-            if json_target != "-" and text:
-                sys.stdout.write(f"{text}\n")
-                sys.stdout.flush()
-
-        if before is not None:
-            show(before, "")
-        entries, shown, pause_s = _arrivals(events), "", pauses.first_s
-        while True:
-            try:
-                entry = entries.get(timeout=pause_s)
-            except Empty:
-                pause_s = pauses.next_s
-                # A coordinator that restarts: the other thread connects again.
-                with suppress(Unavailable):
-                    description = describe()
-                    text = waits_text(description)
-                    if text not in ("", shown):
-                        show(waits_row(description), text)
-                    shown = text
-                continue
-            if entry is None:
-                return outcome
-            if isinstance(entry, FaninError):
-                raise entry
-            show(event_row(entry), event_text(entry.event))
-            shown, pause_s = "", pauses.first_s
-            if isinstance(entry.event, RunRested):
-                outcome = entry.event.state
-
-
-def _arrivals(events: Iterable[LoggedEvent]) -> "SimpleQueue[LoggedEvent | FaninError | None]":
-    """Return a queue of the events: another thread reads them. Their error, or None, is the last entry."""
-    entries: SimpleQueue[LoggedEvent | FaninError | None] = SimpleQueue()
-
-    def read() -> None:
-        try:
-            for entry in events:
-                entries.put(entry)
-        except FaninError as exc:
-            entries.put(exc)
-        finally:
-            entries.put(None)
-
-    # A daemon: Ctrl-C ends the process while the thread waits for an event.
-    threading.Thread(target=read, name="events of a run", daemon=True).start()
-    return entries
-
-
 def waits_row(description: RunDescription) -> dict[str, object]:
     """Return the JSON row of the devices of an open Round. It is no event of the record, so it has no sequence."""
     return {
@@ -213,10 +122,6 @@ def waits_text(description: RunDescription) -> str:
     failure = f", the last with: {description.last_failure!r}" if description.last_failure else ""
     at_work = f"{counted(description.num_at_work, 'device')} at work"
     return f"round {description.rounds[0].round} waits: {', '.join([at_work, *counts])}{failure}"
-
-
-def _line(row: Mapping[str, object]) -> str:
-    return json.dumps(finite(row), allow_nan=False) + "\n"
 
 
 def event_row(entry: LoggedEvent) -> dict[str, object]:
@@ -323,22 +228,26 @@ def _by(principal: Principal | None) -> str:
 
 def _evaluation_text(evaluation: Evaluation) -> str:
     if evaluation.has_labels:
-        drop = LabelDrop.of_shares(
-            evaluation.num_labels, evaluation.accuracy_float, evaluation.accuracy_int8, evaluation.int8_agreement
-        )
-        is_wide = drop.exceeds(WIDE_POINTS)
         quality = f"accuracy {evaluation.accuracy_float:.4f} float, {evaluation.accuracy_int8:.4f} int8"
     elif evaluation.int8_rise_percent is None:
         return f"loss {evaluation.loss:.4f}"
     else:
-        is_wide = evaluation.int8_rise_percent > WIDE_RISE_PERCENT
         quality = f"cost of int8 {evaluation.int8_rise_percent:+.2f} %"
-    lags = (
-        " (int8 lags far behind: int8.ranges = 'devices' in the plan refreshes its scales in each Round)"
-        if is_wide
-        else ""
-    )
-    return f"loss {evaluation.loss:.4f}, {quality}{lags}"
+    lags = int8_lags(evaluation)
+    return f"loss {evaluation.loss:.4f}, {quality}" + (f" ({lags})" if lags else "")
+
+
+def int8_lags(evaluation: Evaluation) -> str:
+    """Return a note if int8 is far worse than float; "" otherwise."""
+    if evaluation.has_labels:
+        drop = LabelDrop.of_shares(
+            evaluation.num_labels, evaluation.accuracy_float, evaluation.accuracy_int8, evaluation.int8_agreement
+        )
+        is_wide = drop.exceeds(WIDE_POINTS)
+    else:
+        is_wide = evaluation.int8_rise_percent is not None and evaluation.int8_rise_percent > WIDE_RISE_PERCENT
+    text = "int8 lags far behind: int8.ranges = 'devices' in the plan refreshes its scales in each Round"
+    return text if is_wide else ""
 
 
 def finite(value: object) -> object:

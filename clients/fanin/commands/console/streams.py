@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
 from enum import StrEnum
+from io import TextIOWrapper
 from types import TracebackType
 from typing import Final, TextIO, cast
 
@@ -46,12 +47,12 @@ class EscapingStream:
     """A text stream that escapes what would control a terminal. All else is that of the stream behind it."""
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self.behind = stream
 
     def write(self, text: str) -> int:
         """Write the text, escaped. Returns the number of its characters."""
         start = text[:1] if text[:1] == "\r" else ""
-        self._stream.write(start + printable(text[len(start) :], LAYOUT))
+        self.behind.write(start + printable(text[len(start) :], LAYOUT))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -60,12 +61,23 @@ class EscapingStream:
             self.write(line)
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._stream, name)
+        return getattr(self.behind, name)
+
+
+def behind(stream: TextIO) -> TextIO:
+    """Return the stream behind one that escapes, for a caller that escapes each text itself."""
+    return stream.behind if isinstance(stream, EscapingStream) else stream
 
 
 @contextmanager
 def escaped_output() -> Iterator[None]:
-    """Escape everything that is written to standard output and standard error within this context."""
+    """Escape everything that is written to standard output and standard error within this context.
+
+    Characters that the encoding of the locale lacks are escaped, too, so no text fails to be printed.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     out, error = (cast("TextIO", EscapingStream(stream)) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(out), redirect_stderr(error):
         yield
@@ -110,6 +122,10 @@ class OneLineFormatter(logging.Formatter):
         """Return the record on one line."""
         codes = "".join(f" [{code}]" for code in error_codes(record))
         return printable(super().formatMessage(record) + codes)
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """Return the local time with its offset from UTC: without it, an hour is ambiguous when summer time ends."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(" ", "milliseconds")
 
     def formatException(
         self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]

@@ -1,12 +1,10 @@
 """Helpers of the typer commands: shared options, progress, JSON output, and the operator's connection."""
 
 import json
-import logging
 import math
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -17,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from fanin.clients.textfiles import read_text, read_token
+from fanin.clients.transfers import Transfers, unshown
 from fanin.commands.console.show import finite
 from fanin.commands.console.usage import WrongUsage, check_target, has_json, is_no_file, report_usage, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
@@ -32,8 +31,6 @@ OPERATOR_TOKEN: Final = Path("tokens") / "operator.token"
 DEFAULT_KEY: Final = Path("publisher.key")
 DEVICE_TOKEN: Final = Path("tokens") / "device.token"
 CA_FILE: Final = Path("tls") / "ca.pem"
-STEP_LOGGERS: Final = ("fanin.edge.export", "fanin.simulation.progress")
-"""Loggers whose records are steps of a command."""
 
 StateOption = Annotated[
     Path, typer.Option("--state", help="The coordinator's folder, if it is on this machine.", show_default=True)
@@ -44,12 +41,15 @@ TokenOption = Annotated[
     Path | None, typer.Option("--token-file", help="File with the token of a person; default: from --state.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print no progress on standard error.")]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", help="Print a line for each event, with digests, spreads and all else.")
+]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run; fanin runs lists them.")]
 RoundsOption = Annotated[int, typer.Option("--rounds", min=0, help="Number of rounds to run afterwards.")]
 
 
-def _writable(target: str) -> str:
-    """Check before the work starts that its result can be written to a file."""
+def check_json_target(target: str) -> str:
+    """Return the value of ``--json``. Raises WrongUsage, before the work starts, if its file cannot be written."""
     with wrong_usage():
         check_target("--json", target)
         if target not in ("", "-") and Path(target).is_file() and not has_json(Path(target)):
@@ -64,7 +64,10 @@ def _writable(target: str) -> str:
 JsonOption = Annotated[
     str,
     typer.Option(
-        "--json", metavar="FILE", callback=_writable, help="JSON: to standard output instead of the text, or to FILE."
+        "--json",
+        metavar="FILE",
+        callback=check_json_target,
+        help="JSON: to standard output instead of the text, or to FILE.",
     ),
 ]
 
@@ -78,7 +81,11 @@ class _Command(TyperCommand):
 
 
 def run_command(
-    function: Callable[..., int | None], argv: Sequence[str], name: str = "", program: str = "fanin"
+    function: Callable[..., int | None],
+    argv: Sequence[str],
+    name: str = "",
+    program: str = "fanin",
+    defaults: Callable[[click.Command, Sequence[str]], Mapping[str, object]] | None = None,
 ) -> int:
     """Run a function with typer options as a command. Wrong usage prints one line, like every error.
 
@@ -87,20 +94,17 @@ def run_command(
         argv: The arguments after the subcommand.
         name: The subcommand in messages; default: the function's name.
         program: The program in messages.
+        defaults: Returns the values of options that the command line omits, by the names of the parameters.
 
     Returns:
         The exit status.
     """
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(cls=_Command)(function)
-    words = [
-        # ``--json`` without a value means standard output; click has no options with an optional value.
-        "--json=-" if word == "--json" and is_no_file(after) else word
-        for word, after in zip_longest(argv, argv[1:], fillvalue="")
-    ]
+    words = json_words(argv)
     command = name or function.__name__
     try:
-        outcome = typer.main.get_command(app).main(words, prog_name=f"{program} {command}", standalone_mode=False)
+        parser = typer_command(function)
+        values = None if defaults is None else defaults(parser, words)
+        outcome = parser.main(words, f"{program} {command}", standalone_mode=False, default_map=values)
     except click.ClickException as exc:
         return report_usage(command, WrongUsage(exc.format_message()), argv, program)
     except WrongUsage as exc:
@@ -108,50 +112,20 @@ def run_command(
     return int(outcome or 0)
 
 
-@contextmanager
-def progress(command: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Print the steps of a command on standard error, each with the seconds since the command began.
-
-    Yields a function that prints one step. The log records of an export or a simulation are printed, too.
-    """
-    began_s = time.monotonic()
-
-    def step(text: str) -> None:
-        if not quiet:
-            sys.stderr.write(f"fanin {command}: {time.monotonic() - began_s:5.1f} s: {text}\n")
-            sys.stderr.flush()
-
-    with ExitStack() as stack:
-        for name in STEP_LOGGERS:
-            stack.enter_context(_shown(logging.getLogger(name), _Steps(step)))
-        yield step
+def typer_command(function: Callable[..., int | None]) -> click.Command:
+    """Return a function with typer options as a command of click."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command(cls=_Command)(function)
+    return typer.main.get_command(app)
 
 
-@contextmanager
-def _shown(logger: logging.Logger, handler: logging.Handler) -> Iterator[None]:
-    """Pass the records of a logger to a handler alone."""
-    before = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    # The exporter's libraries configure the root logger, which would repeat each line.
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.level, logger.propagate = before
-        logger.removeHandler(handler)
-
-
-class _Steps(logging.Handler):
-    """Passes each record's text to a function."""
-
-    def __init__(self, step: Callable[[str], None]) -> None:
-        super().__init__()
-        self._step = step
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
-        self._step(record.getMessage())
+def json_words(argv: Sequence[str]) -> list[str]:
+    """Return a command line in which ``--json`` has a value: without one it means standard output."""
+    return [
+        # click has no options with an optional value.
+        "--json=-" if word == "--json" and is_no_file(after) else word
+        for word, after in zip_longest(argv, argv[1:], fillvalue="")
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,14 +163,23 @@ def credentials(state: Path, server: str = "", ca: Path | None = None, token_fil
 
 @contextmanager
 def connect(
-    state: Path, server: str = "", ca: Path | None = None, token_file: Path | None = None
+    state: Path,
+    server: str = "",
+    ca: Path | None = None,
+    token_file: Path | None = None,
+    transfers: Transfers = unshown,
 ) -> "Iterator[Operator]":
-    """Connect to a coordinator as an operator; the connection closes when the context ends. See ``credentials``."""
+    """Connect to a coordinator as an operator; the connection closes when the context ends. See ``credentials``.
+
+    Args:
+        state, server, ca, token_file: See ``credentials``.
+        transfers: Shows the progress of uploads and downloads.
+    """
     # Imported here: the commands that need no coordinator would pay for grpc.
     from fanin.clients.operator import Operator
 
     known = credentials(state, server, ca, token_file)
-    with Operator.connect(known.address, known.ca_certificate, known.token) as operator:
+    with Operator.connect(known.address, known.ca_certificate, known.token, transfers) as operator:
         yield operator
 
 
@@ -209,7 +192,7 @@ def check_max_drop(points: float | None) -> None:
 def publisher_key(path: Path) -> SigningKey:
     """Return the publisher's key, created on first use, and write its public half to a ``.pub`` file for devices."""
     key = load_or_create_key(path)
-    path.with_suffix(".pub").write_text(key.public + "\n")
+    path.with_suffix(".pub").write_text(key.public + "\n", encoding="utf-8")
     return key
 
 
@@ -229,7 +212,7 @@ def write_json(target: str, value: object) -> None:
     if target == "-":
         sys.stdout.write(text)
     else:
-        Path(target).write_text(text)
+        Path(target).write_text(text, encoding="utf-8")
 
 
 def _read(path: Path, option: str) -> str:

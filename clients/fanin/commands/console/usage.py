@@ -81,7 +81,7 @@ def is_no_file(after: str) -> bool:
 def has_json(path: Path) -> bool:
     """Return whether a file is empty, or has a JSON value or JSON lines."""
     with suppress(OSError, ValueError):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         for part in (text, text.partition("\n")[0]):
             with suppress(ValueError):
                 json.loads(part or "null")

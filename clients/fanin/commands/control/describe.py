@@ -1,11 +1,10 @@
 """``fanin describe``: a Run with its Plan, state, active devices and last Rounds."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -23,6 +22,7 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
+from fanin.commands.display.plans import plan_lines, settings_lines
 from fanin.protos.messages import (
     FIRST_EPOCH,
     MAX_DESCRIBED_ROUNDS,
@@ -31,22 +31,7 @@ from fanin.protos.messages import (
     TrainingProgress,
 )
 from fanin.protos.plans import Plan
-from fanin.protos.plans.keys import KeyField, SectionField, fields_of, keys_of
 from fanin.protos.texts import counted
-
-_MAIN: Final = MappingProxyType(
-    {
-        "cohort": ("concurrency", "buffer", "quorum", "deadline_s", "selection"),
-        "training": ("epochs", "learning_rate"),
-        "schedule": ("from_round",),
-        "codec": ("name", "max_shift"),
-        "stages": ("name",),
-        "statistics": ("name", "unit", "bound"),
-        "aggregation": ("rule", "outer_optimizer"),
-        "stop": ("max_rounds",),
-    }
-)
-"""The keys of each section that are shown also with their defaults."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -165,49 +150,6 @@ def description_text(description: RunDescription) -> str:
         lines.append(f"  saturated in version {info.version}: {saturated_text(description.saturated)}")
     lines += [_round_line(info) for info in description.rounds]
     return "\n".join(lines) + "\n"
-
-
-def plan_lines(plan: Plan) -> list[str]:
-    """Return the sections of a Plan as lines: the main keys, and every other key that differs from its default."""
-    lines = [f"  plan      {plan.name}"]
-    for name, field in fields_of(Plan).items():
-        if isinstance(field, KeyField):
-            continue
-        value = getattr(plan, name)
-        for section in value if field.is_list else (value,):
-            if text := _section_text(name, section):
-                lines.append(f"            {name}: {text}")
-    if metrics := plan.evaluation.metrics:
-        lines.append(f"            evaluation.metrics: {', '.join(metric.name for metric in metrics)}")
-    return lines
-
-
-def settings_lines(plan: Plan, round_number: int) -> list[str]:
-    """Return the settings of a Round as lines; none without a schedule, because the Plan has them."""
-    if not plan.schedule:
-        return []
-    lines = [f"  settings  round {round_number}"]
-    for name, section in (("training", plan.training_in(round_number)), ("flower", plan.flower_in(round_number))):
-        if text := _section_text(name, section):
-            lines.append(f"            {name}: {text}")
-    return lines
-
-
-def _section_text(name: str, section: object) -> str:
-    texts = [
-        f"{key.name} {_value_text(value)}"
-        for key in keys_of(type(section))
-        if (value := getattr(section, key.name)) != key.default or key.name in _MAIN.get(name, ())
-    ]
-    inner = [each for each in fields_of(type(section)).values() if isinstance(each, SectionField) and not each.is_list]
-    texts += [f"{each.name}.{text}" for each in inner if (text := _section_text("", getattr(section, each.name)))]
-    return ", ".join(texts)
-
-
-def _value_text(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name} = {_value_text(item)}" for name, item in value.items()) + "}"
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _round_line(info: RoundInfo) -> str:

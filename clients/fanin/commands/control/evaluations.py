@@ -73,7 +73,7 @@ def evaluations(
 def write_csv(path: Path, rows: Sequence[VersionEvaluation]) -> None:
     """Write evaluations as a CSV file: the columns ``FACTS``, then one for each metric."""
     metrics = list(dict.fromkeys(name for row in rows for name in row.values))
-    with path.open("w", newline="") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [*FACTS, *metrics])
         writer.writeheader()
         for row in rows:

@@ -46,6 +46,7 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import check_place, wrong_usage
 from fanin.commands.control.places import FACTS, PARAMETERS, check_replaced, put, restore
 from fanin.commands.control.standalone import check_targets, precision_of, standalone_models
+from fanin.commands.display.bars import byte_bar
 from fanin.edge.bundles.bundle import FETCHED_FOLDER, MANIFEST_FILE, Bundle, save_bundle
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.parameter_files import write_npz
@@ -112,7 +113,7 @@ def fetch(
     if out is not None:
         restore(out.resolve())
     trusted = "" if publisher is None else read_public_key(publisher)
-    with connect(state, server, ca, token_file) as operator:
+    with connect(state, server, ca, token_file, byte_bar) as operator:
         number = best_version(operator, run_id) if best else version
         fetched = fetch_version(operator, run_id, number, trusted)
         opened = fetched.bundle
@@ -239,7 +240,7 @@ def save(out: Path, fetched: FetchedVersion, artifacts: Mapping[str, bytes] | No
         (draft / PARAMETERS).write_bytes(fetched.data)
         if fetched.ranges_data:
             (draft / RANGES).write_bytes(fetched.ranges_data)
-        (draft / FACTS).write_text(jsonlib.dumps(version_row(fetched), indent=1) + "\n")
+        (draft / FACTS).write_text(jsonlib.dumps(version_row(fetched), indent=1) + "\n", encoding="utf-8")
         if artifacts is not None:
             save_bundle(draft / FETCHED_FOLDER, fetched.bundle.signed, artifacts)
 

@@ -121,7 +121,7 @@ def check_replaced(out: Path, option: str, *, force: bool) -> None:
 def _earlier(out: Path) -> str:
     """Return the content of a file or folder in words: that of an earlier fetch, as far as it is known."""
     with suppress(OSError, ValueError, KeyError, TypeError):
-        facts = json.loads((out / FACTS).read_text())
+        facts = json.loads((out / FACTS).read_text(encoding="utf-8"))
         return f"version {facts['version']} of run {facts['run_id']}"
     return "another version or another file" if out.is_file() else "another version"
 

@@ -33,6 +33,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.console.usage import wrong_usage
+from fanin.commands.display.bars import byte_bar
 from fanin.edge.bundles.keys import load_or_create_key
 from fanin.edge.runtimes.available import open_format
 from fanin.protos.errors import InvalidInput
@@ -79,7 +80,7 @@ def publish(
 
     publisher, values = load_or_create_key(key), read_trained(source)
     examples = None if data is None else read_npz(data)
-    with connect(state, server, ca, token_file) as operator:
+    with connect(state, server, ca, token_file, byte_bar) as operator:
         parent = parent_version(operator, run_id, publisher)
         bundle = parent.bundle
         vector = vector_for(bundle.manifest, values)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fanin.clients.planfile import PlanFile, check_overrides, named_sources, read_plan
-from fanin.commands.console.show import follow, run_row
+from fanin.commands.console.show import run_row
 from fanin.commands.console.terminal import (
     DEFAULT_KEY,
     DEFAULT_STATE,
@@ -22,16 +22,19 @@ from fanin.commands.console.terminal import (
     ServerOption,
     StateOption,
     TokenOption,
+    VerboseOption,
     check_max_drop,
     connect,
     print_notes,
     prints_text,
-    progress,
     publisher_key,
     run_command,
     write_json,
 )
 from fanin.commands.console.usage import wrong_usage
+from fanin.commands.display.bars import byte_bar
+from fanin.commands.display.follow import Watched, follow
+from fanin.commands.display.steps import progress
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.codecs.grid import first_change_notes
@@ -77,6 +80,7 @@ def run(
         float | None,
         typer.Option("--max-int8-drop", help="Allowed loss of int8 when an App is exported; see fanin export."),
     ] = None,
+    verbose: VerboseOption = False,
     quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
@@ -93,7 +97,7 @@ def run(
         )
     print_notes(source.plan.notes)
     publisher = publisher_key(key)
-    with connect(state, server, ca, token_file) as operator:
+    with connect(state, server, ca, token_file, byte_bar) as operator:
         with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
             # An export takes minutes: a coordinator that cannot be reached, or lacks a part, is reported before.
             with named_sources(source.sources):
@@ -119,7 +123,12 @@ def run(
         outcome = RunState.RUNNING
         if watch:
             describe = partial(operator.describe, info.run_id, 1)
-            outcome = follow(operator.watch(info.run_id), json, run_row(info), describe=describe)
+            outcome = follow(
+                operator.watch(info.run_id),
+                Watched(json_target=json, verbose=verbose),
+                run_row(info),
+                describe=describe,
+            )
     return int(outcome in (RunState.FAILED, RunState.STOPPED))
 
 

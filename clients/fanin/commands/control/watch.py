@@ -6,7 +6,6 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.console.show import follow
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -14,9 +13,11 @@ from fanin.commands.console.terminal import (
     ServerOption,
     StateOption,
     TokenOption,
+    VerboseOption,
     connect,
     run_command,
 )
+from fanin.commands.display.follow import Watched, follow
 from fanin.protos.messages import RunState
 
 
@@ -31,9 +32,11 @@ def watch(
     server: ServerOption = "",
     ca: CaOption = None,
     token_file: TokenOption = None,
+    verbose: VerboseOption = False,
     json: JsonOption = "",
 ) -> int:
     """Follow a run until it ends. Exit status 1 if it failed or was stopped. With --json, print one object a line."""
     with connect(state, server, ca, token_file) as operator:
-        outcome = follow(operator.watch(run_id), json, describe=partial(operator.describe, run_id, 1))
+        watched = Watched(json_target=json, verbose=verbose)
+        outcome = follow(operator.watch(run_id), watched, describe=partial(operator.describe, run_id, 1))
     return int(outcome in (RunState.FAILED, RunState.STOPPED))

@@ -8,6 +8,7 @@ Reading order:
 - ``steps``: the steps of the demo, in order
 - ``tasks``: the data sets with their settings
 - ``processes``: the coordinator and the devices, each in its own process
+- ``shown``: what is shown while they run
 - ``report``: the table and the JSON
 """
 

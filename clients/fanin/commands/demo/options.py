@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fanin.commands.console.terminal import JsonOption, prints_text, write_json
+from fanin.commands.console.terminal import JsonOption, VerboseOption, prints_text, write_json
 from fanin.edge.codecs.fixed import CODECS
 
 DEFAULT_MESH: Final = "pp=2,tp=2"
@@ -41,6 +41,7 @@ def demo(
     state: Annotated[
         Path | None, typer.Option("--state", help="Keep everything in this new folder; default: a temporary one.")
     ] = None,
+    verbose: VerboseOption = False,
     json: JsonOption = "",
 ) -> None:
     """Train one model across a datacenter and devices, all on this machine: 1,797 handwritten digits, no network.
@@ -64,6 +65,7 @@ def demo(
         device_python=tuple(device_python or ()),
         delay_seed=delay_seed,
         state=state,
+        verbose=verbose,
     )
     findings = run_demo(options)
     if prints_text(json):

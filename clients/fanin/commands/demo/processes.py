@@ -92,7 +92,7 @@ class Processes:
 
     def join(self, index: int, environment: DeviceEnvironment, data: Path, options: Sequence[str]) -> None:
         """Start a device."""
-        address = (self.state / ADDRESS_FILE).read_text().strip()
+        address = (self.state / ADDRESS_FILE).read_text(encoding="utf-8").strip()
         arguments = ["join", "--server", address, "--ca", str(self.state / CA_FILE)]
         arguments += ["--token-file", str(self.state / DEVICE_TOKEN), "--publisher", str(self.publisher_pub)]
         arguments += ["--data", str(data), "--partition", str(index), "--state", str(self._device(index))]

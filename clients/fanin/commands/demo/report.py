@@ -5,12 +5,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rich.table import Table
+from rich.box import SIMPLE_HEAD
+from rich.table import Column, Table
 
 from fanin.commands.console.tables import print_tables
 from fanin.commands.demo.processes import DeviceEnvironment
 from fanin.edge.runtimes.quality import Quality
+from fanin.protos.chunks import short
 from fanin.protos.messages import RoundClosed, RunEvent, VersionPublished
+from fanin.protos.texts import lasted, sized
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,36 +71,39 @@ def print_table(findings: Findings) -> None:
     row = json_row(findings)
     num_test = findings.measured["final"].num_examples
     accuracy = Table(
-        "model", "float", "int8", "int8 agrees", title=f"Top-1 accuracy on {num_test} test {findings.noun}"
+        *("model", Column("float", justify="right"), Column("int8", justify="right")),
+        title=f"Top-1 accuracy on {num_test} test {findings.noun}",
+        box=SIMPLE_HEAD,
     )
     names = {
         "pretrained": f"pre-trained in the datacenter ({findings.num_public} {findings.noun})",
         "federated": "after the federation",
         "final": "after datacenter and one more round",
-        "centralised": "centralised bound (all data in one place)",
+        "centralised": "bound: all data in one place",
     }
     for key, name in names.items():
         part = findings.measured[key]
-        accuracy.add_row(name, f"{part.accuracy_float:.4f}", f"{part.accuracy_int8:.4f}", f"{part.agreement:.4f}")
-    facts = Table(show_header=False, title="The run")
+        accuracy.add_row(name, f"{part.accuracy_float:.4f}", f"{part.accuracy_int8:.4f}")
+    facts = Table(show_header=False, title="The run", box=SIMPLE_HEAD)
     facts.add_column()
     facts.add_column(overflow="fold")
-    facts.add_row("devices, rounds", f"{row['devices']}, {row['rounds']}")
-    facts.add_row("seconds a round (median)", f"{row['seconds_per_round']:.3f}")
+    down, up, first = (_median(findings, name) for name in ("bytes_down", "bytes_up", "bytes_down_first"))
     facts.add_row(
-        "bytes a round, all devices (median)",
-        f"{row['bytes_down_per_round']:.0f} down, {row['bytes_up_per_round']:.0f} up",
+        "rounds", f"{row['rounds']}, with {row['devices']} devices, {lasted(_median(findings, 'round_s'))} each"
     )
-    facts.add_row("bytes down in the first round", f"{row['bytes_down_first_round']} (the graphs travel once)")
-    facts.add_row("updates by runtime", ", ".join(f"{name}: {count}" for name, count in _runtimes(findings).items()))
-    for device in findings.environments:
-        facts.add_row(
-            f"import torch, import onnx with {device.runtime}",
-            f"{_fails(device.import_torch)}, {_fails(device.import_onnx)}",
-        )
-    facts.add_row("final version", str(row["version_sha256"]))
-    facts.add_row("seconds in all", f"{findings.seconds_total:.1f}")
+    facts.add_row("bytes of a round", f"{sized(down)} down, {sized(up)} up (the first: {sized(first)} down)")
+    facts.add_row("updates", ", ".join(f"{count} by {name}" for name, count in _runtimes(findings).items()))
+    facts.add_row("int8 agrees with float", f"{findings.measured['final'].agreement:.4f}")
+    facts.add_row("final version", short(str(row["version_sha256"])))
+    facts.add_row("in all", lasted(findings.seconds_total))
     print_tables(accuracy, facts)
+
+
+def _median(findings: Findings, name: str) -> float:
+    """Return the median of a number over the Rounds; ``bytes_down_first`` is that of the first one."""
+    if name == "bytes_down_first":
+        return findings.rounds[0].bytes_down
+    return float(statistics.median(getattr(event, name) for event in findings.rounds))
 
 
 def _runtimes(findings: Findings) -> Counter[str]:
@@ -106,7 +112,3 @@ def _runtimes(findings: Findings) -> Counter[str]:
     for event in findings.rounds:
         total.update(event.runtimes)
     return total
-
-
-def _fails(stderr: str) -> str:
-    return stderr.strip().rpartition("\n")[2] or "works (expected it to fail)"

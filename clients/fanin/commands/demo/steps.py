@@ -1,6 +1,5 @@
 """The steps of the demo: split, pre-train, export, serve, join, federate, train on, one more Round, report."""
 
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,10 @@ from fanin.clients.data.examples import Examples, Split, joined
 from fanin.clients.data.npz import write_npz
 from fanin.clients.operator import Operator
 from fanin.commands.console.processes import follow_run
-from fanin.commands.console.show import event_text
 from fanin.commands.console.usage import wrong_usage
 from fanin.commands.demo.processes import DeviceEnvironment, Processes, probe
 from fanin.commands.demo.report import Findings
+from fanin.commands.demo.shown import DemoScreen
 from fanin.commands.demo.tasks import TASKS, Task, TrainingPhase
 from fanin.datacenter.config.settings import DataSettings, EvaluationSettings, ModelSettings, StopSettings
 from fanin.datacenter.config.train_config import TrainConfig, check_config
@@ -71,6 +70,7 @@ class DemoOptions:
     device_python: tuple[Path, ...]
     delay_seed: int
     state: Path | None
+    verbose: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def run_demo(options: DemoOptions) -> Findings:
     with tempfile.TemporaryDirectory(prefix="fanin-demo-") as scratch:
         folder = Path(scratch) if options.state is None else options.state
         folder.mkdir(parents=True, exist_ok=True)
-        return _walk(setting, folder, started_s)
+        return _walk(setting, folder, started_s, DemoScreen(verbose=options.verbose))
 
 
 def _check(options: DemoOptions) -> None:
@@ -157,43 +157,47 @@ def _environments(runtimes: str, pythons: Sequence[Path]) -> tuple[DeviceEnviron
     return tuple(probe(python, name) for python, name in zip(pythons or defaults, names, strict=True))
 
 
-def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
-    split = setting.split
-    noun, task = setting.task.noun, setting.task
-    _say(
-        f"split: {len(split.public)} public {noun}, {len(split.test)} for the test, "
-        f"{counted(setting.num_devices, 'device')} with the rest"
+def _walk(setting: Setting, folder: Path, started_s: float, screen: DemoScreen) -> Findings:
+    split, task = setting.split, setting.task
+    noun, ranks = task.noun, counted(setting.mesh.num_ranks, "process", "processes")
+    screen.done(
+        "data",
+        f"{len(split.public)} public {noun}, {counted(setting.num_devices, 'device')} with {_num_private(split)}, "
+        f"{len(split.test)} for the test",
     )
     app = task.app(setting.seed)
     untrained = parameter_vector(app.module)
-    pretrained = _Job(folder / "pretrain", setting, task.pretrain).train(split.public, untrained)
-    _say(f"datacenter: pre-trained on the public {noun}")
+    with screen.doing("datacenter", f"pre-train on the public {noun}, in {ranks}"):
+        pretrained = _Job(folder / "pretrain", setting, task.pretrain).train(split.public, untrained)
     publisher = load_or_create_key(folder / "publisher.key")
     load_parameters(app.module, parameter_table(app.module), pretrained)
-    bundle = export(app, folder / "bundle", publisher, setting.graph_formats).bundle
-    runtime = open_runtime("onnx")
-    _say(f"edge: bundle {bundle.sha256[:16]} exported, signed and verified")
+    with screen.doing("edge", "export, quantize, verify and sign a bundle"):
+        bundle = export(app, folder / "bundle", publisher, setting.graph_formats).bundle
+        runtime = open_runtime("onnx")
     with Processes(folder) as processes:
-        processes.publisher_pub.write_text(publisher.public + "\n")
-        processes.serve()
+        processes.publisher_pub.write_text(publisher.public + "\n", encoding="utf-8")
+        with screen.doing("server", "start a coordinator with TLS and tokens"):
+            processes.serve()
         _join_all(processes, setting)
+        runtimes = " and ".join(part.runtime for part in setting.environments)
+        screen.done("clients", f"{counted(setting.num_devices, 'device')} join with {runtimes}, {_without(setting)}")
         with processes.operator() as operator:
             operator.publish_bundle(bundle)
             operator.start_run(RUN_ID, _plan(setting), bundle, publisher)
-            events = _follow(processes, operator, 0)
+            events = _follow(processes, operator, 0, screen)
             parent = parent_version(operator, RUN_ID, publisher)
             federated = parent.parameters
-            trained = _Job(folder / "continue", setting, task.second_turn).train(split.public, federated)
-            check_int8(measure_version(runtime, bundle, trained, split.public))
-            _say("datacenter: trained on from the last version")
+            with screen.doing("datacenter", "train on from the last version"):
+                trained = _Job(folder / "continue", setting, task.second_turn).train(split.public, federated)
+                check_int8(measure_version(runtime, bundle, trained, split.public))
             publish_vector(operator, parent, trained, publisher, 1)
-            events += _follow(processes, operator, len(events) + 1)
+            events += _follow(processes, operator, len(events) + 1, screen)
             final = operator.parameters(operator.version(RUN_ID).version)
         names = processes.device_names(setting.num_devices)
-    _say("datacenter: training the centralised bound on all data in one place")
-    # One process: a mesh would not change the result, and would slow thousands of steps of this size down.
-    alone = replace(setting, mesh=MeshShape())
-    centralised = _Job(folder / "centralised", alone, task.centralised).train(_together(split), untrained)
+    with screen.doing("datacenter", "train on all data in one place, for comparison"):
+        # One process: a mesh would not change the result, and would slow thousands of steps of this size down.
+        alone = replace(setting, mesh=MeshShape())
+        centralised = _Job(folder / "centralised", alone, task.centralised).train(_together(split), untrained)
     models = {"pretrained": pretrained, "federated": federated, "final": final, "centralised": centralised}
     return Findings(
         measured={name: measure_version(runtime, bundle, flat, split.test) for name, flat in models.items()},
@@ -205,6 +209,18 @@ def _walk(setting: Setting, folder: Path, started_s: float) -> Findings:
         num_devices=setting.num_devices,
         seconds_total=time.monotonic() - started_s,
     )
+
+
+def _num_private(split: Split) -> str:
+    sizes = [len(part) for part in split.devices]
+    return f"{min(sizes)} to {max(sizes)} each"
+
+
+def _without(setting: Setting) -> str:
+    """Return which libraries the devices lack."""
+    has_torch = not all(part.import_torch for part in setting.environments)
+    has_onnx = not all(part.import_onnx for part in setting.environments)
+    return "with torch" if has_torch else "without torch" if has_onnx else "without torch and onnx"
 
 
 def _plan(setting: Setting) -> Plan:
@@ -229,16 +245,15 @@ def _join_all(processes: Processes, setting: Setting) -> None:
         if setting.delay_seed >= 0:
             options += ["--delay-seed", str(setting.delay_seed)]
         processes.join(index, setting.environments[index % len(setting.environments)], path, options)
-    runtimes = ", ".join(part.runtime for part in setting.environments)
-    _say(f"clients: {counted(setting.num_devices, 'device')} join with {runtimes}")
 
 
-def _follow(processes: Processes, operator: Operator, from_sequence: int) -> list[RunEvent]:
+def _follow(processes: Processes, operator: Operator, from_sequence: int, screen: DemoScreen) -> list[RunEvent]:
     """Print and return the events until the Run ends. Raises an error if a process ends or the Run fails."""
     events = []
-    for entry in follow_run(operator, RUN_ID, from_sequence, processes.check):
-        events.append(entry.event)
-        _say(f"server: {event_text(entry.event)}")
+    with screen.run() as view:
+        for entry in follow_run(operator, RUN_ID, from_sequence, processes.check):
+            events.append(entry.event)
+            view.event(entry.event)
     last = events[-1]
     if isinstance(last, RunRested) and last.state is RunState.FAILED:
         raise Conflict(
@@ -287,8 +302,3 @@ def job_config(task: Task, turn: TrainingPhase, folder: Path, mesh: MeshShape, s
 def _together(split: Split) -> Examples:
     parts = (split.public, *split.devices)
     return joined(parts)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -84,7 +84,7 @@ class RecordFolder:
             (self.folder / "trainings").mkdir(parents=True, exist_ok=True)
             replace_file(about, json.dumps({"format": RECORD_FORMAT, "subject": subject}).encode())
         try:
-            record = json.loads(about.read_text())
+            record = json.loads(about.read_text(encoding="utf-8"))
             number, before = record["format"], record["subject"]
         except (ValueError, TypeError, KeyError) as exc:
             raise InvalidInput(f"resume: {about} is damaged ({exc}); use a new folder", code="FN-1192") from exc

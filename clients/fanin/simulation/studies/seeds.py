@@ -59,7 +59,7 @@ def spread_of(tables: Sequence[Sequence[RoundRow]]) -> tuple[SpreadRow, ...]:
 def write_spread(path: Path | str, rows: Sequence[SpreadRow]) -> None:
     """Write the rows as a CSV file with the columns ``NAME.mean`` and ``NAME.std``."""
     names = list(rows[0].mean)
-    with Path(path).open("w", newline="") as file:
+    with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["round", "num_seeds", *(f"{name}.{kind}" for name in names for kind in ("mean", "std"))])
         for row in rows:

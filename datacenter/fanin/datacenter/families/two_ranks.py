@@ -78,7 +78,11 @@ def _on_ranks(model: FamilyModel, inputs: Tensor, parallel: ParallelSettings, wh
                 each.kill()
                 each.join()
         error, values = Path(folder) / ERROR, Path(folder) / VALUES
-        reason = error.read_text() if error.exists() else f"the ranks ended with {[each.exitcode for each in ranks]}"
+        reason = (
+            error.read_text(encoding="utf-8")
+            if error.exists()
+            else f"the ranks ended with {[each.exitcode for each in ranks]}"
+        )
         assert values.exists(), (
             f"{what} a training step fails, but not in one process: {reason}; "
             f"{styles_remedy(sequence=parallel.sequence_parallel)}"
@@ -98,7 +102,7 @@ def _run_rank(model: FamilyModel, inputs: Tensor, rank: int, parallel: ParallelS
     except Exception as exc:
         text = str(exc).partition("\n")[0]
         # The first error is the reason: the other rank then loses its connection.
-        with suppress(FileExistsError), (folder / ERROR).open("x") as file:
+        with suppress(FileExistsError), (folder / ERROR).open("x", encoding="utf-8") as file:
             file.write(text if isinstance(exc, FaninError) else f"{type(exc).__name__}: {text}")
         raise
     if rank == 0:

@@ -129,7 +129,7 @@ def _answer(listener: Listener, ask: Ask) -> None:
 
 def caller_of(folder: Path) -> Ask:
     """Return the function that asks the launcher of the job in a folder."""
-    port, key = (folder / CALLER_FILE).read_text().split()
+    port, key = (folder / CALLER_FILE).read_text(encoding="utf-8").split()
     connection = Client((LOOPBACK, int(port)), authkey=bytes.fromhex(key))
 
     def ask(step: StepEnded) -> bool:

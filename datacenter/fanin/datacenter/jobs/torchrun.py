@@ -256,5 +256,5 @@ def _log_tail(folder: Path, own: Path, since_ns: int) -> str:
                 times[path] = status.st_mtime_ns
     for path in (*sorted(times, key=lambda path: times[path]), own / TORCHRUN_LOG):
         with contextlib.suppress(FileNotFoundError):
-            return f"{path} ends:\n{path.read_text(errors='replace').strip()[-TAIL_CHARS:]}"
+            return f"{path} ends:\n{path.read_text(errors='replace', encoding='utf-8').strip()[-TAIL_CHARS:]}"
     return f"no log of it is left in {folder}"

@@ -28,7 +28,7 @@ def model_named(text: str) -> FamilyModel:
     if path.suffix != ".toml":
         return _preset(text)
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"model: {path} is not TOML ({exc})", code="FN-1201") from exc
     except OSError as exc:

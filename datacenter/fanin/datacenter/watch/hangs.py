@@ -85,7 +85,7 @@ def write_report(folder: Path, report: HangReport) -> None:
     """Write a report into an attempt's folder, atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"rank-{report.rank}.new"
-    draft.write_text(json.dumps(asdict(report), indent=1))
+    draft.write_text(json.dumps(asdict(report), indent=1), encoding="utf-8")
     draft.replace(folder / report_name(report.rank))
 
 

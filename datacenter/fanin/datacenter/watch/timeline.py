@@ -61,7 +61,7 @@ class Timeline:
     def write(self, path: Path) -> None:
         """Write the trace to a file, atomically."""
         draft = path.with_name(f"{path.name}.draft")
-        draft.write_text(json.dumps(trace(self)) + "\n")
+        draft.write_text(json.dumps(trace(self)) + "\n", encoding="utf-8")
         draft.replace(path)
 
 

@@ -192,7 +192,7 @@ def save_bundle(folder: Path, signed: SignedManifest, artifacts: Mapping[str, by
             (chunks / ref.sha256).write_bytes(chunk)
     (folder / MANIFEST_FILE).write_bytes(signed.data)
     text = json.dumps({"public_key": signed.public_key, "signature": signed.signature.hex()}, indent=1)
-    (folder / SIGNATURE_FILE).write_text(text + "\n")
+    (folder / SIGNATURE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def read_signed_manifest(folder: Path) -> SignedManifest:

@@ -71,4 +71,4 @@ def _may_have(group: str, folder: Path) -> bool:
         # An archive, which only importlib.metadata can read.
         return True
     files = (each / "entry_points.txt" for each in folder.glob("*-info"))
-    return any(f"[{group}]" in file.read_text(errors="replace") for file in files if file.is_file())
+    return any(f"[{group}]" in file.read_text(errors="replace", encoding="utf-8") for file in files if file.is_file())

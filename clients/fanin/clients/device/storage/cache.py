@@ -74,7 +74,7 @@ class Cache:
         """
         path = self._folder / "device.secret"
         try:
-            secret = bytes.fromhex(path.read_text())
+            secret = bytes.fromhex(path.read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             secret = b""
         if len(secret) == SECRET_BYTES:

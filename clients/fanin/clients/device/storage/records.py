@@ -54,7 +54,7 @@ class Records:
     def _highest_versions(self) -> dict[str, Order]:
         path = self._versions
         try:
-            rows = dict(json.loads(path.read_text())) if path.exists() else {}
+            rows = dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
             if not all(type(epoch) is int and type(number) is int for epoch, number in rows.values()):
                 raise ValueError("expected an object of [epoch, number] by run")
             return {run_id: (epoch, number) for run_id, (epoch, number) in rows.items()}

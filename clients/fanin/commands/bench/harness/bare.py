@@ -94,18 +94,18 @@ def serve(folder: Path, num_clients: int, size_bytes: int, num_rounds: int) -> N
     port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
     draft = folder / f"{ADDRESS}.new"
-    draft.write_text(f"127.0.0.1:{port}")
+    draft.write_text(f"127.0.0.1:{port}", encoding="utf-8")
     draft.replace(folder / ADDRESS)
     exchange.ended.wait()
     # The grace period lets the last replies arrive.
     server.stop(5.0).wait()
-    (folder / TIMES).write_text(json.dumps(exchange.done_s))
+    (folder / TIMES).write_text(json.dumps(exchange.done_s), encoding="utf-8")
 
 
 def send(folder: Path, index: int, size_bytes: int, num_rounds: int) -> None:
     """Run one client: download and upload in each round. Raises Conflict for a wrong digest."""
     credentials = grpc.ssl_channel_credentials(root_certificates=(folder / TLS / "ca.pem").read_bytes())
-    with grpc.secure_channel((folder / ADDRESS).read_text(), credentials) as channel:
+    with grpc.secure_channel((folder / ADDRESS).read_text(encoding="utf-8"), credentials) as channel:
         down: grpc.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(f"{METHOD}Down")
         up: grpc.StreamUnaryMultiCallable[bytes, bytes] = channel.stream_unary(f"{METHOD}Up")
         for _ in range(num_rounds):

@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         thread.join()
     if len(latencies_s) != count:
         raise Conflict(f"got {len(latencies_s)} answers, expected {count}; the errors are above", code="FN-1045")
-    out.write_text(json.dumps([began_s, time.time(), latencies_s]))
+    out.write_text(json.dumps([began_s, time.time(), latencies_s]), encoding="utf-8")
     return 0
 
 

@@ -53,7 +53,7 @@ class RandomTrainer:
 def open_line(folder: Path) -> Connection:
     """Connect to the coordinator whose state is in this folder."""
     state = folder / STATE
-    return Connection((state / "address").read_text().strip(), (state / "tls" / "ca.pem").read_bytes())
+    return Connection((state / "address").read_text(encoding="utf-8").strip(), (state / "tls" / "ca.pem").read_bytes())
 
 
 def device_token(folder: Path) -> str:
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         transport=GrpcTransport(line, cache.key()),
         cache=cache,
         trainer=RandomTrainer(),
-        trusted=((folder / PUBLISHER).read_text(),),
+        trusted=((folder / PUBLISHER).read_text(encoding="utf-8"),),
         rng=random.Random(),
     )
     Client(parts, ClientOptions(token=device_token(folder), max_updates=num_updates)).run()

@@ -65,6 +65,6 @@ def _text(value: object) -> str:
 
 
 def _cpu_model() -> str:
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    lines = CPU_INFO.read_text(encoding="utf-8").splitlines() if CPU_INFO.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())

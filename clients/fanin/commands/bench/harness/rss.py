@@ -31,7 +31,7 @@ class PeakRss:
                 code="FN-1047",
             )
         for pid in tree(self._pid):
-            (PROC / str(pid) / "clear_refs").write_text(RESET_PEAK)
+            (PROC / str(pid) / "clear_refs").write_text(RESET_PEAK, encoding="utf-8")
             self.idle_bytes += memory_bytes(pid, "VmRSS")
         self._thread.start()
         return self
@@ -60,7 +60,7 @@ def tree(pid: int) -> Iterator[int]:
     """Yield a process and all its descendants."""
     yield pid
     try:
-        children = [path.read_text() for path in (PROC / str(pid) / "task").glob("*/children")]
+        children = [path.read_text(encoding="utf-8") for path in (PROC / str(pid) / "task").glob("*/children")]
     except OSError:
         # The process has just ended.
         return
@@ -71,7 +71,7 @@ def tree(pid: int) -> Iterator[int]:
 def memory_bytes(pid: int, key: str) -> int:
     """Return one line of a process's status in bytes; 0 if it has ended."""
     try:
-        lines = (PROC / str(pid) / "status").read_text().splitlines()
+        lines = (PROC / str(pid) / "status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     sizes = (line.split()[1] for line in lines if line.startswith(f"{key}:"))
@@ -81,5 +81,5 @@ def memory_bytes(pid: int, key: str) -> int:
 def cpu_ticks(pid: int) -> int:
     """Return the processor time of a process, in ticks of ``sysconf(SC_CLK_TCK)``."""
     # After the name, which may hold spaces: field 14 and 15 of the line are user and system time.
-    fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    fields = (PROC / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])

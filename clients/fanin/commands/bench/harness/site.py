@@ -89,7 +89,7 @@ def operating(folder: Path) -> Iterator[Operator]:
 def begin_run(folder: Path, load: Load) -> None:
     """Publish the model and start a Run whose Rounds select every device."""
     publisher = SigningKey.generate()
-    (folder / PUBLISHER).write_text(publisher.public)
+    (folder / PUBLISHER).write_text(publisher.public, encoding="utf-8")
     bundle = synthetic_bundle(folder / "bundle", publisher, {"weights": (load.num_values,)})
     plan = Plan(
         name=RUN_ID,

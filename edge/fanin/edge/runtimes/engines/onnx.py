@@ -23,6 +23,9 @@ from fanin.edge.runtimes.engine import Feed, GraphEngine, GraphFile, LoadedGraph
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidBundle
 
+# ``fanin.edge`` switches telemetry off by a variable. This does so where the app has imported the library before.
+onnxruntime.disable_telemetry_events()
+
 LOG: Final = logging.getLogger("fanin.edge.runtimes")
 FATAL_ONLY: Final = 4
 """The library's log level. Our exceptions contain the messages that it would write to stderr."""

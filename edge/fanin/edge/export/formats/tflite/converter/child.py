@@ -52,7 +52,7 @@ def convert_in_child(signatures: Mapping[str, Traced], what: str, command: Seque
         )
         if completed.returncode == 0 and (folder / RESULT).exists():
             return (folder / RESULT).read_bytes()
-        reason = (folder / ERROR).read_text() if (folder / ERROR).exists() else _reason(completed)
+        reason = (folder / ERROR).read_text(encoding="utf-8") if (folder / ERROR).exists() else _reason(completed)
         raise Unconverted(f"{what}: cannot be converted to TFLite ({reason})", code="FN-0784")
 
 
@@ -65,14 +65,14 @@ def _reason(completed: subprocess.CompletedProcess[str]) -> str:
 
 
 def _save(signatures: Mapping[str, Traced], folder: Path) -> None:
-    (folder / SIGNATURES).write_text(json.dumps(list(signatures)))
+    (folder / SIGNATURES).write_text(json.dumps(list(signatures)), encoding="utf-8")
     for index, traced in enumerate(signatures.values()):
         torch.export.save(traced.program, folder / f"{index}.pt2")
         torch.save(list(traced.examples), folder / f"{index}.pt")
 
 
 def _load(folder: Path) -> dict[str, Traced]:
-    names = json.loads((folder / SIGNATURES).read_text())
+    names = json.loads((folder / SIGNATURES).read_text(encoding="utf-8"))
     return {
         name: Traced(
             program=torch.export.load(folder / f"{index}.pt2"),
@@ -90,7 +90,7 @@ def main(folder: Path) -> None:
     try:
         (folder / RESULT).write_bytes(convert(_load(folder), PARTITIONER))
     except Exception as exc:  # the converter raises any error of its four compilers
-        (folder / ERROR).write_text(first_line(exc))
+        (folder / ERROR).write_text(first_line(exc), encoding="utf-8")
         raise
 
 
