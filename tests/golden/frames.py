@@ -144,7 +144,7 @@ DESCRIPTION: Final = m.RunDescription(
     num_devices=100_000,
     num_gave_up=1,
     num_refused=2,
-    progress=MappingProxyType({"a": m.TrainingProgress(step=3, num_steps=9, loss=0.5)}),
+    progress=MappingProxyType({"a": m.TrainingProgress(step=3, num_steps=9, epoch=1, num_epochs=2)}),
     saturated=m.saturated_devices({"a": 3}),
     warnings=(WARNED,),
 )
@@ -229,7 +229,7 @@ def frames() -> dict[str, Frame]:
         assignment_id="run.1.device", failure="it diverged", telemetry=replace(HEADER.telemetry, partition=3)
     )
     progress = m.Report(
-        assignment_id="run.1.device", progress=m.TrainingProgress(step=3, num_steps=40, loss=float("inf"))
+        assignment_id="run.1.device", progress=m.TrainingProgress(step=3, num_steps=40, epoch=1, num_epochs=10)
     )
     reporting = replace(CHECK_IN, capabilities=replace(CHECK_IN.capabilities, reports_progress=True))
     condition = m.DeviceCondition(battery_percent=80, is_charging=True, network=m.NetworkKind.WIFI)

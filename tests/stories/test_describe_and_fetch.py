@@ -73,6 +73,7 @@ def test_a_run_is_described_as_json_and_as_text(fanin: Fanin, host: Hosted) -> N
         "deadline_s": 300.0,
         "min_report_s": 1.0,
         "report_factor": 2.0,
+        "max_extension_s": 0.0,
         "selection": "uniform",
         "selection_options": {},
     }

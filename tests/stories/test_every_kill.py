@@ -30,12 +30,14 @@ from fanin.server.runs.catalog import Runs
 from fanin.simulation import run_virtual
 
 EFFECTS: Final = [
-    effect.__name__ for effect in get_args(e.Effect) if effect not in (e.Assign, e.Fail, e.RecordGone, e.Warn)
+    effect.__name__
+    for effect in get_args(e.Effect)
+    if effect not in (e.Assign, e.Fail, e.RecordExtension, e.RecordLack, e.RecordGone, e.Warn, e.LookForAbsent)
 ]
 """All effects that the driver's worker executes on a sound disk.
 
-Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. Fail,
-RecordGone and Warn have tests of their own: no device of this Run is silent or online twice.
+Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. The
+others have tests of their own: no device of this Run is silent, slow, required or online twice.
 """
 COMMANDS: Final = {action.__name__ for action in get_args(get_type_hints(Command)["what"])}
 NUM_MOMENTS: Final = 50

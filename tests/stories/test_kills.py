@@ -17,11 +17,21 @@ from support.processes import Site
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
-from fanin.server.rounds.events import Assign, Effect, Fail, RecordGone, Warn
+from fanin.server.rounds.events import (
+    Assign,
+    Effect,
+    Fail,
+    LookForAbsent,
+    RecordExtension,
+    RecordGone,
+    RecordLack,
+    Warn,
+)
 from fanin.simulation import synthetic_bundle
 
 PUBLISHER = SigningKey(bytes(range(32)))
-EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in (Assign, Fail, RecordGone, Warn)]
+OTHERS = (Assign, Fail, RecordExtension, RecordLack, RecordGone, Warn, LookForAbsent)
+EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in OTHERS]
 NUM_DEVICES = 3
 NUM_ROUNDS = 2
 SHAPES = {"a": (600, 1000), "b": (3,)}

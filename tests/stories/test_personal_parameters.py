@@ -29,7 +29,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.storage.personal import local_values
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.datacenter.jobs.publish import parent_version, publish_vector
 from fanin.edge.bundles.bundle import Bundle

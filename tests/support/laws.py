@@ -139,6 +139,14 @@ RETENTION_PLANS: Final = st.builds(
     keep_updates=st.none() | st.integers(0, 90),
     keep_days=st.none() | st.floats(0.0, 1000.0),
 )
+PARTICIPANTS_PLANS: Final = st.builds(
+    p.ParticipantsPlan,
+    required=st.dictionaries(st.sampled_from(["tag:site=charit\u00e9", "tag:a=1"]), st.integers(1, 5))
+    | st.dictionaries(st.sampled_from(["id:" + "ab" * 16, "id:" + "0" * 32]), st.just(1)),
+    min_devices=st.integers(1, 9),
+    min_examples=st.integers(0, p.MAX_COUNT),
+    on_missing=st.sampled_from(["fail", "wait"]),
+)
 INT8_PLANS: Final = st.builds(p.Int8Plan, ranges=st.sampled_from(["export", "devices"]))
 
 

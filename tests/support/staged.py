@@ -180,7 +180,7 @@ class Watched:
 
     def __getattr__(self, name: str) -> object:
         value = getattr(self._inner, name)
-        if name in ("chunks", "updates", "states", "locals", "records"):
+        if name in ("chunks", "updates", "states", "locals", "trainings", "records"):
             return Watched(value, self._moments)
         if not callable(value) or name in ("read", "has", "header", "highest_version", "rounds"):
             return value

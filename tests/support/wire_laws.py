@@ -137,6 +137,7 @@ BY_TYPE: Final[Mapping[type, st.SearchStrategy[Any]]] = MappingProxyType(
         p.EvaluationPlan: s.EVALUATION_PLANS,
         p.Int8Plan: s.INT8_PLANS,
         p.RetentionPlan: s.RETENTION_PLANS,
+        p.ParticipantsPlan: s.PARTICIPANTS_PLANS,
         p.FlowerPlan: s.FLOWER_PLANS,
         p.ScheduledChange: s.schedules(p.FlowerPlan()).filter(bool).map(lambda changes: changes[0]),
         p.StageSpec: s.STAGES,
@@ -181,7 +182,11 @@ def _saturated(drawn: Values) -> Values:
 FITTED: Final[Mapping[type, Callable[[Values], Values]]] = MappingProxyType(
     {
         m.Wait: lambda drawn: drawn | {"retry_max_s": drawn["retry_min_s"] + drawn["retry_max_s"]},
-        m.TrainingProgress: lambda drawn: drawn | {"step": min(drawn["step"], drawn["num_steps"] or drawn["step"])},
+        m.TrainingProgress: lambda drawn: (
+            drawn
+            | {"step": min(drawn["step"], drawn["num_steps"] or drawn["step"])}
+            | {"epoch": min(drawn["epoch"], drawn["num_epochs"] or drawn["epoch"])}
+        ),
         m.Report: lambda drawn: drawn | {"progress": None if drawn["failure"] else drawn["progress"]},
         m.Version: _version,
         m.RangeCounts: lambda drawn: drawn | {"counts": drawn["counts"][: len(drawn["cells"])]},

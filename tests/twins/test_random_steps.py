@@ -14,7 +14,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer, training_batches
+from fanin.clients.device.training.trainer import RuntimeTrainer, training_batches
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export.module.draws import fixed_draws, values_of
 from fanin.edge.runtimes.base import PaddedBatch, StepSettings

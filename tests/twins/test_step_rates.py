@@ -17,7 +17,7 @@ from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer, training_batches
+from fanin.clients.device.training.trainer import RuntimeTrainer, training_batches
 from fanin.clients.device.updates import Change
 from fanin.edge.export.vectorized.step import VectorStep
 from fanin.edge.runtimes.available import open_runtime

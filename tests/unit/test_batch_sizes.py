@@ -16,7 +16,7 @@ from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest

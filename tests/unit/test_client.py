@@ -15,7 +15,7 @@ from support.scripted import FailingTrainer, LosingRuntime, Script, Store, clien
 from fanin.clients.device.conditions import Conditions, ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.device.updates import Change
 from fanin.clients.transport import ReadPayload
 from fanin.protos import messages as m

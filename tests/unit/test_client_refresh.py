@@ -11,7 +11,7 @@ from support.values import PUBLISHER
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import (

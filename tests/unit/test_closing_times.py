@@ -92,3 +92,13 @@ def test_a_quorum_of_a_paused_round_counts_the_time_before_the_pause() -> None:
     assert state.quorum_s == 10.0
     state, _ = follow(state, e.Resumed(), now=1000.0)
     assert state.wake_at == 1010.0
+
+
+def test_at_the_deadline_the_record_decides() -> None:
+    """A commit may be in progress at that moment. Only the record knows whether there is a quorum."""
+    for quorum in (1, 2):
+        rules = Rules(concurrency=3, buffer=3, quorum=quorum, deadline_s=60.0)
+        state, _ = follow(Round(protocol=PLAIN, rules=rules), *check_in("a", "b"), *commit("b"))
+        state, effects = follow(state, e.TimePassed(), now=60.0)
+        assert effects == [e.Close()]
+        assert state.phase is RoundPhase.CLOSING

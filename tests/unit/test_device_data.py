@@ -10,7 +10,7 @@ from support.models import app_of
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.graphs import BundleGraphs
-from fanin.clients.device.training import LocalData
+from fanin.clients.device.training.local_data import LocalData
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.available import open_runtime
 

@@ -52,7 +52,7 @@ class Trainer:
         if self._error is not None:
             raise self._error
         return (
-            m.TrainingProgress(step=3, num_steps=9, loss=0.5)
+            m.TrainingProgress(step=3, num_steps=9, epoch=1, num_epochs=2)
             if assignment_id == WORK.assignment_id
             else m.TrainingProgress()
         )
@@ -78,7 +78,7 @@ def beating(line: Line, conditions: Conditions) -> Iterator[Heartbeat]:
 def test_a_device_reports_its_step_while_it_works(line: Line, beating: Heartbeat) -> None:
     beating.follow(WORK)
     line.wait(2)
-    progress = m.TrainingProgress(step=3, num_steps=9, loss=0.5)
+    progress = m.TrainingProgress(step=3, num_steps=9, epoch=1, num_epochs=2)
     assert line.reports[1] == m.Report(assignment_id=WORK.assignment_id, progress=progress)
     beating.follow(replace(WORK, assignment_id="run.2.tag"))
     while line.reports[-1].assignment_id == WORK.assignment_id:

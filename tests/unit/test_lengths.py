@@ -21,7 +21,8 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.footprint import SparingTrainer
 from fanin.clients.device.graphs import BundleGraphs
-from fanin.clients.device.training import LocalData, RuntimeTrainer
+from fanin.clients.device.training.local_data import LocalData
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.device.updates import UnfitExamples, row_sizes
 from fanin.edge.bundles.derived import Derived
 from fanin.edge.bundles.manifest import Manifest

@@ -20,7 +20,7 @@ from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.session.outcomes import UnfitBundle
 from fanin.clients.device.session.progress import progress
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import (

@@ -9,7 +9,7 @@ from support.models import app_of, export_bundle, samples
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.contract import Countdown, check_trainer, example_assignment, example_model
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.ranges import NUM_BINS, columns
 from fanin.edge.runtimes.available import open_runtime

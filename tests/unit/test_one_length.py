@@ -24,7 +24,7 @@ from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.operator import ref_of
 from fanin.commands.evaluator import JobEvaluator
 from fanin.datacenter.config.settings import DataSettings, ModelSettings, StopSettings

@@ -18,7 +18,7 @@ from fanin.simulation import run_virtual
 def test_a_wall_clock_that_was_set_back_does_not_postpone_a_deadline(wall_s: float, left_s: float) -> None:
     run = RunRecord(start=values.start(), state=RunState.RUNNING, reason="", max_rounds=5)
     record = replace(values.opened(), deadline_at_s=70.0)
-    state, _ = begin_round(run, record, (), Moment(now=1000.0, wall_s=wall_s), resumes=True)
+    state, _ = begin_round(run, record, (), Moment(now=1000.0, wall_s=wall_s), extension_s=0.0)
     assert state.deadline == 1000.0 + left_s
 
 

@@ -20,7 +20,7 @@ from fanin.clients import Examples
 from fanin.clients.data.stores import memory_store
 from fanin.clients.device.contract import Countdown, example_assignment, example_model
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.device.updates import Change
 from fanin.edge.codecs.statistics import declared, fitted
 from fanin.edge.export import App

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.contract import Countdown, check_trainer, example_assignment, example_model
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.bundles.manifest_json import dump_manifest, parse_manifest
 from fanin.edge.export import Adapters, App, Recipe, Sgd, export

@@ -45,9 +45,12 @@ CAP_RULE = f"expected an integer from 0 to {TIMES}{SEE}"
 NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
 TOP = (
     "app, bundle, name, [cohort], [training], [[schedule]], [codec], [[stages]], [[statistics]], [aggregation], "
-    "[stop], [evaluation], [int8], [flower]"
+    "[stop], [evaluation], [int8], [flower], [participants]"
 )
-COHORT_KEYS = "concurrency, buffer, quorum, deadline_s, min_report_s, report_factor, selection, selection_options"
+COHORT_KEYS = (
+    "concurrency, buffer, quorum, deadline_s, min_report_s, report_factor, max_extension_s, selection, "
+    "selection_options"
+)
 OVERFLOW = (
     "the sum of a Round could overflow: (32 - 1) bits of fixed32 + max_shift 21 + 11 bits of weight "
     "(buffer 8 x 256 steps) = 63, expected at most 62; lower max_shift or buffer"

@@ -71,7 +71,7 @@ async def begin(place: Place, device: str, *, reports_progress: bool = True) -> 
 
 
 async def report(place: Place, device: str, work: m.Assignment, step: int = 0) -> m.UploadReply:
-    report = m.Report(assignment_id=work.assignment_id, progress=m.TrainingProgress(step=step, loss=math.nan))
+    report = m.Report(assignment_id=work.assignment_id, progress=m.TrainingProgress(step=step))
     return await place.coordinator.report(device, report)
 
 

@@ -281,10 +281,10 @@ def test_a_liar_does_not_keep_the_others_from_their_rounds(tmp_path: Path) -> No
 def test_a_described_run_has_the_last_report_of_each_device_at_work(tmp_path: Path) -> None:
     async def story(place: Place) -> None:
         work = await assignment(place, "a")
-        last = m.TrainingProgress(step=3, num_steps=9, loss=0.5)
+        last = m.TrainingProgress(step=3, num_steps=9, epoch=1, num_epochs=2)
         await place.coordinator.report("a", m.Report(assignment_id=work.assignment_id, progress=last))
         description = await place.runs.describe("run", 1)
         assert description.progress == {"a": last}
-        assert "            a  step 3 of 9, loss 0.5000\n" in description_text(description)
+        assert "            a  step 3 of 9, epoch 1 of 2\n" in description_text(description)
 
     run(tmp_path, ONE, story)

@@ -17,11 +17,13 @@ from fanin.server.rounds import machine as r
 from fanin.server.rounds.endings import ENDING, failure_exits, stay
 from fanin.server.rounds.machine import Round, Rules, diagram
 from fanin.server.rounds.plain import PLAIN
+from fanin.server.selection.coverage import Lack
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "rounds.md"
 RULES = Rules(concurrency=3, buffer=2, quorum=1, deadline_s=60.0)
 SYNCHRONOUS = Rules(concurrency=2, buffer=2, quorum=2, deadline_s=60.0)
 EAGER = replace(SYNCHRONOUS, quorum=1)
+PATIENT = replace(EAGER, max_extension_s=4.0, waits=True)
 EVENT_KINDS: tuple[type[e.Event], ...] = get_args(e.Event)
 SAMPLES: tuple[e.Event, ...] = (
     e.CheckedIn(device="a"),
@@ -32,7 +34,9 @@ SAMPLES: tuple[e.Event, ...] = (
     e.Gone(devices=("new", "a")),
     e.UpdateCommitted(device="a"),
     e.UpdateCommitted(device="new"),
+    e.UpdateCommitted(device="a", meets=frozenset({"id:a"})),
     e.TimePassed(),
+    e.TimePassed(progressing=("a",)),
     e.Closed(accepted=("new", "a")),
     e.ParametersStored(),
     e.Published(),
@@ -47,6 +51,8 @@ SAMPLES: tuple[e.Event, ...] = (
 def reachable() -> dict[RoundPhase, list[Round]]:
     """Return the Rounds in each phase that sequences of at most seven sample events reach."""
     seen = {Round(protocol=PLAIN, rules=rules) for rules in (RULES, SYNCHRONOUS, EAGER)}
+    lack = Lack((("id:a", 1),))
+    seen |= {Round(protocol=PLAIN, rules=replace(PATIENT, waits=waits), lack=lack) for waits in (False, True)}
     edge = set(seen)
     for _ in range(7):
         fresh = set()
@@ -244,15 +250,6 @@ def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> 
     )
     state, effects = follow(state, e.Published())
     assert (state.phase, effects) == (RoundPhase.PUBLISHED, [e.GoOn()])
-
-
-def test_at_the_deadline_the_record_decides() -> None:
-    """A commit may be in progress at that moment. Only the record knows whether there is a quorum."""
-    for rules in (RULES, SYNCHRONOUS):
-        state, _ = follow(Round(protocol=PLAIN, rules=rules), *check_in("a", "b"), *commit("b"))
-        state, effects = follow(state, e.TimePassed(), now=60.0)
-        assert effects == [e.Close()]
-        assert state.phase is RoundPhase.CLOSING
 
 
 def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:

@@ -13,7 +13,7 @@ from fanin.clients.data.examples import Examples, model_examples
 from fanin.clients.data.npz import open_npz, read_npz, write_npz
 from fanin.clients.device.contract import example_assignment
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import NamedInputs

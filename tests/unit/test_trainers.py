@@ -23,7 +23,7 @@ from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.conditions import Interrupted, ShouldContinue
 from fanin.clients.device.contract import Countdown, check_trainer, example_assignment, example_model
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer, difference
+from fanin.clients.device.training.trainer import RuntimeTrainer, difference
 from fanin.clients.device.updates import Change
 from fanin.edge.assembly.assemble import assemble
 from fanin.edge.bundles.bundle import Bundle

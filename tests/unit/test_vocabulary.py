@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.export import App, next_token
 from fanin.edge.export.graph.vocabulary import count_tokens

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fanin.clients.device.conditions import Interrupted
     from fanin.clients.device.embed import DeviceSettings, join
     from fanin.clients.device.storage.seeds import app_seed
-    from fanin.clients.device.training import RuntimeTrainer
+    from fanin.clients.device.training.trainer import RuntimeTrainer
     from fanin.clients.device.updates import Change, Trainer
     from fanin.clients.flower.task import FlowerSettings
     from fanin.clients.operator import Operator
@@ -68,7 +68,7 @@ _MODULES = {
     "Interrupted": "device.conditions",
     "MemoryStore": "data.stores",
     "Operator": "operator",
-    "RuntimeTrainer": "device.training",
+    "RuntimeTrainer": "device.training.trainer",
     "Trainer": "device.updates",
     "app_seed": "device.storage.seeds",
     "join": "device.embed",

@@ -21,7 +21,8 @@ from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.resuming import DEFAULT_SAVE_S, SavePolicy
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.device.updates import Trainer
 from fanin.clients.textfiles import read_public_key, read_text, read_token
 from fanin.clients.transport import Connection, GrpcTransport
@@ -88,7 +89,7 @@ def _graphs(options: argparse.Namespace) -> tuple[Trainer, Runtime]:
     """Return the trainer of a device that runs graphs, and its runtime."""
     runtime = open_runtime(options.runtime)
     store = open_npz(Path(options.data), options.partition or 0, options.validation)
-    return SparingTrainer(RuntimeTrainer(runtime, store)), runtime
+    return SparingTrainer(RuntimeTrainer(runtime, store, policy=SavePolicy(save_s=options.save_s))), runtime
 
 
 def _flower(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Trainer, None]:
@@ -197,20 +198,17 @@ def _parser() -> argparse.ArgumentParser:
         "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="disk space for downloads (256)"
     )
     parser.add_argument(
-        "--flower",
-        metavar="MODULE:APP|FOLDER",
-        help="train with this Flower app, a ClientApp or NumPyClient below the working directory, or with that of the "
-        "project in a folder, instead of graphs",
-    )
-    parser.add_argument(
-        "--node-config", default="", metavar="KEY=VALUE ...", help="its node_config, as in 'num-partitions=10'"
-    )
-    parser.add_argument(
-        "--run-config", default="", metavar="KEY=VALUE ...", help="entries that replace those of its pyproject.toml"
+        "--save-s",
+        type=float,
+        default=DEFAULT_SAVE_S,
+        metavar="SECONDS",
+        help="save a training that was not saved for this long, at the end of the next epoch; a killed device resumes "
+        f"from there ({DEFAULT_SAVE_S:g}); inf: never",
     )
     parser.add_argument(
         "--no-condition", action="store_true", help="do not report battery and network of this machine in check-ins"
     )
+    _add_flower(parser)
     parser.add_argument("--quiet", action="store_true", help="log warnings and errors only, not each step of a round")
     parser.add_argument("--max-updates", type=int, default=0, metavar="N", help="stop after N accepted updates")
     parser.add_argument(
@@ -242,6 +240,22 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_flower(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a Flower app."""
+    parser.add_argument(
+        "--flower",
+        metavar="MODULE:APP|FOLDER",
+        help="train with this Flower app, a ClientApp or NumPyClient below the working directory, or with that of the "
+        "project in a folder, instead of graphs",
+    )
+    parser.add_argument(
+        "--node-config", default="", metavar="KEY=VALUE ...", help="its node_config, as in 'num-partitions=10'"
+    )
+    parser.add_argument(
+        "--run-config", default="", metavar="KEY=VALUE ...", help="entries that replace those of its pyproject.toml"
+    )
+
+
 def _check_options(options: argparse.Namespace) -> None:
     """Raise InvalidInput for a value out of range, and for options that exclude each other."""
     check_remote("--server", options.server)
@@ -264,6 +278,10 @@ def _check_options(options: argparse.Namespace) -> None:
         raise InvalidInput(
             f"--validation: got {options.validation:g}, expected a share of at least 0 and less than 1, as in 0.2",
             code="FN-1008",
+        )
+    if not options.save_s >= 0.0:
+        raise InvalidInput(
+            f"--save-s: got {options.save_s:g}, expected seconds of at least 0, or inf for never", code="FN-1008"
         )
     for option, least in (("partition", 0), ("cache_mb", 1), ("max_updates", 0), ("max_failures", 0)):
         value = getattr(options, option)

@@ -17,7 +17,7 @@ from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore, memory_store
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, SignedManifest, folder_reader
 from fanin.edge.metrics.metric import NO_METRICS, Metric

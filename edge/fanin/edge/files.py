@@ -9,7 +9,7 @@ sync a loss of power can leave an empty file under the new name. Without the sec
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -60,12 +60,14 @@ def without_foreign(paths: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(path for path in paths if not path.name.startswith(".") and path.name != LOST_FOUND)
 
 
-def replace_file(path: Path, data: bytes, *, mode: int = 0o666, writer: str = "") -> None:
+def replace_file(
+    path: Path, data: bytes | Sequence[bytes | memoryview], *, mode: int = 0o666, writer: str = ""
+) -> None:
     """Replace a file, or create it; its bytes and its name are durable on return.
 
     Args:
         path: The file. Its folder must exist.
-        data: The new content.
+        data: The new content, perhaps in pieces.
         mode: Permissions of the new file, reduced by the umask.
         writer: Name of this process, if others may replace the same file at the same time.
 
@@ -77,7 +79,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666, writer: str = ""
         # A draft that a killed process left may have other permissions.
         draft.unlink(missing_ok=True)
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
+            file.writelines((data,) if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -920,6 +920,7 @@ class RunDescription(_message.Message):
     SATURATED_FIELD_NUMBER: _builtins.int
     NUM_DIGEST_ONLY_FIELD_NUMBER: _builtins.int
     NUM_WITHOUT_PARAMETERS_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     num_at_work: _builtins.int
     """Devices that have an Assignment in the open Round, and the first 100 of them."""
     deadline_s: _builtins.float
@@ -961,6 +962,8 @@ class RunDescription(_message.Message):
     def saturated(self) -> Global___SaturatedDevices:
         """Those of the Round that published the newest Version."""
 
+    @_builtins.property
+    def coverage(self) -> Global___Coverage: ...
     def __init__(
         self,
         *,
@@ -980,10 +983,11 @@ class RunDescription(_message.Message):
         saturated: Global___SaturatedDevices | None = ...,
         num_digest_only: _builtins.int = ...,
         num_without_parameters: _builtins.int = ...,
+        coverage: Global___Coverage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grid", b"grid", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "grid", b"grid", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "grid", b"grid", "last_failure", b"last_failure", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_digest_only", b"num_digest_only", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "num_without_parameters", b"num_without_parameters", "progress", b"progress", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "coverage", b"coverage", "deadline_s", b"deadline_s", "grid", b"grid", "last_failure", b"last_failure", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_digest_only", b"num_digest_only", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "num_without_parameters", b"num_without_parameters", "progress", b"progress", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1128,6 +1132,8 @@ class Event(_message.Message):
     RUN_RESUMED_FIELD_NUMBER: _builtins.int
     RUN_WARNED_FIELD_NUMBER: _builtins.int
     DEVICES_GONE_FIELD_NUMBER: _builtins.int
+    ROUND_EXTENDED_FIELD_NUMBER: _builtins.int
+    ROUND_LACKS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     time: _builtins.float
     """Seconds since the Unix epoch."""
@@ -1147,6 +1153,10 @@ class Event(_message.Message):
     def run_warned(self) -> Global___RunWarned: ...
     @_builtins.property
     def devices_gone(self) -> Global___DevicesGone: ...
+    @_builtins.property
+    def round_extended(self) -> Global___RoundExtended: ...
+    @_builtins.property
+    def round_lacks(self) -> Global___RoundLacks: ...
     def __init__(
         self,
         *,
@@ -1160,12 +1170,14 @@ class Event(_message.Message):
         run_resumed: Global___RunResumed | None = ...,
         run_warned: Global___RunWarned | None = ...,
         devices_gone: Global___DevicesGone | None = ...,
+        round_extended: Global___RoundExtended | None = ...,
+        round_lacks: Global___RoundLacks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["devices_gone", b"devices_gone", "round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["devices_gone", b"devices_gone", "round_closed", b"round_closed", "round_extended", b"round_extended", "round_failed", b"round_failed", "round_lacks", b"round_lacks", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices_gone", b"devices_gone", "round_closed", b"round_closed", "round_failed", b"round_failed", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "sequence", b"sequence", "time", b"time", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices_gone", b"devices_gone", "round_closed", b"round_closed", "round_extended", b"round_extended", "round_failed", b"round_failed", "round_lacks", b"round_lacks", "round_opened", b"round_opened", "run_rested", b"run_rested", "run_resumed", b"run_resumed", "run_warned", b"run_warned", "sequence", b"sequence", "time", b"time", "version_published", b"version_published", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["round_opened", "round_closed", "round_failed", "version_published", "run_rested", "run_resumed", "run_warned", "devices_gone"]  # noqa: Y015
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["round_opened", "round_closed", "round_failed", "version_published", "run_rested", "run_resumed", "run_warned", "devices_gone", "round_extended", "round_lacks"]  # noqa: Y015
     _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
@@ -1173,28 +1185,34 @@ Global___Event: _TypeAlias = Event  # noqa: Y015
 
 @_typing.final
 class RunWarned(_message.Message):
-    """Something that an operator should look at. The Run continues. Each code and subject is recorded once a Run."""
+    """Something that an operator should look at. The Run continues. Each code and subject is recorded once, until it is over."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CODE_FIELD_NUMBER: _builtins.int
     SUBJECT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """examples_capped, statistic_cut, shared_partition, scaffold_devices or strategy_state."""
+    """examples_capped, statistic_cut, shared_partition, shared_key, scaffold_devices, strategy_state, device_never_came,
+    device_stopped_coming or device_without_work.
+    """
     subject: _builtins.str
     """What it is about, such as two device ids; empty for the Run."""
     text: _builtins.str
+    is_over: _builtins.bool
+    """The cause has ended. The warning is no longer among those of the Run."""
     def __init__(
         self,
         *,
         code: _builtins.str = ...,
         subject: _builtins.str = ...,
         text: _builtins.str = ...,
+        is_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "subject", b"subject", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "is_over", b"is_over", "subject", b"subject", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1279,9 +1297,145 @@ class RoundFailed(_message.Message):
 Global___RoundFailed: _TypeAlias = RoundFailed  # noqa: Y015
 
 @_typing.final
-class DevicesGone(_message.Message):
-    """Devices were silent for so long that the Round no longer waits for them."""
+class RoundExtended(_message.Message):
+    """Devices were silent for so long that the Round no longer waits for them.
+    The deadline of a Round moved, because devices at work report progress.
+    """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    EXTENSION_S_FIELD_NUMBER: _builtins.int
+    NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    DEVICE_IDS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    extension_s: _builtins.float
+    """Seconds by which it has moved in all."""
+    num_devices: _builtins.int
+    """The devices that made progress, and the first 1,000 of them."""
+    @_builtins.property
+    def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        extension_s: _builtins.float = ...,
+        num_devices: _builtins.int = ...,
+        device_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "extension_s", b"extension_s", "num_devices", b"num_devices", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundExtended: _TypeAlias = RoundExtended  # noqa: Y015
+
+@_typing.final
+class RoundLacks(_message.Message):
+    """A Round lacks required participants at its deadline, and waits for them, as its Plan says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MissingEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    text: _builtins.str
+    """The same for operators, with the labels of devices."""
+    @_builtins.property
+    def missing(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """What is missing: id:DEVICE, tag:NAME=VALUE, min_devices or min_examples, and the number of devices or examples."""
+
+    def __init__(
+        self,
+        *,
+        round: _builtins.int = ...,
+        missing: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing", b"missing", "round", b"round", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundLacks: _TypeAlias = RoundLacks  # noqa: Y015
+
+@_typing.final
+class Coverage(_message.Message):
+    """How much of the population a Round covers. It counts devices. Examples are statistics: only the sum of the Round is known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RequiredEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    NUM_ENROLLED_FIELD_NUMBER: _builtins.int
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    num_devices: _builtins.int
+    """Devices whose Updates count."""
+    num_enrolled: _builtins.int
+    """Devices that were enrolled."""
+    @_builtins.property
+    def required(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """For each entry of the Plan's participants.required, the devices of the Round that it names."""
+
+    def __init__(
+        self,
+        *,
+        num_devices: _builtins.int = ...,
+        num_enrolled: _builtins.int = ...,
+        required: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_devices", b"num_devices", "num_enrolled", b"num_enrolled", "required", b"required"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Coverage: _TypeAlias = Coverage  # noqa: Y015
+
+@_typing.final
+class DevicesGone(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -1617,6 +1771,7 @@ class VersionPublished(_message.Message):
     NOT_REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     STRATEGY_METRICS_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     version_sha256: _builtins.str
@@ -1679,6 +1834,10 @@ class VersionPublished(_message.Message):
         """Absent if no Round published it, or if the coordinator was restarted during the Round."""
 
     @_builtins.property
+    def coverage(self) -> Global___Coverage:
+        """Of a Round."""
+
+    @_builtins.property
     def by(self) -> Global___Principal:
         """Who published it; absent for a Round."""
 
@@ -1714,11 +1873,12 @@ class VersionPublished(_message.Message):
         not_reproducible: _builtins.bool = ...,
         strategy_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         times: Global___RoundTimes | None = ...,
+        coverage: Global___Coverage | None = ...,
         by: Global___Principal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "evaluation", b"evaluation", "saturated", b"saturated", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "coverage", b"coverage", "evaluation", b"evaluation", "saturated", b"saturated", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "not_reproducible", b"not_reproducible", "num_clamped", b"num_clamped", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "strategy_metrics", b"strategy_metrics", "times", b"times", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "coverage", b"coverage", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "not_reproducible", b"not_reproducible", "num_clamped", b"num_clamped", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "strategy_metrics", b"strategy_metrics", "times", b"times", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1983,33 +1983,38 @@ Global___ReportRequest: _TypeAlias = ReportRequest  # noqa: Y015
 
 @_typing.final
 class TrainingProgress(_message.Message):
-    """How far the training of an Assignment is. All may be 0 or absent: the report itself says that the device works."""
+    """How far the training of an Assignment is, in the clear. So it has no loss: that depends on the data, and is a statistic.
+    All may be 0: the report itself says that the device works. A device whose step rises between two reports makes progress.
+    For such devices, the coordinator may extend the deadline of the Round (Cohort.max_extension_s). A device that was killed
+    may resume its training at any step of its own; the Update must have the same bits as without the kill.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
-    LOSS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NUM_EPOCHS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """Steps so far, at most num_steps if that is known."""
     num_steps: _builtins.int
     """Steps of the whole training; 0: unknown."""
-    loss: _builtins.float
-    """The loss of the last step. It may be NaN or infinite."""
+    epoch: _builtins.int
+    """The epoch under way, from 1 on, and the number of epochs; 0: unknown."""
+    num_epochs: _builtins.int
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         num_steps: _builtins.int = ...,
-        loss: _builtins.float | None = ...,
+        epoch: _builtins.int = ...,
+        num_epochs: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "num_steps", b"num_steps", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "num_epochs", b"num_epochs", "num_steps", b"num_steps", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
-    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainingProgress: _TypeAlias = TrainingProgress  # noqa: Y015
 

@@ -36,6 +36,7 @@ class Plan(_message.Message):
     SCHEDULE_FIELD_NUMBER: _builtins.int
     INT8_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
+    PARTICIPANTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -75,6 +76,10 @@ class Plan(_message.Message):
     def retention(self) -> Global___Retention:
         """What the coordinator keeps of the past of the Run."""
 
+    @_builtins.property
+    def participants(self) -> Global___Participants:
+        """Who must take part in each Round."""
+
     def __init__(
         self,
         *,
@@ -91,14 +96,79 @@ class Plan(_message.Message):
         schedule: _abc.Iterable[Global___ScheduledChange] | None = ...,
         int8: Global___Int8 | None = ...,
         retention: Global___Retention | None = ...,
+        participants: Global___Participants | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "retention", b"retention", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "participants", b"participants", "retention", b"retention", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "name", b"name", "retention", b"retention", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "name", b"name", "participants", b"participants", "retention", b"retention", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class Participants(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class RequiredEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUIRED_FIELD_NUMBER: _builtins.int
+    MIN_DEVICES_FIELD_NUMBER: _builtins.int
+    MIN_EXAMPLES_FIELD_NUMBER: _builtins.int
+    ON_MISSING_FIELD_NUMBER: _builtins.int
+    min_devices: _builtins.int
+    """The least numbers of devices, and of examples that they trained on; absent: 0."""
+    min_examples: _builtins.int
+    on_missing: _builtins.str
+    """What a Round does at its deadline that lacks them: fail or wait; absent: fail."""
+    @_builtins.property
+    def required(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """The least number of devices, by id:DEVICE or tag:NAME=VALUE."""
+
+    def __init__(
+        self,
+        *,
+        required: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        min_devices: _builtins.int | None = ...,
+        min_examples: _builtins.int | None = ...,
+        on_missing: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_devices", b"_min_devices", "_min_examples", b"_min_examples", "_on_missing", b"_on_missing", "min_devices", b"min_devices", "min_examples", b"min_examples", "on_missing", b"on_missing"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_devices", b"_min_devices", "_min_examples", b"_min_examples", "_on_missing", b"_on_missing", "min_devices", b"min_devices", "min_examples", b"min_examples", "on_missing", b"on_missing", "required", b"required"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__min_devices: _TypeAlias = _typing.Literal["min_devices"]  # noqa: Y015
+    _WhichOneofArgType__min_devices: _TypeAlias = _typing.Literal["_min_devices", b"_min_devices"]  # noqa: Y015
+    _WhichOneofReturnType__min_examples: _TypeAlias = _typing.Literal["min_examples"]  # noqa: Y015
+    _WhichOneofArgType__min_examples: _TypeAlias = _typing.Literal["_min_examples", b"_min_examples"]  # noqa: Y015
+    _WhichOneofReturnType__on_missing: _TypeAlias = _typing.Literal["on_missing"]  # noqa: Y015
+    _WhichOneofArgType__on_missing: _TypeAlias = _typing.Literal["_on_missing", b"_on_missing"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_devices) -> _WhichOneofReturnType__min_devices | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__min_examples) -> _WhichOneofReturnType__min_examples | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__on_missing) -> _WhichOneofReturnType__on_missing | None: ...
+
+Global___Participants: _TypeAlias = Participants  # noqa: Y015
 
 @_typing.final
 class ScheduledChange(_message.Message):
@@ -238,6 +308,7 @@ class Cohort(_message.Message):
     SELECTION_FIELD_NUMBER: _builtins.int
     SELECTION_OPTIONS_FIELD_NUMBER: _builtins.int
     REPORT_FACTOR_FIELD_NUMBER: _builtins.int
+    MAX_EXTENSION_S_FIELD_NUMBER: _builtins.int
     concurrency: _builtins.int
     """Devices at work at the same time."""
     buffer: _builtins.int
@@ -254,6 +325,8 @@ class Cohort(_message.Message):
     """Multiple of the time that the quorum took, from the same Assignment, after which the quorum suffices. Infinity: only at
     the deadline. Absent: 2.0.
     """
+    max_extension_s: _builtins.float
+    """Most seconds by which the deadline moves for devices that make progress; absent: 0."""
     @_builtins.property
     def selection_options(self) -> _containers.MessageMap[_builtins.str, _fleet_pb2.Setting]:
         """The options of selection."""
@@ -269,15 +342,20 @@ class Cohort(_message.Message):
         selection: _builtins.str | None = ...,
         selection_options: _abc.Mapping[_builtins.str, _fleet_pb2.Setting] | None = ...,
         report_factor: _builtins.float | None = ...,
+        max_extension_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor", "_selection", b"_selection", "report_factor", b"report_factor", "selection", b"selection"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_extension_s", b"_max_extension_s", "_report_factor", b"_report_factor", "_selection", b"_selection", "max_extension_s", b"max_extension_s", "report_factor", b"report_factor", "selection", b"selection"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor", "_selection", b"_selection", "buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "min_report_s", b"min_report_s", "quorum", b"quorum", "report_factor", b"report_factor", "selection", b"selection", "selection_options", b"selection_options"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_extension_s", b"_max_extension_s", "_report_factor", b"_report_factor", "_selection", b"_selection", "buffer", b"buffer", "concurrency", b"concurrency", "deadline_s", b"deadline_s", "max_extension_s", b"max_extension_s", "min_report_s", b"min_report_s", "quorum", b"quorum", "report_factor", b"report_factor", "selection", b"selection", "selection_options", b"selection_options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_extension_s: _TypeAlias = _typing.Literal["max_extension_s"]  # noqa: Y015
+    _WhichOneofArgType__max_extension_s: _TypeAlias = _typing.Literal["_max_extension_s", b"_max_extension_s"]  # noqa: Y015
     _WhichOneofReturnType__report_factor: _TypeAlias = _typing.Literal["report_factor"]  # noqa: Y015
     _WhichOneofArgType__report_factor: _TypeAlias = _typing.Literal["_report_factor", b"_report_factor"]  # noqa: Y015
     _WhichOneofReturnType__selection: _TypeAlias = _typing.Literal["selection"]  # noqa: Y015
     _WhichOneofArgType__selection: _TypeAlias = _typing.Literal["_selection", b"_selection"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_extension_s) -> _WhichOneofReturnType__max_extension_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__report_factor) -> _WhichOneofReturnType__report_factor | None: ...
     @_typing.overload

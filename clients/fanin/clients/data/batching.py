@@ -17,16 +17,18 @@ from fanin.edge.tensors import Int64s
 
 
 def batches(
-    examples: Examples, batch_size: int, rng: np.random.Generator, lengths: Lengths | None = None
+    examples: Examples, batch_size: int, rng: np.random.Generator, lengths: Lengths | None = None, first: int = 0
 ) -> Iterator[PaddedBatch]:
     """Yield one epoch in random order; the last batch, or the last one of each length, may be padded.
+
+    The first ``first`` batches are left out. The generator draws the same numbers in any case.
 
     Raises:
         ValueError: A row is longer than the longest length.
     """
     groups = _groups(examples, rng.permutation(len(examples)), batch_size, lengths)
     order = np.arange(len(groups)) if lengths is None else rng.permutation(len(groups))
-    for index in order:
+    for index in order[first:]:
         yield _batch(examples, groups[index], batch_size, lengths)
 
 

@@ -9,7 +9,7 @@ Modules, in reading order:
     conditions.py  whether the device may work now
     updates.py     the trainer's interface, and the encoding of its result as an Update
     contract.py    ``check_trainer``, the contract of a Trainer
-    training.py    local SGD on the device's examples, and the validation of the int8 model
+    training/      local SGD on the device's examples, its resumption, and the validation of the int8 model
     graphs.py      the open graphs of a Bundle, kept between Rounds
     downloads.py   Bundles and Versions onto the device, many Chunks over one call
     models.py      the Chunks that a Publication needs, and opening them verified
@@ -22,7 +22,7 @@ An Update passes these files on its way from the trainer to the wire:
     1. session_driver.py   begins the training of an Assignment whose Update is not stored yet
     2. updates.py          ``begin_stages`` reads the states of the stages
     3. client.py           calls the trainer, on the thread of the client
-    4. training.py         trains, and returns a ``Change``
+    4. training/trainer.py trains, and returns a ``Change``
     5. updates.py          ``apply_stages`` takes the Change through the stages, then through the codec
                            (``fanin.edge.codecs.pipeline``); ``header_of`` adds statistics and telemetry
     6. storage/            stores the personal parameters, the states, the payload and, last, the header

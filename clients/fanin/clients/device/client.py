@@ -30,7 +30,7 @@ from fanin.clients.device.session.progress import progress
 from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.session_driver import DriverParts, SessionDriver, run_blocking
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.updates import Change, ReportsSteps, Trainer
+from fanin.clients.device.updates import Change, Trainer, progress_of
 from fanin.clients.machine import condition_of
 from fanin.clients.transport import ReadPayload, Transport
 from fanin.edge.runtimes.base import NamedInputs
@@ -335,11 +335,8 @@ class Heartbeat:
                 self._conditions.end_assignment(f"the assignment is over: {reason}")
 
     def _progress_of(self, assignment_id: str) -> m.TrainingProgress:
-        trainer = self._trainer
-        if not isinstance(trainer, ReportsSteps):
-            return m.TrainingProgress()
         try:
-            return trainer.progress_of(assignment_id)
+            return progress_of(self._trainer, assignment_id)
         except Exception:
             # The trainer may be the app's code. The device works, whatever its trainer says about its steps.
             LOG.debug("progress: the trainer failed", exc_info=True)

@@ -18,7 +18,8 @@ from fanin.clients.data.stores import ExampleStore
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.resuming import DEFAULT_SAVE_S, SavePolicy
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.errors import Conflict
@@ -40,6 +41,7 @@ class DeviceSettings:
         runtime: One of ``RUNTIMES``; None for the first that is installed.
         max_cache_bytes: Bytes of downloaded Chunks that are kept.
         shares_condition: Whether check-ins report battery and network of this machine, for the coordinator's operators.
+        save_s: Seconds after which a training is saved at the end of its next epoch; infinity for never.
     """
 
     server: str
@@ -50,6 +52,7 @@ class DeviceSettings:
     runtime: str | None = None
     max_cache_bytes: int = DEFAULT_MAX_BYTES
     shares_condition: bool = True
+    save_s: float = DEFAULT_SAVE_S
 
 
 @contextmanager
@@ -85,7 +88,7 @@ def join(
         parts = ClientParts(
             transport=GrpcTransport(line, cache.key()),
             cache=cache,
-            trainer=RuntimeTrainer(runtime, store),
+            trainer=RuntimeTrainer(runtime, store, policy=SavePolicy(save_s=settings.save_s)),
             trusted=(settings.publisher,),
             rng=random.Random(),
             serving=Serving(runtime, cache, (settings.publisher,)),

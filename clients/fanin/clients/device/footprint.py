@@ -18,9 +18,9 @@ from typing import Final
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import Change, Trainer, row_sizes
+from fanin.clients.device.updates import Change, Trainer, progress_of, row_sizes
 from fanin.edge.bundles.bundle import Bundle
-from fanin.protos.messages import Assignment
+from fanin.protos.messages import Assignment, TrainingProgress
 
 SMAPS: Final = Path("/proc/self/smaps")
 """proc(5): a line ``start-end permissions offset device inode path`` for each mapping, then ``Key: number kB``."""
@@ -63,6 +63,10 @@ class SparingTrainer:
     def row_sizes(self, bundle: Bundle) -> Collection[int]:
         """See SizingTrainer."""
         return row_sizes(self._trainer, bundle)
+
+    def progress_of(self, assignment_id: str) -> TrainingProgress:
+        """See ReportsSteps."""
+        return progress_of(self._trainer, assignment_id)
 
     def train(self, model: OpenedModel, assignment: Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer."""

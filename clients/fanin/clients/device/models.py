@@ -10,6 +10,7 @@ The order is the security property:
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.bundles.manifest import Manifest
@@ -22,6 +23,21 @@ from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, ChunkRef, assemble
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion
 from fanin.protos.messages import Order, Publication
+
+
+class SavedTraining(Protocol):
+    """The state of an unfinished training, which survives the end of the process. ``storage.trainings`` has it.
+
+    A trainer writes its state now and then, and reads it when it begins. It returns the same bits as without.
+    """
+
+    def read(self) -> memoryview | None:
+        """Return the content that was written last for this Assignment; None to begin anew."""
+        ...
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> bool:
+        """Replace the content durably. Return False if that is not possible now; the training continues."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +54,8 @@ class OpenedModel:
             gradient of each step.
         device_seed: Seed of what the device's own code draws in the training (32 bytes), from the device's secret. None
             in a simulation, and outside of a training. ``app_seed`` has a seed for both.
+        saved: The state of this training that an earlier process saved, and the place for the next one. None in a
+            simulation, and outside of a training.
     """
 
     bundle: Bundle
@@ -47,6 +65,7 @@ class OpenedModel:
     ranges: Float32s | None = None
     inputs: Mapping[str, Float32s] = field(default_factory=lambda: MappingProxyType({}))
     device_seed: bytes | None = field(default=None, repr=False)
+    saved: SavedTraining | None = field(default=None, repr=False)
 
     def values(self) -> Float32s:
         """Return all parameters of the graphs (num_model_values,): the Version's and the personal ones.

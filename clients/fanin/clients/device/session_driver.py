@@ -177,9 +177,14 @@ class SessionDriver:
     def _forget_updates(self) -> None:
         try:
             self._parts.store.updates.clear()
+            self._forget_training()
         except OSError as exc:
             # The next training removes them before it begins, and retries until it succeeds.
             LOG.warning("updates cannot be removed (%s); the client tries again before it trains", exc)
+
+    def _forget_training(self) -> None:
+        if self._parts.store.trainings is not None:
+            self._parts.store.trainings.clear()
 
     async def _attempt(self, action: e.SessionAction) -> e.SessionEvent:
         """Carry out one action and return its outcome as an event."""
@@ -322,7 +327,8 @@ class SessionDriver:
         try:
             staging = begin_stages(assignment, self._stages, model, store.states)
             local = local_values(store.locals, model.bundle, assignment.run_id, before=assignment.round)
-            prepared = replace(model, local=local, inputs=staging.inputs())
+            saved = None if store.trainings is None else store.trainings.open(assignment)
+            prepared = replace(model, local=local, inputs=staging.inputs(), saved=saved)
             with self._reporting_unfit(model.bundle):
                 change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
             if not isinstance(change, Change):
@@ -343,6 +349,7 @@ class SessionDriver:
         if staging.has_state:
             store.states.put(state_label(assignment, assignment.round), staged.states)
         store.updates.put(header, staged.encoded.payload)
+        self._forget_training()
         num_values = layout_of(staging.table, self._stages).total_table.num_values
         return e.UpdateStored(num_saturated=staged.encoded.num_saturated, num_values=num_values)
 

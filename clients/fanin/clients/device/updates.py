@@ -152,6 +152,11 @@ class ReportsSteps(Protocol):
         ...
 
 
+def progress_of(trainer: object, assignment_id: str) -> m.TrainingProgress:
+    """Return the last step of a trainer, without numbers if it does not know them."""
+    return trainer.progress_of(assignment_id) if isinstance(trainer, ReportsSteps) else m.TrainingProgress()
+
+
 @runtime_checkable
 class SizingTrainer(Trainer, Protocol):
     """A Trainer that knows the lengths of its rows before it trains."""

@@ -12,13 +12,16 @@ from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.chunks import short
 from fanin.protos.messages import (
     MAX_SATURATED_SHARE,
+    Coverage,
     DevicesGone,
     DeviceSpread,
     Evaluation,
     LoggedEvent,
     Principal,
     RoundClosed,
+    RoundExtended,
     RoundFailed,
+    RoundLacks,
     RoundOpened,
     RoundPhase,
     RunDescription,
@@ -147,6 +150,12 @@ def _plain(value: object) -> object:
             return row if value.has_labels else row | dict.fromkeys(OF_LABELS)
         case DeviceSpread():
             return asdict(value)
+        case Coverage():
+            return {
+                "num_devices": value.num_devices,
+                "num_enrolled": value.num_enrolled,
+                "required": dict(value.required),
+            }
         case SaturatedDevices():
             return {"num_devices": value.num_devices, "num_values": dict(value.num_values)}
         case Mapping():
@@ -164,6 +173,13 @@ def event_text(event: RunEvent) -> str:
             return f"round {event.round} closed with {counted(event.num_accepted, 'update')}"
         case RoundFailed():
             return f"round {event.round} failed: {event.reason}"
+        case RoundExtended():
+            devices = counted(event.num_devices, "device")
+            return (
+                f"round {event.round}: deadline {event.extension_s:g} s later in all, because {devices} make progress"
+            )
+        case RoundLacks():
+            return f"round {event.round} waits: {event.text}"
         case DevicesGone():
             return f"round {event.round} waits no longer for {counted(event.num_devices, 'silent device')}"
         case VersionPublished():
@@ -173,7 +189,7 @@ def event_text(event: RunEvent) -> str:
         case RunResumed():
             return f"run resumed{_by(event.by)}" + (f", for {counted(event.rounds, 'round')}" if event.rounds else "")
         case RunWarned():
-            return f"warning: {event.text}"
+            return f"{'no longer' if event.is_over else 'warning'}: {event.text}"
         case _:
             assert_never(event)
 

@@ -26,6 +26,7 @@ from fanin.commands.display.plans import plan_lines, settings_lines
 from fanin.protos.messages import (
     FIRST_EPOCH,
     MAX_DESCRIBED_ROUNDS,
+    Coverage,
     RoundInfo,
     RunDescription,
     TrainingProgress,
@@ -76,6 +77,7 @@ def description_row(description: RunDescription) -> dict[str, object]:
             "num_devices": description.saturated.num_devices,
             "num_values": dict(description.saturated.num_values),
         },
+        "coverage": None if description.coverage is None else asdict(_plain(description.coverage)),
         "deadline_s": description.deadline_s,
         "grid": list(description.grid),
         "num_digest_only": description.num_digest_only,
@@ -83,6 +85,11 @@ def description_row(description: RunDescription) -> dict[str, object]:
         "warnings": [asdict(warning) for warning in description.warnings],
         "last_rounds": [_round_row(info, description.run.plan) for info in description.rounds],
     }
+
+
+def _plain(coverage: Coverage) -> Coverage:
+    """Return a coverage whose mapping ``asdict`` can copy."""
+    return replace(coverage, required=dict(coverage.required))
 
 
 def _round_row(info: RoundInfo, plan: Plan | None) -> dict[str, object]:
@@ -99,8 +106,8 @@ def _progress_text(progress: TrainingProgress | None) -> str:
     if progress is None or not progress.step:
         return ""
     of = f" of {progress.num_steps}" if progress.num_steps else ""
-    loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
-    return f"  step {progress.step}{of}{loss}"
+    epoch = f", epoch {progress.epoch} of {progress.num_epochs}" if progress.num_epochs > 1 else ""
+    return f"  step {progress.step}{of}{epoch}"
 
 
 def description_text(description: RunDescription) -> str:
@@ -148,6 +155,12 @@ def description_text(description: RunDescription) -> str:
     lines += [f"  warning   {warning.text}" for warning in description.warnings]
     if description.saturated.num_devices:
         lines.append(f"  saturated in version {info.version}: {saturated_text(description.saturated)}")
+    if (covered := description.coverage) is not None and covered.num_devices:
+        entries = ", ".join(f"{entry} {number}" for entry, number in sorted(covered.required.items()))
+        lines.append(
+            f"  coverage  {covered.num_devices} of {counted(covered.num_enrolled, 'enrolled device')} in version "
+            f"{info.version}{f': {entries}' if entries else ''}"
+        )
     lines += [_round_line(info) for info in description.rounds]
     return "\n".join(lines) + "\n"
 

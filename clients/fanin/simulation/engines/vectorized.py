@@ -17,8 +17,8 @@ import numpy as np
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.training import (
-    LocalData,
+from fanin.clients.device.training.local_data import LocalData
+from fanin.clients.device.training.trainer import (
     control_of,
     difference,
     finite,

@@ -111,6 +111,7 @@ class MemoryFolder:
     """A ``DeviceFolder``: it survives ``VirtualDevice.restart``. It has no secret, so a simulation can be repeated."""
 
     secret: bytes | None = None
+    trainings: None = None
 
     def __init__(self) -> None:
         self.chunks = MemoryChunks()

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import OneOf
 from fanin.protos.messages.principals import Principal
-from fanin.protos.messages.runs import RunState, RunWarned, SaturatedDevices
+from fanin.protos.messages.runs import Coverage, RunState, RunWarned, SaturatedDevices
 from fanin.protos.names import MAX_NUMBER
 
 MAX_LISTED_DEVICES: Final = 1000
@@ -94,6 +94,51 @@ class DevicesGone:
 def devices_gone(round_number: int, devices: Sequence[str]) -> DevicesGone:
     """Return the event of a Round that no longer waits for these devices."""
     return DevicesGone(round=round_number, num_devices=len(devices), device_ids=tuple(devices[:MAX_LISTED_DEVICES]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundExtended:
+    """The deadline of a Round moved, because devices at work report progress.
+
+    Attributes:
+        round: The Round.
+        extension_s: Seconds by which it has moved in all.
+        num_devices: The devices that made progress.
+        device_ids: The first ``MAX_LISTED_DEVICES`` of them.
+    """
+
+    round: int
+    extension_s: float
+    num_devices: int
+    device_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.device_ids) > self.num_devices:
+            raise InvalidInput(
+                f"round {self.round}: got {len(self.device_ids)} devices, expected at most {self.num_devices}",
+                code="FN-0157",
+            )
+
+
+def round_extended(round_number: int, extension_s: float, devices: Sequence[str]) -> RoundExtended:
+    """Return the event of a Round whose deadline moved for these devices, by ``extension_s`` in all."""
+    listed = tuple(devices[:MAX_LISTED_DEVICES])
+    return RoundExtended(round=round_number, extension_s=extension_s, num_devices=len(devices), device_ids=listed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundLacks:
+    """A Round lacks required participants at its deadline, and waits for them.
+
+    Attributes:
+        round: The Round.
+        missing: The missing number of devices or examples, by the Plan's entry or key.
+        text: The same for operators.
+    """
+
+    round: int
+    missing: Mapping[str, int]
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +259,7 @@ class VersionPublished:
         strategy_metrics: The metrics that a Flower strategy returned, as ``train.NAME`` and ``evaluate.NAME``.
         times: The parts of the Round's duration. None without a Round, or if the coordinator was restarted during it.
         by: The principal that published it; None for a Round.
+        coverage: How much of the population the Round covers; None without a Round.
     """
 
     number: int
@@ -246,6 +292,7 @@ class VersionPublished:
     strategy_metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     times: RoundTimes | None = None
     by: Principal | None = None
+    coverage: Coverage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +315,18 @@ class RunResumed:
     by: Principal | None = None
 
 
-RunEvent = RoundOpened | RoundClosed | RoundFailed | DevicesGone | VersionPublished | RunRested | RunResumed | RunWarned
+RunEvent = (
+    RoundOpened
+    | RoundClosed
+    | RoundFailed
+    | RoundExtended
+    | RoundLacks
+    | DevicesGone
+    | VersionPublished
+    | RunRested
+    | RunResumed
+    | RunWarned
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

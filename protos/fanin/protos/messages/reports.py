@@ -146,28 +146,33 @@ def check_num_cells(num_cells: int, num_counts: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingProgress:
-    """How far the training of an Assignment is.
+    """How far the training of an Assignment is. It is telemetry, in the clear, so it has no loss.
 
     Attributes:
         step: Steps so far, at most ``num_steps`` if that is known.
         num_steps: Steps of the whole training; 0 if unknown.
-        loss: The loss of the last step, which may be NaN; None without one.
+        epoch: The epoch under way, from 1 on, at most ``num_epochs`` if that is known; 0 if unknown.
+        num_epochs: Epochs of the whole training; 0 if unknown.
     """
 
     step: int = 0
     num_steps: int = 0
-    loss: float | None = None
+    epoch: int = 0
+    num_epochs: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.step <= MAX_TIMES or not 0 <= self.num_steps <= MAX_TIMES:
-            raise InvalidInput(
-                f"progress: got step {self.step} of {self.num_steps}, expected numbers from 0 to {MAX_TIMES}",
-                code="FN-0145",
-            )
-        if self.num_steps and self.step > self.num_steps:
-            raise InvalidInput(
-                f"progress: got step {self.step} of {self.num_steps}, expected at most the last step", code="FN-0145"
-            )
+        for name, number, total in (
+            ("step", self.step, self.num_steps),
+            ("epoch", self.epoch, self.num_epochs),
+        ):
+            if not 0 <= number <= MAX_TIMES or not 0 <= total <= MAX_TIMES:
+                raise InvalidInput(
+                    f"progress: got {name} {number} of {total}, expected numbers from 0 to {MAX_TIMES}", code="FN-0145"
+                )
+            if total and number > total:
+                raise InvalidInput(
+                    f"progress: got {name} {number} of {total}, expected at most the last {name}", code="FN-0145"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

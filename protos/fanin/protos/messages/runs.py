@@ -136,11 +136,13 @@ class RunWarned:
         code: The kind, for programs.
         subject: What it is about, such as two device ids; "" for the Run. A Run records each code and subject once.
         text: The text for operators.
+        is_over: Whether the cause has ended. The warning then is no longer among those of the Run.
     """
 
     code: str
     subject: str = ""
     text: str
+    is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,21 @@ class SaturatedDevices:
     def of_message(*, num_devices: int, num_values: Mapping[str, int]) -> "SaturatedDevices":
         """Return the record of a message, whose map has no order."""
         return replace(saturated_devices(num_values), num_devices=num_devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """How much of the population a Round covers. It counts devices: only the sum of their examples is known.
+
+    Attributes:
+        num_devices: Devices whose Updates count.
+        num_enrolled: Devices that were enrolled.
+        required: For each entry of the Plan's ``participants.required``, the devices of the Round that it names.
+    """
+
+    num_devices: int = 0
+    num_enrolled: int = 0
+    required: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def check_described_rounds(rounds: int) -> None:
@@ -194,6 +211,7 @@ class RunDescription:
         saturated: Devices with many saturated values in the Round that published the newest Version.
         num_digest_only: Versions that cannot be recomputed, because retention removed Updates.
         num_without_parameters: Versions whose parameters retention removed.
+        coverage: The coverage of that Round; None if no Round published it.
     """
 
     run: RunInfo
@@ -212,6 +230,7 @@ class RunDescription:
     saturated: SaturatedDevices = field(default_factory=SaturatedDevices)
     num_digest_only: int = 0
     num_without_parameters: int = 0
+    coverage: Coverage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

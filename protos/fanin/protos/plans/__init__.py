@@ -15,6 +15,7 @@ Modules in reading order:
     schedule   the settings of training that change from a Round on
     retention  the section of what is kept of the past of a Run
     evaluation the section of evaluation on held-out data
+    participants who must take part in each Round
     plan       the Plan, and the conditions between sections
     options    the options of a part, as its signature declares them
     named      what a Plan names: ours, or by entry point those of other distributions
@@ -23,6 +24,7 @@ Modules in reading order:
 from fanin.protos.plans.cohort import MAX_COHORT, CohortPlan
 from fanin.protos.plans.evaluation import EvaluationPlan, MetricSpec
 from fanin.protos.plans.flower import FlowerPlan
+from fanin.protos.plans.participants import ParticipantsPlan
 from fanin.protos.plans.plan import (
     CONSTRAINTS,
     HEADROOM_BITS,
@@ -82,6 +84,7 @@ __all__ = [
     "FlowerPlan",
     "Int8Plan",
     "MetricSpec",
+    "ParticipantsPlan",
     "Plan",
     "RetentionPlan",
     "ScheduledChange",

@@ -90,6 +90,17 @@ class CohortPlan:
             see=COHORT_SECTION,
         ),
     ] = 2.0
+    max_extension_s: Annotated[
+        float,
+        Key(
+            text="Most time by which the deadline of a Round moves, in steps of a twentieth of `deadline_s`, while a "
+            "device at work reports a higher step than before. `0.0`: never.",
+            unit="s",
+            at_least=0,
+            below=math.inf,
+            see="../howto/operate.md#long-rounds",
+        ),
+    ] = 0.0
     selection: Annotated[
         str,
         Key(

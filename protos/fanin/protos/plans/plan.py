@@ -24,6 +24,7 @@ from fanin.protos.plans.cohort import CohortPlan, check_quorum
 from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.flower import FlowerPlan, memory_notes, strategy_keys
 from fanin.protos.plans.keys import Key, keys_of, range_problem, shown
+from fanin.protos.plans.participants import ParticipantsPlan
 from fanin.protos.plans.retention import RetentionPlan, check_needed
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
@@ -39,6 +40,7 @@ from fanin.protos.plans.sections import (
     StopPlan,
     Training,
 )
+from fanin.protos.texts import counted
 
 STALE_UNIT: Final = 256
 """The integer weight of one example of a fresh Update in a Plan that allows staleness. 8 bits resolve the weights of
@@ -76,6 +78,7 @@ class Plan:
     int8: Annotated[Int8Plan, Mark.SPARSE] = field(default_factory=Int8Plan)
     flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
     retention: Annotated[RetentionPlan, Mark.SPARSE] = field(default_factory=RetentionPlan)
+    participants: Annotated[ParticipantsPlan, Mark.SPARSE] = field(default_factory=ParticipantsPlan)
 
     def __post_init__(self) -> None:
         problem = (
@@ -99,6 +102,7 @@ class Plan:
         check_schedule(self)
         check_strategy(self)
         check_retention(self)
+        check_participants(self)
 
     @staticmethod
     def check_message(message: Message) -> None:
@@ -261,6 +265,34 @@ def check_retention(plan: Plan) -> None:
     check_needed(plan.retention, plan.aggregation.max_staleness)
 
 
+def check_participants(plan: Plan) -> None:
+    """`participants` requires at most `cohort.buffer` devices. With `participants.required`, `cohort.buffer` equals
+    `cohort.concurrency` and `aggregation.max_staleness` is 0: otherwise other devices could fill the Round first.
+    `cohort.max_extension_s` is 0 if Updates may be late, because a Round does not wait for these.
+    """
+    participants, cohort = plan.participants, plan.cohort
+    if participants.most > cohort.buffer:
+        raise InvalidPlan(
+            f"plan: participants: got {counted(participants.most, 'required device')}, expected at most the "
+            f"{cohort.buffer} of cohort.buffer; raise it, or require fewer",
+            code="FN-1502",
+        )
+    staleness = plan.aggregation.max_staleness
+    if participants.required and (cohort.buffer < cohort.concurrency or staleness):
+        raise InvalidPlan(
+            f"plan: participants.required: got it with cohort.buffer {cohort.buffer}, cohort.concurrency "
+            f"{cohort.concurrency} and aggregation.max_staleness {staleness}, expected a buffer that equals the "
+            "concurrency, and 0: other devices could fill the Round first; change these keys",
+            code="FN-1503",
+        )
+    if cohort.max_extension_s and staleness:
+        raise InvalidPlan(
+            f"plan: cohort.max_extension_s: got {cohort.max_extension_s:g} with aggregation.max_staleness {staleness}, "
+            "expected one of them: with staleness, a late Update counts in the next Round; remove one",
+            code="FN-1503",
+        )
+
+
 CONSTRAINTS: Final = (
     check_quorum,
     check_headroom,
@@ -270,5 +302,6 @@ CONSTRAINTS: Final = (
     check_strategy,
     check_metrics,
     check_retention,
+    check_participants,
 )
 """The conditions on several keys. Their docstrings are the text of docs/reference/plan.md."""

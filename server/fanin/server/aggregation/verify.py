@@ -24,7 +24,7 @@ from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.ranges import RANGES, Activation
 from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos.errors import Corrupted, FaninError, NotFound
-from fanin.protos.messages import UNSEEN, UpdateHeader, Version
+from fanin.protos.messages import TRAINED, UNSEEN, UpdateHeader, Version, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.aggregation.auxiliary import AuxiliaryStep, refreshed
@@ -54,6 +54,7 @@ from fanin.server.aggregation.rules import (
 )
 from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.weights import examples_of, scale_of
+from fanin.server.selection.coverage import coverage_problem
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
@@ -122,6 +123,7 @@ class _History:
     activations: Sequence[Activation]
     round: Callable[[int], RoundRecord | None]
     strategy: StrategyRunner | None
+    published: Mapping[int, VersionPublished]
 
     @property
     def table(self) -> TensorTable:
@@ -169,6 +171,11 @@ def verify_run(archive: Archive, run_id: str, strategies: StrategySource | None 
         activations=refreshed(plan, bundle.manifest),
         # Each Round is read once and on demand, so that a damaged one does not hide the others.
         round=cache(partial(archive.rounds.round, run_id)),
+        published={
+            entry.event.number: entry.event
+            for entry in archive.runs.events(run_id)
+            if isinstance(entry.event, VersionPublished)
+        },
     )
     lineage_start, seen, removed = 0, UNSEEN, archive.runs.removed(run_id)
     for number, round_number in sorted(archive.runs.round_by_version(run_id).items()):
@@ -281,7 +288,13 @@ def _check_round(history: _History, version: Version, record: RoundRecord | None
         return f"round {record.round}: recomputed {digest}, signed {version.sha256}"
     if step.result().next_grid != record.next_grid:
         return f"round {record.round}: recomputed another grid for the next round"
-    if problem := _auxiliary_problem(history, aggregate, version, base, record):
+    problem = _auxiliary_problem(history, aggregate, version, base, record) or coverage_problem(
+        history.plan.participants,
+        record.accepted,
+        history.published.get(version.number),
+        step.result().counts.get(TRAINED, 0),
+    )
+    if problem:
         return f"round {record.round}: {problem}"
     after = archive.rounds.outer_state(record.run_id, record.round)
     tensors = [*history.optimizer.tensors, *([STRATEGY_STATE] if history.plan.flower.strategy else [])]

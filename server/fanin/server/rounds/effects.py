@@ -141,8 +141,8 @@ class RoundWork:
         # The next Round begins its sum while this work is still referenced.
         self._set_fold.release()
 
-    async def publish(self) -> RoundRecord:
-        """Sign and record the Version. Return the record after that."""
+    async def publish(self, coverage: m.Coverage) -> RoundRecord:
+        """Sign and record the Version, with the coverage of its Round. Return the record after that."""
         assert self._folded is not None, "publish comes after fold"
         folded = self._folded
         signed = sign_version(
@@ -156,7 +156,7 @@ class RoundWork:
             signed = add_auxiliary(self._setup.run_key, signed, folded.auxiliary)
         version = replace(signed, delegation=self._setup.delegation)
         now_s = self._stores.wall()
-        event = self._publication(version, folded, now_s)
+        event = replace(self._publication(version, folded, now_s), coverage=coverage)
         return await self._stores.writer.publish(
             version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
         )

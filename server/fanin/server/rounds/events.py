@@ -32,14 +32,25 @@ class Gone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateCommitted:
-    """A device's Update is durable and has one of the Round's places."""
+    """A device's Update is durable and has one of the Round's places.
+
+    ``meets`` are the Plan's entries of required participants that name the device, and ``examples`` the examples on
+    which it trained.
+    """
 
     device: str
+    meets: frozenset[str] = frozenset()
+    examples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
-    """The Round's time to close may have come. An early event is harmless."""
+    """The Round's time to close may have come. An early event is harmless.
+
+    ``progressing`` are devices at work whose step has risen since the last event of this kind.
+    """
+
+    progressing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +123,19 @@ class KeepDeadline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordExtension:
+    """Record that the deadline moved for these devices, ``extension_s`` in all."""
+
+    extension_s: float
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordLack:
+    """Record that the Round waits for missing participants, and look for them among the enrolled devices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecordGone:
     """Record that the Round no longer waits for these devices."""
 
@@ -157,8 +181,27 @@ class Warn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LookForAbsent:
+    """Look for devices that the Run expects, and record alarms. It belongs to no Round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GoOn:
     """Open the next Round, or let the Run rest."""
 
 
-Effect = Assign | KeepDeadline | RecordGone | Accumulate | Close | Fold | Publish | Fail | Warn | GoOn
+Effect = (
+    Assign
+    | KeepDeadline
+    | RecordExtension
+    | RecordLack
+    | RecordGone
+    | Accumulate
+    | Close
+    | Fold
+    | Publish
+    | Fail
+    | Warn
+    | LookForAbsent
+    | GoOn
+)

@@ -22,6 +22,11 @@ from rpds import HashTrieSet
 
 from fanin.protos.messages import RoundPhase
 from fanin.server.rounds import events as e
+from fanin.server.selection.coverage import Lack
+
+EXTENSIONS_PER_DEADLINE: Final = 20
+"""A device that is silent for a twentieth of the deadline is gone, so one that makes progress has reported by then."""
+NO_LACK: Final = Lack()
 
 
 class IllegalEvent(Exception):
@@ -32,7 +37,8 @@ class IllegalEvent(Exception):
 class Rules:
     """The Plan's settings for a Round; see ``protos.plans.CohortPlan``.
 
-    ``late_counts``: an Update that comes after the Round may count in the next one.
+    ``late_counts``: an Update that comes after the Round may count in the next one. ``waits``: a Round that lacks
+    required participants at its deadline waits for them.
     """
 
     concurrency: int
@@ -42,6 +48,13 @@ class Rules:
     min_report_s: float = math.inf
     report_factor: float = 1.0
     late_counts: bool = False
+    max_extension_s: float = 0.0
+    waits: bool = False
+
+    @property
+    def step_s(self) -> float:
+        """Seconds by which the deadline moves at once, and between two looks at a Round that waits."""
+        return self.deadline_s / EXTENSIONS_PER_DEADLINE
 
     @property
     def is_adaptive(self) -> bool:
@@ -83,6 +96,10 @@ class Round:
         left_s: Seconds to the deadline when the Round was paused.
         quorum_s: Seconds from the start of the deadline to the Update that completed the quorum, None before that.
         was_resumed: Whether the Round was under way when the coordinator ended.
+        lack: The required participants that are missing.
+        extension_s: Seconds by which the deadline has moved for devices that make progress.
+        overdue_at: When the Round looks again for missing participants; None before its deadline.
+        may_have_progress: Whether devices may be at work of which this process does not know, after a restart.
     """
 
     protocol: "RoundProtocol"
@@ -93,6 +110,10 @@ class Round:
     left_s: float | None = None
     quorum_s: float | None = None
     was_resumed: bool = False
+    lack: Lack = NO_LACK
+    extension_s: float = 0.0
+    overdue_at: float | None = None
+    may_have_progress: bool = False
 
     def step(self, event: e.Event, now: float) -> tuple["Round", tuple[e.Effect, ...]]:
         """Return the Round after ``event`` and its effects. Raises IllegalEvent, and then changes nothing."""
@@ -111,10 +132,19 @@ class Round:
         """
         if self.deadline is None or not self.assigns:
             return None
+        if self.overdue_at is not None:
+            return self.overdue_at
+        if self.lack:
+            # The quorum alone does not suffice.
+            return self.deadline
         report_at, begins_until = self._report_at, self._begins_until
         if report_at is None:
             return self.deadline
         return report_at if self.cohort.at_work or begins_until is None else begins_until
+
+    def may_extend(self, now: float) -> bool:
+        """Return whether the deadline has come, and may still move."""
+        return self.deadline is not None and now >= self.deadline and self.extension_s < self.rules.max_extension_s
 
     def num_places(self, now: float) -> int:
         """Return the number of devices that can be assigned now."""
@@ -133,7 +163,7 @@ class Round:
         if not rules.is_adaptive:
             return self.deadline
         report_s = max(rules.min_report_s, rules.report_factor * self.quorum_s)
-        return min(self.deadline - rules.deadline_s + report_s, self.deadline)
+        return min(self.deadline - self.extension_s - rules.deadline_s + report_s, self.deadline)
 
     @property
     def _begins_until(self) -> float | None:
@@ -142,7 +172,13 @@ class Round:
         After the quorum, a device begins only if the Round still waits for as long as the quorum took.
         """
         report_at = self._report_at
-        if report_at is None or self.quorum_s is None or not self.rules.is_adaptive or self.rules.late_counts:
+        if (
+            self.lack
+            or report_at is None
+            or self.quorum_s is None
+            or not self.rules.is_adaptive
+            or self.rules.late_counts
+        ):
             return None
         return report_at - self.quorum_s
 

@@ -7,13 +7,15 @@ from typing import Final
 from rpds import HashTrieSet
 
 from fanin.protos.errors import Corrupted, NotFound
-from fanin.protos.messages import RoundPhase, RunState
+from fanin.protos.messages import RoundExtended, RoundPhase, RunState
+from fanin.protos.plans.participants import WAIT
 from fanin.server.aggregation.parameters import first_grid_from
 from fanin.server.rounds.machine import Cohort, Outcome, Round, Rules
 from fanin.server.rounds.plain import PLAIN, begin
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
+from fanin.server.selection.coverage import lack_of
 from fanin.server.selection.participation import Participation
 from fanin.server.storage.records import RoundMark, RoundRecord, RunRecord
 from fanin.server.storage.stores import DriverStores, Files, Stores
@@ -66,7 +68,12 @@ class Moment:
 
 
 def begin_round(
-    run: RunRecord, record: RoundRecord, at_work: Iterable[str], moment: Moment, *, resumes: bool
+    run: RunRecord,
+    record: RoundRecord,
+    at_work: Iterable[str],
+    moment: Moment,
+    *,
+    extension_s: float | None = None,
 ) -> Outcome:
     """Return the machine of a recorded Round, and the effects to carry out now.
 
@@ -75,7 +82,8 @@ def begin_round(
         record: The Round.
         at_work: Devices that hold a place from the beginning.
         moment: The present.
-        resumes: Whether the Round was open when the coordinator ended.
+        extension_s: Seconds by which the deadline had moved of a Round that was open when the coordinator ended; None
+            for a new Round.
     """
     plan = run.start.plan
     cohort = plan.cohort
@@ -87,6 +95,8 @@ def begin_round(
         min_report_s=cohort.min_report_s,
         report_factor=cohort.report_factor,
         late_counts=plan.aggregation.max_staleness > 0,
+        max_extension_s=cohort.max_extension_s,
+        waits=plan.participants.on_missing == WAIT,
     )
     is_paused = run.state is RunState.PAUSED and record.mark is RoundMark.OPEN
     left_s = record.left_s
@@ -94,8 +104,16 @@ def begin_round(
         left_s = record.deadline_at_s - moment.wall_s
     if left_s is not None:
         # A wall clock that was set back must not postpone the deadline.
-        left_s = min(left_s, cohort.deadline_s)
-    state = Round(protocol=PLAIN, rules=rules, cohort=Cohort(at_work=HashTrieSet(at_work)), was_resumed=resumes)
+        left_s = min(left_s, cohort.deadline_s + (extension_s or 0.0))
+    state = Round(
+        protocol=PLAIN,
+        rules=rules,
+        cohort=Cohort(at_work=HashTrieSet(at_work)),
+        was_resumed=extension_s is not None,
+        lack=lack_of(plan.participants),
+        extension_s=extension_s or 0.0,
+        may_have_progress=extension_s is not None,
+    )
     if is_paused:
         return replace(state, phase=RoundPhase.PAUSED, left_s=left_s), ()
     return begin(replace(state, deadline=None if left_s is None else moment.now + left_s), moment.now)
@@ -131,6 +149,19 @@ async def recall_participation(run_id: str, participation: Participation, stores
             for device in page.device_ids:
                 participation.recall(device, number)
             index, num_accepted = index + len(page.device_ids), page.num_accepted
+
+
+async def recall_extension(run: RunRecord, round_number: int, stores: Stores) -> float:
+    """Return the seconds by which the deadline of a Round has moved, by the events."""
+    extension_s, sequence = 0.0, 0
+    if not run.start.plan.cohort.max_extension_s:
+        return extension_s
+    while page := await stores.runs.event_page(run.start.run_id, sequence):
+        sequence = page[-1].sequence + 1
+        for event in (entry.event for entry in page):
+            if isinstance(event, RoundExtended) and event.round == round_number:
+                extension_s = max(extension_s, event.extension_s)
+    return extension_s
 
 
 async def clear_spool(

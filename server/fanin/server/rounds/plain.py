@@ -67,7 +67,7 @@ def _commit(state: Round, event: e.Event, now: float) -> Outcome:
     if device in cohort.accepted:
         return state, ()
     committed = replace(cohort, at_work=cohort.at_work.discard(device), accepted=cohort.accepted.insert(device))
-    after = replace(state, cohort=committed)
+    after = replace(state, cohort=committed, lack=state.lack.after(event.meets, event.examples))
     effects: tuple[e.Effect, ...] = (e.Accumulate(device=device),)
     if state.phase is RoundPhase.PAUSED:
         return _timed(after, now), effects
@@ -77,22 +77,42 @@ def _commit(state: Round, event: e.Event, now: float) -> Outcome:
     after, started = _start_deadline(after, now, has_quorum=was_assigned_before)
     after = _timed(after, now)
     effects = (*started, *effects)
-    is_early = after.wake_at is None or now < after.wake_at
-    if len(committed.accepted) < state.rules.buffer and is_early:
+    if len(committed.accepted) < state.rules.buffer and not _closes(after, now):
         return _by_places(after), effects
     return replace(after, phase=RoundPhase.CLOSING), (*effects, e.Close())
 
 
-def _look_at_deadline(state: Round, _event: e.Event, now: float) -> Outcome:
-    if state.wake_at is None or now < state.wake_at:
+def _closes(state: Round, now: float) -> bool:
+    """Return whether a Round with a place left closes now, after a commit."""
+    if state.overdue_at is not None:
+        return not state.lack and len(state.cohort.accepted) >= state.rules.quorum
+    # At the deadline, ``TimePassed`` decides: devices may be making progress, or participants missing.
+    return state.wake_at is not None and now >= state.wake_at and not state.lack and not state.may_extend(now)
+
+
+def _look_at_deadline(state: Round, event: e.Event, now: float) -> Outcome:
+    assert isinstance(event, e.TimePassed)
+    if state.wake_at is None or state.deadline is None or now < state.wake_at:
         return state, ()
+    if state.may_extend(now) and (event.progressing or state.may_have_progress) and state.overdue_at is None:
+        extension_s = min(state.extension_s + state.rules.step_s, state.rules.max_extension_s)
+        # From now on: after a restart, the recorded deadline may be long past.
+        deadline = now + extension_s - state.extension_s
+        after = replace(state, deadline=deadline, extension_s=extension_s, may_have_progress=False)
+        # In this order, so that a crash between the two never grants more than the Plan's limit.
+        record = e.RecordExtension(extension_s=extension_s, devices=event.progressing)
+        return after, (record, e.KeepDeadline(deadline=deadline))
+    if state.lack and state.rules.waits and len(state.cohort.accepted) < state.rules.buffer:
+        return replace(state, overdue_at=now + state.rules.step_s), (e.RecordLack(),)
+    if state.overdue_at is not None and len(state.cohort.accepted) < state.rules.quorum:
+        return replace(state, overdue_at=now + state.rules.step_s), ()
     # The record decides whether there is a quorum, because a commit may be under way at this moment.
     return replace(state, phase=RoundPhase.CLOSING), (e.Close(),)
 
 
 def _pause(state: Round, _event: e.Event, now: float) -> Outcome:
     left_s = None if state.deadline is None else max(state.deadline - now, 0.0)
-    return replace(state, phase=RoundPhase.PAUSED, deadline=None, left_s=left_s), ()
+    return replace(state, phase=RoundPhase.PAUSED, deadline=None, left_s=left_s, overdue_at=None), ()
 
 
 def _resume(state: Round, _event: e.Event, now: float) -> Outcome:
@@ -122,7 +142,8 @@ def _timed(state: Round, now: float) -> Round:
     if state.quorum_s is not None or len(state.cohort.accepted) < rules.quorum:
         return state
     left_s = state.left_s if state.deadline is None else state.deadline - now
-    return replace(state, quorum_s=0.0 if left_s is None else max(rules.deadline_s - left_s, 0.0))
+    window_s = rules.deadline_s + state.extension_s
+    return replace(state, quorum_s=0.0 if left_s is None else max(window_s - left_s, 0.0))
 
 
 def _freed(state: Round) -> Round:

@@ -48,6 +48,7 @@ from fanin.server.runs.describe import damaged_description, damaged_info, descri
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
 from fanin.server.runs.driving.intake import Parked
+from fanin.server.runs.driving.participants import check_tags_are_known
 from fanin.server.runs.publications import FOLLOW_S, Publications
 from fanin.server.runs.recorded_setup import (
     Parts,
@@ -136,6 +137,7 @@ class Runs:
         """Raise InvalidPlan unless the parts that a Plan names are here and accept their options."""
         # Not on the event loop: the first use of another package's part imports that package.
         await self._files.run(check_names, plan, self._parts.policies)
+        await check_tags_are_known(plan, self._stores.devices, self._stores.tokens)
 
     async def publish_bundle(self, bundle: BundleRef) -> str:
         """Verify a Bundle as a device would, and record it.
@@ -374,6 +376,7 @@ class Runs:
         if known is None:
             setup = await setup_of(start, start.delegation, self._stores, self._files, self._parts)
             check_start(start, setup)
+            await check_tags_are_known(start.plan, self._stores.devices, self._stores.tokens)
             await self._check_parameters(start.version, setup)
             await self._files.run(check_strategy, start, setup, self._files.blobs)
             await runs.add_run(start, self._stores.wall(), by)

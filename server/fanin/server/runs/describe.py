@@ -77,6 +77,7 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
         saturated=SaturatedDevices() if publication is None else publication.saturated,
         num_digest_only=len(removed.rounds),
         num_without_parameters=len(removed.versions),
+        coverage=None if publication is None else publication.coverage,
     )
 
 

@@ -5,6 +5,8 @@ Modules, in reading order:
     policies.py       the policies by name: ``uniform``, ``least_recent``, and those of other distributions
     contract.py       the contract of policies, as a check for the tests of one's own
     participation.py  the last Round of each device
-    presence.py       the devices at work that still answer
+    presence.py       the devices at work that still answer, and those that make progress
+    absence.py        alarms about devices that an operator expects
+    coverage.py       the required participants that a Round lacks
     standing.py       pauses of devices, and the devices that are selected last
 """

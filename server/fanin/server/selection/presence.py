@@ -5,6 +5,7 @@ its network. All devices of a Run have one interval, so the order of their last 
 become silent, and a report costs O(1). Pure: the caller passes the time.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Collection
 from typing import Final
@@ -38,19 +39,35 @@ class Presence:
         self.interval_s = interval_s
         # By device, in the order of the times: the time of its last report, and the report.
         self._last: OrderedDict[str, tuple[float, TrainingProgress]] = OrderedDict()
+        # By device: when its step rose last.
+        self._rose_at: dict[str, float] = {}
 
     def note(self, device: str, now: float, progress: TrainingProgress) -> None:
         """Note a report of a device, or its Assignment."""
+        last = self.of(device)
+        if last is not None and progress.step > last.step:
+            self._rose_at[device] = now
         self._last[device] = now, progress
         self._last.move_to_end(device)
 
     def end(self, device: str) -> None:
         """Watch a device no longer."""
         self._last.pop(device, None)
+        self._rose_at.pop(device, None)
+
+    def progressing(self, now: float) -> tuple[str, ...]:
+        """Return the devices whose step has risen lately, or whose training has ended: their Update is on its way."""
+        since = now - GONE_INTERVALS * self.interval_s
+        return tuple(
+            device
+            for device, (_, last) in self._last.items()
+            if self._rose_at.get(device, -math.inf) >= since or (last.num_steps and last.step == last.num_steps)
+        )
 
     def keep(self, devices: Collection[str]) -> None:
         """Watch only those of these devices that were watched."""
         self._last = OrderedDict((device, last) for device, last in self._last.items() if device in devices)
+        self._rose_at = {device: at for device, at in self._rose_at.items() if device in devices}
 
     def of(self, device: str) -> TrainingProgress | None:
         """Return the last report of a device, None without one."""
@@ -68,5 +85,6 @@ class Presence:
         gone = []
         while self.gone_at is not None and now >= self.gone_at:
             device, _ = self._last.popitem(last=False)
+            self._rose_at.pop(device, None)
             gone.append(device)
         return tuple(gone)

@@ -93,8 +93,13 @@ def left_until(deadline_at_s: float, now_s: float) -> float:
 
 def new_warnings(warnings: Sequence[RunWarned], known: Collection[tuple[str, str]]) -> tuple[RunWarned, ...]:
     """Return the warnings to record beside those that a Run has, which are known by code and subject."""
-    by_key = {(warning.code, warning.subject): warning for warning in warnings}
+    by_key = {(warning.code, warning.subject): warning for warning in warnings if not warning.is_over}
     return tuple(each for key, each in by_key.items() if key not in known)[: max(MAX_WARNINGS - len(known), 0)]
+
+
+def ended_warnings(warnings: Sequence[RunWarned], known: Collection[tuple[str, str]]) -> tuple[RunWarned, ...]:
+    """Return the ends of warnings that a Run has. Only they are recorded."""
+    return tuple(each for each in warnings if each.is_over and (each.code, each.subject) in known)
 
 
 def changes_on_pause(run_id: str, before: RunState) -> bool:

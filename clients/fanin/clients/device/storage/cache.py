@@ -10,6 +10,7 @@ from fanin.clients.device.storage.chunks import ChunkStore
 from fanin.clients.device.storage.files import replace
 from fanin.clients.device.storage.records import Records
 from fanin.clients.device.storage.states import StateStore
+from fanin.clients.device.storage.trainings import TrainingStore
 from fanin.clients.device.storage.updates import UpdateStore
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.edge.files import held
@@ -42,6 +43,7 @@ class Cache:
         updates: Updates that the coordinator has not accepted yet.
         states: The states of stages.
         locals: The personal parameters (``personal``).
+        trainings: The unfinished training.
         records: The highest Version of each Run, and the served Publication.
 
     Raises:
@@ -54,6 +56,7 @@ class Cache:
         self.updates = UpdateStore(folder / "updates")
         self.states = StateStore(folder / "states")
         self.locals = StateStore(folder / "locals", MAX_LOCAL_RUNS)
+        self.trainings = TrainingStore(folder / "trainings")
         self.records = Records(folder)
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from fanin.edge.files import replace_file, storage_error
@@ -14,12 +15,12 @@ def own_files(folder: Path, name: re.Pattern[str]) -> list[Path]:
     return [folder / each for each in names]
 
 
-def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
+def replace(path: Path, data: bytes | Sequence[bytes | memoryview], mode: int = 0o666) -> None:
     """Replace a file durably: the old content does not come back after a power cut.
 
     Args:
         path: The file.
-        data: Its new content.
+        data: Its new content, perhaps in pieces.
         mode: Permissions of the new file, reduced by the umask.
 
     Raises:

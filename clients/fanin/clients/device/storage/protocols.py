@@ -3,10 +3,11 @@
 from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
+from fanin.clients.device.models import SavedTraining
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.codecs.pipeline import States
 from fanin.protos.chunks import ChunkRef
-from fanin.protos.messages import Order, UpdateHeader
+from fanin.protos.messages import Assignment, Order, UpdateHeader
 
 
 class StoredChunks(Protocol):
@@ -47,6 +48,14 @@ class StoredStates(Protocol):
     def keep(self, run_id: str, rounds: Collection[int]) -> None: ...
 
 
+class StoredTrainings(Protocol):
+    """The unfinished training. ``trainings.TrainingStore`` documents the methods."""
+
+    def open(self, assignment: Assignment) -> SavedTraining: ...
+
+    def clear(self) -> None: ...
+
+
 class HighestVersions(Protocol):
     """The highest verified (epoch, number) of each Run. ``records.Records`` documents the methods."""
 
@@ -69,6 +78,11 @@ class DeviceFolder(Protocol):
 
     @property
     def locals(self) -> StoredStates: ...
+
+    @property
+    def trainings(self) -> StoredTrainings | None:
+        """None in a simulation, whose trainings are not killed in the middle."""
+        ...
 
     @property
     def records(self) -> HighestVersions: ...

@@ -8,6 +8,8 @@ Modules, in reading order:
     commands.py      commands to one Run: pause, resume, stop, adopt, publish
     intake.py        the check-ins of the devices of one Run
     updates.py       the Updates of the devices of one Run: decided, committed, refused and given up
+    absences.py      the expected devices of a Run, and its alarms
+    participants.py  the required participants among the enrolled devices, and the coverage of a Round
     ranges.py        the ranges of the tensors of one device
     shortage.py      why an open Round waits for devices
     stopping.py      when a Run rests

@@ -11,7 +11,7 @@ from typing import Final
 
 from fanin.edge.scopes import about_run
 from fanin.protos.errors import Superseded
-from fanin.protos.messages import RoundPhase, TrainingProgress
+from fanin.protos.messages import EXAMPLES, TRAINED, RoundPhase, RunState, TrainingProgress
 from fanin.protos.texts import counted
 from fanin.server.rounds import events as e
 from fanin.server.rounds.assignments import Assignments
@@ -22,6 +22,7 @@ from fanin.server.rounds.opening import Moment, begin_round
 from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds, WorkTimes
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import Worker
+from fanin.server.selection.coverage import Lack, Members
 from fanin.server.selection.participation import Participation
 from fanin.server.selection.presence import Presence, interval_of
 from fanin.server.selection.standing import Standing
@@ -30,6 +31,9 @@ from fanin.server.storage.records import CommittedUpdate, RunRecord
 LOG: Final = logging.getLogger("fanin.server.runs.driving.course")
 SWEEP_S: Final = 1.0
 """Shortest time between two looks at silent devices. All that are gone by then are one event of the record."""
+
+LOOK_S: Final = 300.0
+"""Seconds between two looks for absent devices, which are noticed after half an hour at the earliest."""
 
 
 class Course:
@@ -57,6 +61,8 @@ class Course:
         passed_over: Devices that waited while the selection policy chose no device for the open Round.
         refused: Devices that lost their place in the open Round because their Update was refused.
         last_failure: The reason of the last device that gave up or was refused in the open Round.
+        members: The devices that the Plan requires.
+        lack_text: The missing participants for which an overdue Round waits.
         changed: Set, and replaced by a new event, at each change.
     """
 
@@ -86,12 +92,15 @@ class Course:
         self.passed_over: set[str] = set()
         self.refused: set[str] = set()
         self.last_failure = ""
+        self.members = Members(run.start.plan.participants)
+        self.lack_text = ""
         self.changed = asyncio.Event()
         self._on_change = on_change
         self._announces_places = False
         self._on_superseded = on_superseded
         self._timer: asyncio.TimerHandle | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self._look: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
 
     @property
@@ -205,7 +214,7 @@ class Course:
         wall_s: float,
         committed: tuple[CommittedUpdate, ...] = (),
         *,
-        resumes: bool = False,
+        extension_s: float | None = None,
     ) -> None:
         """Start the machine of a Round.
 
@@ -214,26 +223,45 @@ class Course:
             work: Carries out its effects.
             wall_s: The wall time, in seconds.
             committed: The Updates that the Round has already, in the order of their commits.
-            resumes: Whether the Round was open when the coordinator ended.
+            extension_s: Seconds by which the deadline had moved of a Round that was open when the coordinator ended;
+                None for a new Round.
         """
         self.recent.add(opened)
         moment = Moment(now=self.now(), wall_s=wall_s)
-        self.times = None if resumes else WorkTimes(moment.now)
+        self.times = WorkTimes(moment.now) if extension_s is None else None
         carried = self.at_work.carry(self.recent, opened.record, moment.now)
         self.presence.keep(carried)
         self._set_sweep()
         self.work = work
         # A device with a committed Update had an Assignment.
         devices = carried | {update.device_id for update in committed}
-        self.round, effects = begin_round(self.run, opened.record, devices, moment, resumes=resumes)
+        self.round, effects = begin_round(self.run, opened.record, devices, moment, extension_s=extension_s)
         self._queue(effects)
         for update in committed:
             work.add_committed(update)
             self.participation.note(update.device_id, update.header.round)
             # A deadline that passed while no coordinator ran closes the Round. Then the record has the other Updates.
             if self.round.is_open:
-                self.step(e.UpdateCommitted(device=update.device_id))
+                self.step(self.committed(update))
         self._set_timer()
+
+    def committed(self, update: CommittedUpdate) -> e.UpdateCommitted:
+        """Return the event of a recorded Update."""
+        counts = update.header.statistics.counts
+        examples = counts.get(TRAINED, counts.get(EXAMPLES, 0))
+        return e.UpdateCommitted(
+            device=update.device_id, meets=self.members.met_by(update.device_id), examples=max(examples, 0)
+        )
+
+    @property
+    def open_lack(self) -> Lack:
+        """The required participants that the open Round lacks, besides those at work."""
+        if self.round is None:
+            return Lack()
+        lack = self.round.lack
+        for device in self.round.cohort.at_work if lack.num_places else ():
+            lack = lack.after(self.members.met_by(device))
+        return lack
 
     def end(self) -> None:
         """Leave a Round that has ended."""
@@ -242,6 +270,7 @@ class Course:
             self.at_work = AtWork()
         self.work, self.round = None, None
         self.storage_problem = ""
+        self.lack_text = ""
         self.passed_over.clear()
         self.refused.clear()
         self.last_failure = ""
@@ -260,6 +289,17 @@ class Course:
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+
+    def watch_devices(self) -> None:
+        """Look for the devices that the Run expects, now and every ``LOOK_S``, while it is running."""
+        if self.is_leaving:
+            return
+        if self.run.state is RunState.RUNNING:
+            self.worker.put(None, e.LookForAbsent())
+        self._look = asyncio.get_running_loop().call_later(LOOK_S, self.watch_devices)
 
     def _note_late(self, closing: Round, now: float) -> None:
         """Note the devices for which a Round waited in vain."""
@@ -320,4 +360,6 @@ class Course:
     def _look_at_time(self) -> None:
         # This timer is used up: the next step sets another one, even for the same moment.
         self._stop_clock()
-        self.step(e.TimePassed())
+        now = self.now()
+        extends = self.round is not None and self.round.may_extend(now)
+        self.step(e.TimePassed(progressing=self.presence.progressing(now) if extends else ()))

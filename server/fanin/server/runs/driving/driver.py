@@ -11,15 +11,31 @@ from typing import Final, assert_never
 
 from fanin.edge.codecs.scaffold import declared_devices
 from fanin.edge.scopes import about_run
-from fanin.protos.messages import MAX_NUMBER, RoundPhase, RunRested, RunState, RunWarned, devices_gone
+from fanin.protos.messages import (
+    MAX_NUMBER,
+    RoundPhase,
+    RunRested,
+    RunState,
+    RunWarned,
+    devices_gone,
+    round_extended,
+)
 from fanin.server.rounds import events as e
 from fanin.server.rounds.effects import RoundWork
-from fanin.server.rounds.opening import clear_spool, open_next_round, recall, recall_participation
+from fanin.server.rounds.opening import (
+    clear_spool,
+    open_next_round,
+    recall,
+    recall_extension,
+    recall_participation,
+)
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import QueuedEffect
+from fanin.server.runs.driving.absences import Absences
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.intake import Intake, Parked
+from fanin.server.runs.driving.participants import Participants
 from fanin.server.runs.driving.shortage import failures_of, shortage_of, shown_failure
 from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.driving.updates import UpdateDecisions
@@ -62,7 +78,9 @@ class RunDriver:
         self.course = course
         self._publications = publications
         self.intake = Intake(course, stores, parked)
-        self.updates = UpdateDecisions(course, stores, files)
+        self._participants = Participants(course, stores)
+        self.updates = UpdateDecisions(course, stores, files, self._participants)
+        self._absences = Absences(course, self.intake, stores, parked)
         self._stores = stores
         self._files = files
         self._history = History(course.run.start.plan.stop)
@@ -136,6 +154,8 @@ class RunDriver:
         if record is None and self.run.state is RunState.RUNNING:
             course.worker.put(None, e.GoOn())
         course.worker.start(self._carry_out, self._give_up, course.leave)
+        if self._stores.devices.num_devices or self.run.start.plan.participants.required:
+            course.watch_devices()
 
     async def stop(self) -> None:
         """Stop at once. All that is durable stays, and ``start`` continues from there."""
@@ -166,6 +186,8 @@ class RunDriver:
             await self._end_round()
         elif isinstance(effect, e.Warn):
             await self._warn((effect.warning,))
+        elif isinstance(effect, e.LookForAbsent):
+            await self._absences.look()
         elif work is not None and self._is_wanted(work, effect):
             await self._carry_out_for(work, effect)
 
@@ -178,10 +200,16 @@ class RunDriver:
 
     async def _carry_out_for(self, work: RoundWork, effect: e.Effect) -> None:
         match effect:
-            case e.Assign() | e.GoOn() | e.Warn():
+            case e.Assign() | e.GoOn() | e.Warn() | e.LookForAbsent():
                 raise AssertionError("assignments are answered at once, and the others belong to no round")
             case e.KeepDeadline():
                 await self._keep_deadline(work.record, effect.deadline)
+            case e.RecordExtension():
+                extended = round_extended(work.record.round, effect.extension_s, effect.devices)
+                await self._stores.writer.note(extended, self._stores.wall())
+                self.course.announce()
+            case e.RecordLack():
+                await self._participants.record_lack(work.record.round)
             case e.RecordGone():
                 event = devices_gone(work.record.round, effect.devices)
                 await self._stores.writer.note(event, self._stores.wall())
@@ -190,6 +218,11 @@ class RunDriver:
                 await work.accumulate(effect.device)
             case e.Close():
                 machine = self.course.round
+                if machine is not None and machine.lack:
+                    # The set only grows, so a set that is complete here is complete in the record.
+                    reason = await self._participants.text_of(machine.lack)
+                    self._follow(work, await work.fail(reason))
+                    return
                 lacks_quorum = machine is not None and len(machine.cohort.accepted) < machine.rules.quorum
                 others_wait = lacks_quorum and self.intake.others_wait
                 self._follow(work, await work.close(failures_of(self.course), others_wait=others_wait))
@@ -197,7 +230,7 @@ class RunDriver:
                 await work.fold(effect.accepted)
                 self.course.report(work, e.ParametersStored())
             case e.Publish():
-                record = await work.publish()
+                record = await work.publish(self._participants.coverage(work.facts))
                 await self._warn(self._warnings.of_round(work.record.round, work.facts))
                 await self._warn(self._warnings.of_strategy(work.unsaved))
                 await self._warn_of_devices(work.record.round, has_ended=False)
@@ -316,6 +349,7 @@ class RunDriver:
             return
         await self._recall_participation()
         course.recent.lineage = await stores.runs.lineage_start(self.run_id)
+        await self._participants.refresh()
         opened = await open_next_round(self.setup, stores, self._files)
         if opened is not None:
             self._begin(opened)
@@ -326,8 +360,10 @@ class RunDriver:
         await self._recall_participation()
         base = await self._stores.runs.version(self.run_id, record.base_version)
         committed = await self._stores.rounds.updates(self.run_id, record.round)
+        await self._participants.refresh()
+        extension_s = await recall_extension(self.run, record.round, self._stores)
         assert base is not None, "a round has its base version"
-        self._begin(OpenedRound(record=record, base=base), committed, resumes=True)
+        self._begin(OpenedRound(record=record, base=base), committed, extension_s=extension_s)
         if record.mark is RoundMark.CLOSED:
             # The record has the set of Updates. It must be folded, and not be determined a second time.
             course.worker.drop_all()
@@ -340,7 +376,11 @@ class RunDriver:
             self._knows_participation = True
 
     def _begin(
-        self, opened: OpenedRound, committed: tuple[CommittedUpdate, ...] = (), *, resumes: bool = False
+        self,
+        opened: OpenedRound,
+        committed: tuple[CommittedUpdate, ...] = (),
+        *,
+        extension_s: float | None = None,
     ) -> None:
         work = RoundWork(opened, self.course.recent, self.setup, self._stores, self._files)
-        self.course.begin(opened, work, self._stores.wall(), committed, resumes=resumes)
+        self.course.begin(opened, work, self._stores.wall(), committed, extension_s=extension_s)

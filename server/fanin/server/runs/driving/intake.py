@@ -87,13 +87,15 @@ class Intake:
         ]
         if not candidates:
             return ()
+        required, num_reserved = self._required(candidates)
+        chosen, taken = required, {each.device_id for each in required}
         groups: tuple[list[WaitingDevice], list[WaitingDevice]] = [], []
         for each in candidates:
-            groups[course.standing.is_last(each.device_id, now)].append(each)
-        chosen: tuple[WaitingDevice, ...] = ()
+            if each.device_id not in taken:
+                groups[course.standing.is_last(each.device_id, now)].append(each)
         try:
             for group in groups:
-                if group and (num_left := self.num_places - len(chosen)):
+                if group and (num_left := max(self.num_places - num_reserved - len(chosen), 0)):
                     chosen += select(course.setup.policy, group, num_left, course.work.record.round, rng)
         except BrokenPolicy as exc:
             reason = f"the selection policy {course.setup.plan.cohort.selection!r} broke its contract: {exc}"
@@ -102,6 +104,20 @@ class Intake:
             return ()
         self._note_choice(course.work.record.round, candidates, has_chosen=bool(chosen))
         return tuple(device.device_id for device in chosen)
+
+    def _required(self, candidates: Sequence[WaitingDevice]) -> tuple[tuple[WaitingDevice, ...], int]:
+        """Return the required participants among the candidates, and the number of places kept for those who lack.
+
+        A policy does not choose among required participants. In the order of their check-ins, each gets a place.
+        """
+        lack, members = self._course.open_lack, self._course.members
+        chosen: list[WaitingDevice] = []
+        for each in candidates if lack.num_places else ():
+            meets = members.met_by(each.device_id)
+            if len(chosen) < self.num_places and not meets.isdisjoint(lack.missing):
+                chosen.append(each)
+                lack = lack.after(meets)
+        return tuple(chosen), lack.num_places
 
     def _note_choice(self, round_number: int, candidates: Sequence[WaitingDevice], *, has_chosen: bool) -> None:
         course = self._course

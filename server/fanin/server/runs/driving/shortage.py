@@ -40,6 +40,8 @@ def shown_failure(text: str) -> str:
 def shortage_of(course: Course) -> str:
     """Return the text about an open Round that waits for devices for a known cause; empty otherwise."""
     machine, work, starvation, failures = course.round, course.work, starvation_of(course), failures_of(course)
+    if course.lack_text and work is not None:
+        return f"round {work.record.round} waits: {course.lack_text}"
     if starvation or machine is None or work is None or not machine.assigns:
         return starvation
     cohort = machine.cohort

@@ -20,6 +20,7 @@ from fanin.server.rounds import events as e
 from fanin.server.rounds.decision import Accepted, Decision, Discarded, Later, Receive, decide
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.runs.driving.course import Course
+from fanin.server.runs.driving.participants import Participants
 from fanin.server.runs.driving.ranges import DeviceRanges
 from fanin.server.runs.validation import Expected, check_header
 from fanin.server.storage.protocols.files import Upload
@@ -34,12 +35,14 @@ class UpdateDecisions:
         course: The state of the Run.
         stores: The record of the Run.
         files: The spool, and the blobs of the Versions.
+        participants: Whether the Plan requires a device.
     """
 
-    def __init__(self, course: Course, stores: DriverStores, files: Files) -> None:
+    def __init__(self, course: Course, stores: DriverStores, files: Files, participants: Participants) -> None:
         self._course = course
         self._rounds, self._writer = stores.rounds, stores.writer
         self._files = files
+        self._participants = participants
         self._ranges = DeviceRanges(course.setup.layout, course.setup.codec.codec, has_stages=bool(course.setup.stages))
 
     async def admit(self, round_number: int, device: str, header: m.UpdateHeader) -> Decision:
@@ -195,6 +198,7 @@ class UpdateDecisions:
                 f"run {course.run_id}: another coordinator drives it; upload again there", code="FN-0013"
             ) from exc
         if recorded is not None:
+            await self._participants.learn(device)
             self._count(recorded, upload.resumed_bytes if recorded is update else 0)
         return recorded
 
@@ -212,7 +216,7 @@ class UpdateDecisions:
             work.add_committed(update, resumed_bytes, time)
             course.stop_working(update.device_id)
             course.standing.clear(update.device_id)
-            course.step(e.UpdateCommitted(device=update.device_id))
+            course.step(course.committed(update))
 
     def _free(self, round_number: int, device: str, failure: str) -> bool:
         course = self._course

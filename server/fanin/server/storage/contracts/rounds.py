@@ -148,6 +148,11 @@ async def _check_warnings(stores: DriverStores) -> None:
     assert (last.event, last.time) == (third, 91.0), f"warn: got {last} as the last event"
     await stores.writer.warn([replace(first, subject=str(number)) for number in range(MAX_WARNINGS)], 92.0)
     assert len(await stores.runs.warnings(RUN)) == MAX_WARNINGS, "warn: recorded more warnings than a run may have"
+    await stores.writer.warn([replace(first, is_over=True), replace(first, code="unknown", is_over=True)], 93.0)
+    assert first not in await stores.runs.warnings(RUN), "warn: a warning that is over is still listed"
+    await stores.writer.warn([replace(first, text="anew")], 94.0)
+    newest = (await stores.runs.warnings(RUN))[-1]
+    assert newest == replace(first, text="anew"), f"warn: got {newest} last, expected the warning recorded anew"
     assert await stores.runs.warnings("other") == (), "warnings: returned those of another run"
 
 

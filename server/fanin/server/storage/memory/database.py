@@ -65,7 +65,13 @@ class RunRows:
     @property
     def warnings(self) -> tuple[RunWarned, ...]:
         """The warnings, oldest first."""
-        return tuple(logged.event for logged in self.events if isinstance(logged.event, RunWarned))
+        current: dict[tuple[str, str], RunWarned] = {}
+        for event in (logged.event for logged in self.events):
+            if isinstance(event, RunWarned):
+                current.pop((event.code, event.subject), None)
+                if not event.is_over:
+                    current[event.code, event.subject] = event
+        return tuple(current.values())
 
     @property
     def removed(self) -> Removed:

@@ -7,7 +7,9 @@ from fanin.protos.errors import Conflict
 from fanin.protos.messages import (
     DevicesGone,
     RoundClosed,
+    RoundExtended,
     RoundFailed,
+    RoundLacks,
     RoundOpened,
     RunRested,
     RunState,
@@ -17,7 +19,7 @@ from fanin.protos.messages import (
     round_closed,
 )
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.decisions import check_lease, failure_of, left_until, new_warnings
+from fanin.server.storage.decisions import check_lease, ended_warnings, failure_of, left_until, new_warnings
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord
 
@@ -144,10 +146,13 @@ class MemoryWriter:
     async def warn(self, warnings: Sequence[RunWarned], now_s: float) -> None:
         """See ``RunWriter.warn``."""
         rows = self._fenced()
-        for warning in new_warnings(warnings, {(each.code, each.subject) for each in rows.warnings}):
+        known = {(each.code, each.subject) for each in rows.warnings}
+        ended = ended_warnings(warnings, known)
+        known -= {(each.code, each.subject) for each in ended}
+        for warning in (*ended, *new_warnings(warnings, known)):
             rows.add_event(warning, now_s)
 
-    async def note(self, event: DevicesGone, now_s: float) -> None:
+    async def note(self, event: DevicesGone | RoundExtended | RoundLacks, now_s: float) -> None:
         """See ``RunWriter.note``."""
         self._fenced().add_event(event, now_s)
 

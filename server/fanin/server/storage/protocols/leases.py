@@ -12,7 +12,15 @@ OSDI 2006, section 2.4 (there a "sequencer").
 from collections.abc import Sequence
 from typing import Protocol
 
-from fanin.protos.messages import DevicesGone, RunRested, RunWarned, Version, VersionPublished
+from fanin.protos.messages import (
+    DevicesGone,
+    RoundExtended,
+    RoundLacks,
+    RunRested,
+    RunWarned,
+    Version,
+    VersionPublished,
+)
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundRecord
 
@@ -158,6 +166,8 @@ class RunWriter(RoundWriter, Protocol):
     async def warn(self, warnings: Sequence[RunWarned], now_s: float) -> None:
         """Record the warnings whose code and subject the Run does not have, up to ``MAX_WARNINGS`` of a Run.
 
+        A warning that ``is_over`` ends the one of its code and subject. Without one, it is not recorded.
+
         Args:
             warnings: The warnings.
             now_s: Wall time, in seconds.
@@ -167,7 +177,7 @@ class RunWriter(RoundWriter, Protocol):
         """
         ...
 
-    async def note(self, event: DevicesGone, now_s: float) -> None:
+    async def note(self, event: DevicesGone | RoundExtended | RoundLacks, now_s: float) -> None:
         """Record an event that changes neither the Run nor a Round.
 
         Args:

@@ -11,14 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from sqlalchemy import Connection, Engine, func, insert, select, update
+from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from fanin.protos.errors import Superseded
 from fanin.protos.messages import (
     DevicesGone,
     RoundClosed,
+    RoundExtended,
     RoundFailed,
+    RoundLacks,
     RoundOpened,
     RunRested,
     RunState,
@@ -28,7 +30,7 @@ from fanin.protos.messages import (
     round_closed,
 )
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.decisions import check_lease, failure_of, left_until, new_warnings
+from fanin.server.storage.decisions import check_lease, ended_warnings, failure_of, left_until, new_warnings
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord
 from fanin.server.storage.sqlite import schema
@@ -177,12 +179,17 @@ class SqliteWriter:
         recorded = select(table.c.code, table.c.subject).where(table.c.run_id == run_id)
         with self._fenced() as connection:
             known = {(row.code, row.subject) for row in connection.execute(recorded)}
+            for warning in ended_warnings(warnings, known):
+                add_event(connection, run_id, warning, now_s)
+                known.remove((warning.code, warning.subject))
+                ended = (table.c.code == warning.code) & (table.c.subject == warning.subject)
+                connection.execute(delete(table).where((table.c.run_id == run_id) & ended))
             for warning in new_warnings(warnings, known):
                 add_event(connection, run_id, warning, now_s)
                 key = {"run_id": run_id, "code": warning.code, "subject": warning.subject}
                 connection.execute(insert(table).values(**key, sequence=newest_sequence(connection, run_id)))
 
-    def note(self, event: DevicesGone, now_s: float) -> None:
+    def note(self, event: DevicesGone | RoundExtended | RoundLacks, now_s: float) -> None:
         """See ``RunWriter.note``."""
         with self._fenced() as connection:
             add_event(connection, self.lease.run_id, event, now_s)

@@ -1,56 +1,40 @@
-"""Training on a device: local SGD on its own examples, and the validation of the int8 model.
+"""The examples of one device: read once a Round, converted once for a Bundle, and measured before the training.
 
-The trainer runs FedAvg's ClientUpdate: some epochs over the local examples, in a new random order each epoch. The batch
-size is the Plan's or the Bundle's. The seed is (seed, partition, round), so a repeated training after a crash is
-bit-identical.
-
-The example store is read once at the start of each Round, so a Round uses one state of data that may grow. The Bundle's
-``preprocess`` converts raw examples once for each Bundle and ``Examples`` object.
-
-The graphs of the newest Bundle stay open between Rounds. An interruption waits for the current batch. It also waits for
-``preprocess``, which converts all new examples at once.
+A Round uses one state of data that may grow. The Bundle's ``preprocess`` converts raw examples once for each Bundle and
+``Examples`` object.
 
 Before it trains, a device evaluates the Version on its validation part, in float and in int8. It reports sums over
 examples, never examples. A device without a validation part does not evaluate. The ranges of the activations, if the
 Assignment asks for them, are counts of training examples.
-
-Reference:
-    McMahan et al. 2017, arXiv 1602.05629, algorithm 1.
 """
 
 import logging
-import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from fanin.clients.data.batching import batches, batches_in_order, num_batches
+from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples, Y
 from fanin.clients.data.stores import ExampleStore, MemoryStore, snapshot
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
-from fanin.clients.device.updates import Change, UnfitExamples
+from fanin.clients.device.updates import UnfitExamples
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.statistics import range_counts_of
 from fanin.edge.ranges import columns
-from fanin.edge.runtimes.base import PaddedBatch, Preprocess, Runtime, StepSettings, VersionValues
-from fanin.edge.runtimes.evaluations import OF_VALIDATION, counts_of, loss_count
-from fanin.edge.runtimes.graphs import CONTROL, control_ports
+from fanin.edge.runtimes.base import PaddedBatch, Preprocess, VersionValues
+from fanin.edge.runtimes.evaluations import OF_VALIDATION, counts_of
 from fanin.edge.runtimes.measure import measure, measure_ranges
 from fanin.edge.runtimes.models import check_targets, model_inputs
-from fanin.edge.runtimes.randomness import random_key
-from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
-from fanin.protos.errors import Diverged, InvalidBundle, InvalidInput
-from fanin.protos.plans.schedule import rate_of_step
-from fanin.protos.texts import counted
+from fanin.protos.errors import InvalidBundle, InvalidInput
 
 if TYPE_CHECKING:
     from fanin.edge.metrics.metric import Metric
@@ -58,161 +42,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("fanin.clients")
 RANGES_STREAM: Final = 0x72616E67
 """Separates the choice of the examples of ranges from the order of the training."""
-
-
-class RuntimeTrainer:
-    """A Trainer over a runtime and an example store.
-
-    Args:
-        runtime: Runs the graphs.
-        store: The examples.
-        metrics: Metrics of your own by name, for the Plan's statistics ``evaluate.NAME``.
-    """
-
-    def __init__(
-        self, runtime: Runtime, store: ExampleStore, metrics: "Mapping[str, Metric]" = MappingProxyType({})
-    ) -> None:
-        self._graphs = BundleGraphs(runtime)
-        self._data = LocalData(self._graphs, store, metrics)
-        # The Assignment under way and its last step.
-        self._progress = "", m.TrainingProgress()
-
-    @property
-    def runtime(self) -> str:
-        """The library and its version."""
-        return self._graphs.name
-
-    @property
-    def graph_format(self) -> str:
-        """The format of the runtime's graphs."""
-        return self._graphs.graph_format
-
-    def row_sizes(self, bundle: Bundle) -> Collection[int]:
-        """Return the lengths of the rows that the next training uses. See SizingTrainer."""
-        return self._data.row_sizes(bundle)
-
-    def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        """Validate the Version, then run local SGD from it. See Trainer.
-
-        Raises:
-            Interrupted: ``should_continue`` raised it.
-            Diverged: The loss is not finite.
-            ValueError: The examples do not fit the model.
-            InvalidInput: The store cannot be read, or the Bundle has no graph for the Assignment's batch size.
-        """
-        bundle = trained_bundle(model, assignment)
-        examples = self._data.examples(model.bundle)
-        counts = self._data.evaluate(model, examples.validation, assignment, should_continue)
-        ranges = self._data.ranges(model, examples, assignment, should_continue)
-        control = control_of(model)
-        step = self._graphs.open_train(bundle)
-        training = assignment.training
-        initial = model.values()
-        state = step.begin(initial)
-        settings = StepSettings(
-            learning_rate=training.learning_rate,
-            proximal_weight=training.proximal_weight,
-            anchor=initial,
-            control=control,
-            random_key=random_key(training.seed, examples.partition, assignment.round),
-            optimizer=training.optimizer,
-        )
-        loss_sum, num_steps = 0.0, 0
-        num_batches = num_batches_of(examples, model, assignment)
-        self._progress = assignment.assignment_id, m.TrainingProgress(num_steps=num_batches)
-        for batch in interruptible(training_batches(examples, model, assignment), should_continue):
-            rate = rate_of_step(training, num_steps, num_batches)
-            if rate != settings.learning_rate:
-                settings = replace(settings, learning_rate=rate)
-            state, loss = step(state, batch, settings)
-            num_steps += 1
-            self._progress = (
-                assignment.assignment_id,
-                m.TrainingProgress(step=num_steps, num_steps=num_batches, loss=loss),
-            )
-            loss_sum += finite(loss, num_steps, training) * float(batch.mask.sum())
-        counts |= training_counts(loss_sum, examples, model, assignment)
-        values, _ = bundle.manifest.split(difference(state.parameters, initial))
-        local = None if bundle.manifest.local is None else bundle.manifest.split(state.parameters)[1]
-        return Change(values=values, counts=counts, num_steps=num_steps, local=local, ranges=ranges)
-
-    def progress_of(self, assignment_id: str) -> m.TrainingProgress:
-        """See ``ReportsSteps``."""
-        now_id, progress = self._progress
-        return progress if now_id == assignment_id else m.TrainingProgress()
-
-
-def trained_bundle(model: OpenedModel, assignment: m.Assignment) -> Bundle:
-    """Return the Bundle with the train graph for the batch size of an Assignment. Raises InvalidInput."""
-    return model.bundle.at_batch(assignment.training.batch_size)
-
-
-def training_batches(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> Iterator[PaddedBatch]:
-    """Yield the batches of all epochs of an Assignment."""
-    seed = (assignment.training.seed, examples.partition, assignment.round)
-    rng = np.random.default_rng(np.random.SeedSequence(seed))
-    manifest = trained_bundle(model, assignment).manifest
-    for _ in range(assignment.training.epochs):
-        yield from batches(examples.train, manifest.batch_size, rng, manifest.lengths)
-
-
-def num_batches_of(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> int:
-    """Return the number of batches of all epochs of an Assignment."""
-    manifest = trained_bundle(model, assignment).manifest
-    return num_batches(examples.train, manifest.batch_size, manifest.lengths) * assignment.training.epochs
-
-
-def training_counts(
-    loss_sum: float, examples: MemoryStore, model: OpenedModel, assignment: m.Assignment
-) -> dict[str, int]:
-    """Return the counts of a training.
-
-    Args:
-        loss_sum: Sum of the loss over all samples of all epochs.
-        examples: The examples of the device.
-        model: The model before the training.
-        assignment: The Assignment.
-    """
-    num, num_classes = len(examples.train), model.bundle.manifest.num_classes
-    return {m.EXAMPLES: num, m.TRAIN_LOSS: loss_count(loss_sum / assignment.training.epochs, num, num_classes)}
-
-
-def finite(loss: float, num_steps: int, training: m.Training) -> float:
-    """Return the loss of a step. Raises Diverged if it is not finite."""
-    if not math.isfinite(loss):
-        raise Diverged(
-            f"training: loss became {loss} after {counted(num_steps, 'step')}, expected a finite one; "
-            f"lower the learning rate ({training.learning_rate:g})",
-            code="FN-0842",
-        )
-    return loss
-
-
-def control_of(model: OpenedModel) -> Float32s | None:
-    """Return the values that the stages add to the gradient; None without such a stage. Raises InvalidInput."""
-    if set(model.inputs) - {CONTROL}:
-        raise InvalidInput(
-            f"stages: got the inputs {sorted(model.inputs)} for the train graph, expected at most {CONTROL!r}; correct "
-            "the stage",
-            code="FN-0839",
-        )
-    manifest = model.bundle.manifest
-    if model.inputs and not control_ports(manifest.table, manifest.signatures["train"].inputs):
-        raise InvalidInput(
-            f"stages: got the input {CONTROL!r}, but the bundle's train graph has no inputs {CONTROL}.<p>; export the "
-            "App with Recipe(scaffold=True)",
-            code="FN-0840",
-        )
-    control, local = model.inputs.get(CONTROL), manifest.local
-    if control is None or local is None:
-        return control
-    # No other device has personal parameters like these, so nothing corrects their gradients.
-    return manifest.join(control, np.zeros(local.table.num_values, np.float32))
-
-
-def difference(after: Float32s, before: Float32s) -> Float32s:
-    """Return the change of the parameters (num_values,): the exact difference, rounded once to float32."""
-    return np.subtract(after, before, dtype=np.float32)
 
 
 class LocalData:

@@ -1,0 +1,8 @@
+"""Training on a device: local SGD on its own examples, and the validation of the int8 model.
+
+Reading order:
+
+- ``trainer``: ``RuntimeTrainer``, the loop over epochs and batches
+- ``local_data``: the examples of a device, the evaluation of a Version, and the ranges of its activations
+- ``resuming``: when the state of a training is saved, and how a training resumes from it
+"""
