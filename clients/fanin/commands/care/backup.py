@@ -14,10 +14,10 @@ from fanin.commands.console.terminal import (
     QuietOption,
     StateOption,
     prints_text,
-    progress,
     run_command,
     write_json,
 )
+from fanin.commands.display.steps import progress
 from fanin.server.care.backup import Copied, back_up
 from fanin.server.care.restore import Restored, restore
 

@@ -78,7 +78,8 @@ class DeviceWork:
     device_id: str
     step: int
     num_steps: int
-    loss: float | None
+    epoch: int
+    num_epochs: int
     sent_bytes: int
     size_bytes: int
 
@@ -210,7 +211,8 @@ def work_of(description: RunDescription, uploads: Mapping[str, tuple[int, int]])
                 device_id=device,
                 step=0 if progress is None else progress.step,
                 num_steps=0 if progress is None else progress.num_steps,
-                loss=None if progress is None else progress.loss,
+                epoch=0 if progress is None else progress.epoch,
+                num_epochs=0 if progress is None else progress.num_epochs,
                 sent_bytes=sent,
                 size_bytes=size,
             )

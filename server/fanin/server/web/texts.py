@@ -6,7 +6,9 @@ from typing import Final, assert_never
 from fanin.protos.messages import (
     DevicesGone,
     RoundClosed,
+    RoundExtended,
     RoundFailed,
+    RoundLacks,
     RoundOpened,
     RunEvent,
     RunRested,
@@ -26,6 +28,8 @@ KINDS: Final = MappingProxyType(
         RunResumed: "Run resumed",
         RunWarned: "Warning",
         DevicesGone: "Devices silent",
+        RoundExtended: "Deadline moved",
+        RoundLacks: "Devices missing",
     }
 )
 
@@ -37,7 +41,7 @@ def event_kind(event: RunEvent) -> str:
 
 def is_bad(event: RunEvent) -> bool:
     """Return whether an operator should look at an event."""
-    return isinstance(event, RunWarned | RoundFailed | DevicesGone)
+    return isinstance(event, RunWarned | RoundFailed | RoundLacks | DevicesGone)
 
 
 def event_text(event: RunEvent) -> str:
@@ -57,6 +61,13 @@ def event_text(event: RunEvent) -> str:
         case RunResumed():
             by = "" if event.by is None else f" by {event.by}"
             return f"For {counted(event.rounds, 'more Round')}{by}." if event.rounds else f"For the Rounds left{by}."
+        case RoundExtended():
+            devices = counted(event.num_devices, "device")
+            return (
+                f"Round {event.round}: its deadline is {event.extension_s:g} s later, because {devices} make progress."
+            )
+        case RoundLacks():
+            return f"Round {event.round} waits: {event.text}"
         case RunWarned():
             return event.text
         case DevicesGone():
