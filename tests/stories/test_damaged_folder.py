@@ -109,7 +109,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "foreign token": (
         lambda state: (state / OPERATOR_TOKEN).write_bytes(b"another"),
-        "tokens/operator.token: got a token that fanin.db does not have for operators; restore the fanin.db ",
+        "tokens/operator.token: got a token that fanin.db does not have for admins; restore the fanin.db ",
     ),
     "garbage ca.pem": (
         lambda state: (state / "tls" / "ca.pem").write_bytes(b"garbage"),

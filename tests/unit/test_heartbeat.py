@@ -12,7 +12,7 @@ from support.values import assignment
 from fanin.clients.device.client import Heartbeat
 from fanin.clients.device.conditions import AssignmentOver, Conditions
 from fanin.protos import messages as m
-from fanin.protos.errors import NotFound, Unavailable
+from fanin.protos.errors import FaninError, NotFound, PermissionDenied, Unauthenticated, Unavailable
 
 INTERVAL_S = 0.02
 WORK = replace(assignment(), progress_s=INTERVAL_S)
@@ -24,7 +24,7 @@ class Line:
     """A connection that records reports. It breaks for the first ``num_lost`` of them. Then it has one answer."""
 
     num_lost: int = 0
-    answer: m.UploadReply | NotFound = OPEN
+    answer: m.UploadReply | FaninError = OPEN
     reports: list[m.Report] = field(default_factory=list)
     arrived: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
@@ -33,7 +33,7 @@ class Line:
         self.arrived.release()
         if len(self.reports) <= self.num_lost:
             raise Unavailable("the line broke")
-        if isinstance(self.answer, NotFound):
+        if isinstance(self.answer, FaninError):
             raise self.answer
         return self.answer
 
@@ -129,11 +129,13 @@ def test_the_same_assignment_again_does_not_delay_the_next_report(line: Line, be
     [
         (replace(OPEN, round_state=m.RoundState.CLOSED), "the round has closed, or does not need this update"),
         (NotFound("assignment run.1.tag: not made for device a; check in again"), "assignment run.1.tag: not made"),
+        (PermissionDenied("device a: banned"), "device a: banned"),
+        (Unauthenticated("not authenticated"), "not authenticated"),
     ],
-    ids=["closed", "unknown"],
+    ids=["closed", "unknown", "banned", "removed"],
 )
 def test_a_reply_that_the_assignment_is_over_ends_a_pause_and_the_work(
-    line: Line, beating: Heartbeat, conditions: Conditions, answer: m.UploadReply | NotFound, reason: str
+    line: Line, beating: Heartbeat, conditions: Conditions, answer: m.UploadReply | FaninError, reason: str
 ) -> None:
     beating.follow(WORK)
     line.wait(1)

@@ -205,9 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         help="save a training that was not saved for this long, at the end of the next epoch; a killed device resumes "
         f"from there ({DEFAULT_SAVE_S:g}); inf: never",
     )
-    parser.add_argument(
-        "--no-condition", action="store_true", help="do not report battery and network of this machine in check-ins"
-    )
+    parser.add_argument("--no-condition", action="store_true", help="do not report battery and network in check-ins")
     _add_flower(parser)
     parser.add_argument("--quiet", action="store_true", help="log warnings and errors only, not each step of a round")
     parser.add_argument("--max-updates", type=int, default=0, metavar="N", help="stop after N accepted updates")

@@ -38,7 +38,7 @@ from fanin.edge.scopes import current_scope, note_scope
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
-from fanin.protos.errors import FaninError, NotFound
+from fanin.protos.errors import FaninError, NotFound, PermissionDenied, Unauthenticated
 
 MAX_DELAY_S: Final = 0.3
 """Longest delay before an upload with a ``delay_seed``."""
@@ -282,7 +282,8 @@ class Heartbeat:
     Assignment that wants reports. A reply may say that the Assignment is over: then the work for it ends.
 
     Args:
-        send: Sends a report. NotFound means that the Assignment is over, another FaninError that this report was lost.
+        send: Sends a report. NotFound, PermissionDenied and Unauthenticated mean that the Assignment is over, another
+            FaninError that this report was lost.
         trainer: Knows how far the training is, or does not.
         conditions: End the work.
     """
@@ -322,7 +323,8 @@ class Heartbeat:
             try:
                 if self._send(report).round_state is m.RoundState.CLOSED:
                     self._end(assignment_id, "the round has closed, or does not need this update")
-            except NotFound as exc:
+            except (NotFound, PermissionDenied, Unauthenticated) as exc:
+                # Of the last two: an operator banned or removed this device.
                 self._end(assignment_id, str(exc))
             except FaninError as exc:
                 # The session notices a broken connection by its own calls.

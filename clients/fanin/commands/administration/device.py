@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -81,14 +80,19 @@ def list_devices(
     """List the devices, in the order of their ids."""
     with wrong_usage():
         query = DeviceQuery(after=after, tags=tags_of(tag or ()), state=_state(state_filter))
+    infos: list[DeviceInfo] = []
     with administrator(state, server, ca, token_file) as client:
-        num_devices = client.device_page(replace(query, after="~")).num_devices
-        # One more, to know whether devices follow.
-        infos = list(islice(client.devices(query), limit + 1 if limit else None))
+        while True:
+            page = client.device_page(query)
+            infos += page.devices
+            # One more than the limit, to know whether devices follow.
+            if not page.next or (limit and len(infos) > limit):
+                break
+            query = replace(query, after=page.next)
     has_more = bool(limit) and len(infos) > limit
     infos = infos[:limit] if limit else infos
     if json:
-        row = {"num_devices": num_devices, "next": infos[-1].device_id if has_more else None}
+        row = {"num_devices": page.num_devices, "next": infos[-1].device_id if has_more else None}
         write_json(json, {"devices": [device_row(info) for info in infos], **row})
     if prints_text(json):
         print_tables(_table(infos) if infos else "no devices; enroll one with: fanin join --token-file FILE")

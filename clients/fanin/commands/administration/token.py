@@ -33,7 +33,7 @@ from fanin.protos.messages import NewToken, Role, TokenInfo
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token; fanin token list shows them.")]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", help="New file for the secret, readable by this user alone; default: print it.")
+    Path | None, typer.Option("--out", help="File for the secret, readable by this user alone; default: print it.")
 ]
 
 
@@ -69,6 +69,8 @@ def create(
     Creating tokens of people needs the role admin, creating enrollment tokens the role operator.
     """
     with wrong_usage():
+        if out is not None and out.exists():
+            raise InvalidInput(f"--out: {out} exists, expected a new file; name another one", code="FN-1001")
         secret, sha256 = _new_secret(out)
         new = NewToken(
             name=name,
@@ -109,7 +111,10 @@ def rotate(
     token_file: TokenOption = None,
     json: JsonOption = "",
 ) -> None:
-    """Replace the secret of a token, and print the new one once. The old one is refused from then on."""
+    """Replace the secret of a token, and print the new one once. The old one is refused from then on.
+
+    A file of --out is replaced once the coordinator has accepted the new secret.
+    """
     with wrong_usage():
         secret, sha256 = _new_secret(out)
     with _kept(secret, out), administrator(state, server, ca, token_file) as client:
@@ -151,34 +156,35 @@ def _role(role: str, *, for_devices: bool) -> Role:
 
 
 def _new_secret(out: Path | None) -> tuple[str, str]:
-    """Return a secret and its digest. Raises InvalidInput if the file for it exists or cannot be created."""
+    """Return a secret and its digest. Raises InvalidInput if the file for it cannot be created."""
     # Imported here: wrong usage needs no grpc.
     from fanin.clients.administrator import new_secret
 
     if out is not None:
-        if out.exists():
-            raise InvalidInput(f"--out: {out} exists, expected a new file; name another one", code="FN-1001")
         check_place("--out", out)
     return new_secret()
 
 
 @contextmanager
 def _kept(secret: str, out: Path | None) -> Iterator[None]:
-    """Write a secret to its file, and remove the file if the coordinator does not accept the token.
+    """Write a secret to its file if the coordinator accepts the token.
 
-    The file is first: a token whose secret nobody has would be worse than a file with an unknown token.
+    It is stored first: a token whose secret nobody has would be worse than a file with an unknown token.
     """
     if out is None:
         yield
         return
-    descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    draft = out.with_name(f"{out.name}.new")
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(f"{secret}\n")
     try:
         yield
     except BaseException:
-        out.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
+    draft.replace(out)
 
 
 def _print(token: TokenInfo, secret: str, out: Path | None, json: str) -> None:
