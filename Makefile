@@ -82,7 +82,7 @@ suite: $(VENV)/.installed $(STAMPS)
 .PHONY: nightly
 nightly: WORKERS := 3
 nightly: ## the tests that are too long for every change, all property tests on many new examples, other Pythons
-	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(VENV)/.docs $(VENV)-zoo/.installed $(STAMPS)
+	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(VENV)/.docs $(VENV)/.browser $(VENV)-zoo/.installed $(STAMPS)
 	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m "nightly or hypothesis" --hypothesis-profile nightly $(ARGS)
 	@$(MAKE) --no-print-directory pythons
 
@@ -215,6 +215,9 @@ $(VENV)/.installed: pyproject.toml $(CONSTRAINTS) | $(VENV)/.tools
 
 # The tools of the site are in the same environment, since the pages of commands are made by running them. `make test`
 # does without.
+$(VENV)/.browser: pyproject.toml $(CONSTRAINTS) | $(VENV)/.installed
+	$(INSTALL) $(VENV) $(PIP_FLAGS) -c $(CONSTRAINTS) -e ".[browser]"
+
 $(VENV)/.docs: pyproject.toml $(CONSTRAINTS) | $(VENV)/.installed
 	$(INSTALL) $(VENV) $(PIP_FLAGS) -c $(CONSTRAINTS) -e ".[docs]"
 	@touch $@

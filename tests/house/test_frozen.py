@@ -41,6 +41,7 @@ REQUIREMENTS = {
     "ray": ["ray"],
     "flower": ["flwr"],
     "docs": ["mermaidx", "mkdocstrings-python", "zensical"],
+    "browser": ["playwright"],
     "dev": [
         "build",
         "datasets",

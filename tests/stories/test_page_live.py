@@ -1,6 +1,7 @@
 """The page in a browser: it follows a live Run over a kill of the coordinator, and is accessible.
 
-The browser is Debian's Chromium (``apt-get install chromium``), driven by the package ``playwright``. No browser is
+The browser is Debian's Chromium (``apt-get install chromium``), driven by the package ``playwright``
+(the extra ``browser``). No browser is
 downloaded. axe-core is no part of the repository: ``npm pack axe-core@4.14.1``, and its axe.min.js in ``build/``.
 """
 

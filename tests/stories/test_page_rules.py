@@ -1,5 +1,6 @@
 """Who may read and command on the page, and what a request of another site, a proxy or a peer can do there."""
 
+import hashlib
 import http.client
 import json
 import re
@@ -15,6 +16,10 @@ import pytest
 from support.federations import bundle_in, plan
 from support.processes import Running, Site, start
 from support.virtual import PUBLISHER
+
+from fanin.clients.administrator import Administrator
+from fanin.clients.transport import Connection
+from fanin.protos.messages import NewToken, Role
 
 START_S = 30.0
 EVIL = '<img src=x onerror="alert(1)">\u202e'
@@ -192,6 +197,37 @@ def test_commands_need_an_operator_and_are_those_of_the_operators_call(served: P
     # A session that was forged or cut has no rights.
     browser.cookie = browser.cookie[:-1] + ("0" if browser.cookie[-1] != "0" else "1")
     assert browser.post("/runs/run/commands", {**fields, "command_id": "f"}).status == 403
+
+
+def test_a_viewer_reads_until_its_token_is_revoked_and_commands_are_in_the_audit_log(served: PageSite) -> None:
+    browser, secret = served.browser(), "a-viewers-secret-of-32-characters"
+    site, behind = served.site, {"X_Forwarded_For": "203.0.113.7"}
+    line = Connection(site.address, site.ca)
+    try:
+        administrator = Administrator(line, served.operator_token)
+        token = NewToken(name="vera", role=Role.VIEWER, sha256=hashlib.sha256(secret.encode()).hexdigest())
+        administrator.create_token(token)
+        assert browser.login(secret).status == 303
+        assert browser.get("/runs/run", **behind).status == 200
+        assert "commands" not in browser.get("/runs/run").text
+        fields = {"what": "stop", "command_id": "v", "form_token": browser.form_token("/runs")}
+        assert "FN-1426" in browser.post("/runs/run/commands", fields).text
+        for path in ("/devices/x/changes", "/runs/run/commands"):
+            assert browser.post(path, fields).status == 403
+        administrator.revoke_token("vera")
+        assert browser.get("/runs/run", **behind).status == 303
+        operator = served.browser()
+        operator.login(served.operator_token)
+        fields = {"what": "stop", "command_id": "audited", "form_token": operator.form_token("/runs")}
+        assert operator.post("/runs/none/commands", fields).status == 404
+        entries = [each for each in administrator.audit_page().entries if each.subject.endswith("audited")]
+    finally:
+        line.close()
+    assert [(each.call, each.subject, each.outcome) for each in entries] == [
+        ("Command", "run none: stop audited", "begun"),
+        ("Command", "run none: stop audited", "refused FN-0610"),
+    ]
+    assert secret not in served.running.text() and served.operator_token not in served.running.text()
 
 
 def test_texts_of_peers_are_escaped_and_have_no_control_characters(served: PageSite) -> None:

@@ -1,14 +1,14 @@
 """The page of ``fanin serve``, composed: its application on its port."""
 
 import time
-from dataclasses import dataclass
 
-from fanin.protos.messages import DeviceChange, DeviceInfo, DevicePage, DeviceQuery, Principal
 from fanin.server.access.limits import Limits
+from fanin.server.administration.audit import AuditLog
+from fanin.server.administration.devices import Devices
 from fanin.server.health import Readiness
 from fanin.server.service import Services
 from fanin.server.settings import Settings
-from fanin.server.storage.stores import CoordinatorState, Stores
+from fanin.server.storage.stores import CoordinatorState
 from fanin.server.telemetry.exposition import Exposition, MetricSources
 from fanin.server.web.app import PageParts, build_app
 from fanin.server.web.guard import Entrance
@@ -18,25 +18,6 @@ from fanin.server.web.overview import Overview
 from fanin.server.web.sessions import Sessions, session_key
 
 SESSION_KEY = "tokens/page.key"
-
-
-@dataclass(frozen=True, slots=True)
-class StoredDevices:
-    """``DeviceDesk`` over the record."""
-
-    stores: Stores
-
-    async def page(self, query: DeviceQuery) -> DevicePage:
-        """See ``DeviceDesk.page``."""
-        return await self.stores.devices.device_page(query)
-
-    async def device(self, device_id: str) -> DeviceInfo:
-        """See ``DeviceDesk.device``."""
-        return await self.stores.devices.device(device_id)
-
-    async def change(self, change: DeviceChange, by: Principal) -> DeviceInfo:
-        """See ``DeviceDesk.change``."""
-        return await self.stores.devices.change(change, by, self.stores.wall())
 
 
 def open_page(
@@ -59,6 +40,7 @@ def open_page(
         settings=settings,
         limits=limits,
         files=state.files,
+        audit=state.stores.audit,
         num_devices=lambda: state.devices.num_devices,
         url=f"{'http' if is_local else 'https'}://{listener.address}/",
     )
@@ -72,11 +54,15 @@ def open_page(
         folder=settings.state,
         certificates={"server": tls / "server.pem", "authority": tls / "ca.pem"},
     )
+    devices = Devices(
+        stores=services.stores, registry=services.registry, coordinator=services.coordinator, runs=services.runs
+    )
     parts = PageParts(
         runs=services.runs,
         history=state.history,
         uploading=services.coordinator.uploading,
-        devices=StoredDevices(state.stores),
+        audit=AuditLog(state.stores),
+        devices=devices,
         join_line=f"fanin join --server {settings.address.loopback} --ca ca.pem --token-file device.token "
         "--publisher publisher.pub --data data.npz",
         overview=overview,

@@ -48,6 +48,7 @@ from fanin.server.access.limited_log import MAX_LINES, LimitedLog
 from fanin.server.access.rates import CallLimits, CallRates
 from fanin.server.access.registry import Registry, token_sha256
 from fanin.server.administration.audit import AuditLog
+from fanin.server.administration.commands import carry_out
 from fanin.server.administration.devices import Devices
 from fanin.server.administration.servicer import AccessService
 from fanin.server.administration.tokens import Tokens
@@ -208,9 +209,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """See control.proto."""
         by = principal_of(context)
         command = replace(from_proto(Command, request), by=by)
-        what = type(command.what).__name__.lower()
-        async with self._audit.around(by, "Command", f"run {command.run_id}: {what} {command.command_id}"):
-            return to_proto(await self._runs.command(command), control_pb2.RunInfo)
+        return to_proto(await carry_out(command, by, self._runs, self._audit), control_pb2.RunInfo)
 
     async def Prune(self, request: control_pb2.PruneRequest, context: object) -> control_pb2.PruneReply:
         """See control.proto."""

@@ -1,7 +1,7 @@
 """The actions of the page: signing in, and commands of operators.
 
-A command goes through the same code as the call of an operator's program (``Runs.command``), with the same record and
-the same errors. ``guard`` has checked the form.
+A command goes through the same code as the call of an operator's program (``administration.commands``), with the same
+record, the same errors and the same entries in the audit log. ``guard`` has checked the form.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +14,8 @@ from starlette.responses import RedirectResponse, Response
 from fanin.protos.errors import InvalidInput, Unauthenticated
 from fanin.protos.messages import Adopt, Command, Pause, Resume, Stop
 from fanin.server.access.registry import token_sha256
+from fanin.server.administration.audit import AuditLog
+from fanin.server.administration.commands import carry_out
 from fanin.server.runs.catalog import Runs
 from fanin.server.web.guard import Entrance, form_of, operator_of
 from fanin.server.web.rendering import page
@@ -29,10 +31,12 @@ class Actions:
 
     Attributes:
         runs: The Runs.
+        audit: The log of the commands.
         entrance: Opens sessions.
     """
 
     runs: Runs
+    audit: AuditLog
     entrance: Entrance
 
     async def login_form(self, request: Request) -> Response:
@@ -63,7 +67,8 @@ class Actions:
         if kind not in _COMMANDS:
             raise InvalidInput(f"command: got {kind[:32]!r}, expected one of {', '.join(_COMMANDS)}", code="FN-1424")
         command_id = form.get("command_id", "")
-        await self.runs.command(Command(command_id=command_id, run_id=run_id, what=_COMMANDS[kind](form), by=by))
+        command = Command(command_id=command_id, run_id=run_id, what=_COMMANDS[kind](form), by=by)
+        await carry_out(command, by, self.runs, self.audit)
         return RedirectResponse(f"{target_of(form.get('next', ''))}?done={kind}", status_code=303)
 
 

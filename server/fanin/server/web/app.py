@@ -24,11 +24,13 @@ from fanin.protos.errors import (
     public,
 )
 from fanin.server.access.limited_log import LimitedLog
+from fanin.server.administration.audit import AuditLog
+from fanin.server.administration.devices import Devices
 from fanin.server.health import Readiness
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.web.actions import HOME, Actions
-from fanin.server.web.devices import DeviceDesk, Devices
+from fanin.server.web.devices import DeviceViews
 from fanin.server.web.guard import Entrance, Guard
 from fanin.server.web.overview import Overview
 from fanin.server.web.rendering import STATIC, page
@@ -54,6 +56,7 @@ class PageParts:
         runs: The Runs.
         history: The record in pages.
         uploading: Returns received bytes and sizes of the uploads of a Run, by device.
+        audit: The log of commands.
         devices: The devices.
         join_line: The command with which a device joins.
         overview: What the page of settings shows.
@@ -64,7 +67,8 @@ class PageParts:
     runs: Runs
     history: HistoryStore
     uploading: Callable[[str], dict[str, tuple[int, int]]]
-    devices: DeviceDesk
+    audit: AuditLog
+    devices: Devices
     join_line: str
     overview: Overview
     entrance: Entrance
@@ -75,8 +79,8 @@ def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
     """Return the application of the page, and its stream, which the caller closes first."""
     hub = Hub(parts.runs, parts.history, parts.uploading)
     views = Views(runs=parts.runs, history=parts.history, uploading=parts.uploading, overview=parts.overview)
-    devices = Devices(desk=parts.devices, join_line=parts.join_line)
-    actions = Actions(runs=parts.runs, entrance=parts.entrance)
+    devices = DeviceViews(desk=parts.devices, join_line=parts.join_line)
+    actions = Actions(runs=parts.runs, audit=parts.audit, entrance=parts.entrance)
     failures = LimitedLog(LOG, max_lines=1, what="failed requests")
 
     async def healthz(request: Request) -> Response:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -12,16 +12,14 @@ from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import (
     BanDevice,
     DeviceChange,
-    DeviceInfo,
-    DevicePage,
     DeviceQuery,
     DeviceState,
     LabelDevice,
-    Principal,
     RemoveDevice,
     UnbanDevice,
 )
 from fanin.protos.names import check_name
+from fanin.server.administration.devices import Devices
 from fanin.server.web.guard import form_of, operator_of
 from fanin.server.web.rendering import page
 
@@ -34,24 +32,8 @@ DONE: Final = {
 }
 
 
-class DeviceDesk(Protocol):
-    """Devices as the calls of operators see and change them."""
-
-    async def page(self, query: DeviceQuery) -> DevicePage:
-        """Return the devices of a query."""
-        ...
-
-    async def device(self, device_id: str) -> DeviceInfo:
-        """Return a device. Raises NotFound."""
-        ...
-
-    async def change(self, change: DeviceChange, by: Principal) -> DeviceInfo:
-        """Carry out a change, with its entry in the audit log. Return the device after it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Devices:
+class DeviceViews:
     """The pages and actions of devices.
 
     Attributes:
@@ -59,7 +41,7 @@ class Devices:
         join_line: The command with which a device joins.
     """
 
-    desk: DeviceDesk
+    desk: Devices
     join_line: str
 
     async def devices(self, request: Request) -> Response:

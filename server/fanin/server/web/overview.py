@@ -11,9 +11,11 @@ from typing import Final
 
 from cryptography import x509
 
+from fanin.protos.messages import MAX_NUMBER
 from fanin.protos.release import __version__
 from fanin.server.access.limits import Limits
 from fanin.server.settings import Settings
+from fanin.server.storage.protocols.audit import AuditStore
 from fanin.server.storage.stores import Files
 from fanin.server.web.rendering import moment, number, size
 
@@ -29,6 +31,7 @@ class Overview:
         settings: Its settings.
         limits: The limits of its load.
         files: Reads the disk.
+        audit: The audit log.
         num_devices: Returns the number of enrolled devices.
         url: The address of the page.
     """
@@ -36,6 +39,7 @@ class Overview:
     settings: Settings
     limits: Limits
     files: Files
+    audit: AuditStore
     num_devices: Callable[[], int]
     url: str
 
@@ -52,8 +56,10 @@ class Overview:
             ("Flower strategies", ", ".join(settings.strategies) or "those of flwr"),
             ("Enrolled devices", number(self.num_devices())),
         )
+        log = await self.audit.audit_page(MAX_NUMBER)
         return {
             "Coordinator": own,
+            "Audit log": (("Entries", number(log.num_entries)), ("Head, to keep elsewhere", log.head)),
             "Disk": await self.files.run(_disk, settings.state),
             "Certificates": await self.files.run(_certificates, settings.state / "tls"),
             "Limits": tuple((_words(each.name), _limit(getattr(self.limits, each.name))) for each in fields(Limits)),
