@@ -168,6 +168,10 @@ def test_metrics_beyond_this_machine_need_a_token(tmp_path: Path) -> None:
             urllib.request.urlopen(f"{url}metrics", timeout=10, context=context)
         assert refused.value.code == 401
         assert "FN-" in refused.value.read().decode()
+        device = (tmp_path / "state" / "tokens" / "device.token").read_text().strip()
+        wrong = urllib.request.Request(f"{url}metrics", headers={"Authorization": f"Bearer {device}"})
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(wrong, timeout=10, context=context)
         token = (tmp_path / "state" / "tokens" / "operator.token").read_text().strip()
         request = urllib.request.Request(f"{url}metrics", headers={"Authorization": f"Bearer {token}"})
         with urllib.request.urlopen(request, timeout=10, context=context) as reply:

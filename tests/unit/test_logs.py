@@ -66,6 +66,7 @@ def fields_of(line: logging.LogRecord) -> dict[str, object]:
 
 
 def test_a_json_line_has_the_subject_of_the_record_and_its_code() -> None:
+    note_scope(LogScope())
     line = record("run %s: %s", "r", InvalidPlan("got 0", code="FN-0201"))
     line.created = 1_790_000_000.25
     assert fields_of(line) == {

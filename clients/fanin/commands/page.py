@@ -10,10 +10,9 @@ from fanin.server.service import Services
 from fanin.server.settings import Settings
 from fanin.server.storage.stores import CoordinatorState
 from fanin.server.telemetry.exposition import Exposition, MetricSources
-from fanin.server.web.app import PageParts, build_app
+from fanin.server.web.app import PageParts, build_app, metrics_route
 from fanin.server.web.guard import Entrance
 from fanin.server.web.listener import PageServer, open_listener
-from fanin.server.web.metrics import metrics_route
 from fanin.server.web.overview import Overview
 from fanin.server.web.sessions import Sessions, session_key
 

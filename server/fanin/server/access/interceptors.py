@@ -35,7 +35,6 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
-from fanin.edge.scopes import LogScope, note_scope
 from fanin.protos import calls
 from fanin.protos.calls import DeviceCall
 from fanin.protos.errors import (

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, is_signed
+from fanin.edge.scopes import LogScope, note_scope
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely
 from fanin.protos.messages import (
@@ -109,6 +110,8 @@ class Registry:
         """
         self._check(device, call, signature)
         self.use_time(device, call)
+        # Each call is served by a task of its own.
+        note_scope(LogScope(device=device.device_id))
 
     def use_time(self, device: EnrolledDevice, call: DeviceCall) -> None:
         """Use the time of a call whose signature was checked. Raises Untimely if it was used before."""

@@ -36,7 +36,10 @@ class ServedCall(Protocol):
 
 
 class CallObserver(Protocol):
-    """Observes the calls of a coordinator."""
+    """Observes the calls of a coordinator. ``is_tracing`` says whether it uses the context of callers."""
+
+    @property
+    def is_tracing(self) -> bool: ...
 
     def begin(self, method: str, traceparent: str) -> ServedCall:
         """Return the observer of a call that begins. ``traceparent`` is that of its metadata, or ""."""
@@ -67,15 +70,16 @@ class ObservedCalls:
             if trailing := call.replied(reply):
                 context.set_trailing_metadata(trailing)
         except asyncio.CancelledError:
-            _end_cancelled(call, began_s)
+            # The caller has ended the call, as devices do after the verdict, or it was replaced.
+            call.ended(grpc.StatusCode.CANCELLED.name, "", time.perf_counter() - began_s)
             del requests, context
             raise
         except BaseException:
-            _end(call, context, began_s, grpc.StatusCode.UNKNOWN)
+            _end_failed(call, context, began_s)
             # The call keeps this exception, and the frames of its traceback must not keep the call.
             del requests, context
             raise
-        _end(call, context, began_s, grpc.StatusCode.OK)
+        call.ended(grpc.StatusCode.OK.name, "", time.perf_counter() - began_s)
         return reply
 
     async def many_replies(
@@ -86,34 +90,31 @@ class ObservedCalls:
         try:
             await handler.stream_stream(requests, context)
         except asyncio.CancelledError:
-            _end_cancelled(call, began_s)
+            # The caller has ended the call, as devices do after the verdict, or it was replaced.
+            call.ended(grpc.StatusCode.CANCELLED.name, "", time.perf_counter() - began_s)
             del requests, context
             raise
         except BaseException:
-            _end(call, context, began_s, grpc.StatusCode.UNKNOWN)
+            _end_failed(call, context, began_s)
             # The call keeps this exception, and the frames of its traceback must not keep the call.
             del requests, context
             raise
-        _end(call, context, began_s, grpc.StatusCode.OK)
+        call.ended(grpc.StatusCode.OK.name, "", time.perf_counter() - began_s)
 
     def _begin(self, method: str, context: Context) -> ServedCall:
-        metadata = context.invocation_metadata() or ()
+        metadata = (context.invocation_metadata() or ()) if self.observer.is_tracing else ()
         traceparent = next((value for key, value in metadata if key == calls.TRACEPARENT), "")
         return self.observer.begin(method, calls.text(traceparent))
 
 
-def _end(call: ServedCall, context: Context, began_s: float, default: grpc.StatusCode) -> None:
-    """Report the status that the handler has set, or else the default."""
+def _end_failed(call: ServedCall, context: Context, began_s: float) -> None:
+    """Report the status that the handler has set, and the code of its error."""
     # At run time it may be the number of a status, 0 for a handler that set none.
-    status = next((one for one in grpc.StatusCode if context.code() in (one, one.value[0])), grpc.StatusCode.OK)
-    status = default if status is grpc.StatusCode.OK else status
+    number = context.code()
+    status = next((one for one in grpc.StatusCode if number in (one, one.value[0])), grpc.StatusCode.OK)
+    name = grpc.StatusCode.UNKNOWN.name if status is grpc.StatusCode.OK else status.name
     code = next((value for key, value in context.trailing_metadata() or () if key == calls.CODE), "")
-    call.ended(status.name, calls.text(code), time.perf_counter() - began_s)
-
-
-def _end_cancelled(call: ServedCall, began_s: float) -> None:
-    """Report that the caller has ended the call, as devices do after the verdict, or that it was replaced."""
-    call.ended(grpc.StatusCode.CANCELLED.name, "", time.perf_counter() - began_s)
+    call.ended(name, calls.text(code), time.perf_counter() - began_s)
 
 
 class CallInterceptor(aio.ServerInterceptor):

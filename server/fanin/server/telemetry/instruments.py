@@ -60,6 +60,11 @@ class Instruments:
         for publications in runs.publications():
             self.clock.resume(publications.view.run_id)
 
+    @property
+    def is_tracing(self) -> bool:
+        """See CallObserver."""
+        return self._traces is not None
+
     def begin(self, method: str, traceparent: str) -> "ObservedCall":
         """See CallObserver."""
         self.calls.begin()

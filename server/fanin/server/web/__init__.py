@@ -12,7 +12,6 @@ Modules, in reading order:
     reads.py      the read models of the views
     overview.py   the facts of the coordinator
     stream.py     live events
-    metrics.py    the metrics for Prometheus
     texts.py      events in words
     rendering.py  templates, and the forms of values in them
     templates/, static/   HTML, and the style sheet and the modules of the browser

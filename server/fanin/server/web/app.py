@@ -1,7 +1,7 @@
 """The application of the page: its routes, its errors, and the guard before them."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +31,7 @@ from fanin.server.runs.catalog import Runs
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.web.actions import HOME, Actions
 from fanin.server.web.devices import DeviceViews
-from fanin.server.web.guard import Entrance, Guard
+from fanin.server.web.guard import METRICS_PATH, Entrance, Guard
 from fanin.server.web.overview import Overview
 from fanin.server.web.rendering import STATIC, page
 from fanin.server.web.stream import Hub, StreamResponse
@@ -146,3 +146,17 @@ def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
 def error_page(request: Request, status: int, text: str, code: str) -> Response:
     """Return the page of an error."""
     return page(request, "error.html", {"status": status, "text": text, "code": code}, status)
+
+
+def metrics_route(render: Callable[[str], Awaitable[tuple[bytes, str]]]) -> Route:
+    """Return the route of the metrics for Prometheus.
+
+    Args:
+        render: Returns the metrics and their content type. Its argument is the header ``Accept``.
+    """
+
+    async def metrics(request: Request) -> Response:
+        body, content_type = await render(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
+
+    return Route(METRICS_PATH, metrics)
