@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fanin.clients.device.footprint import share_one_heap
-from fanin.commands.console.streams import LogFormat, configure_logging
+from fanin.commands.console.streams import LogFile, LogFormat, configure_logging
 from fanin.commands.console.terminal import (
     ADDRESS_FILE,
     CA_FILE,
@@ -44,6 +45,8 @@ from fanin.server.access.registry import Registry
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.token_files import ensure_token
 from fanin.server.care.certificates import Certificates, local_certificates, own_certificates, utc_now
+from fanin.server.care.forecast import DiskWatch
+from fanin.server.care.notify import ServiceManager
 from fanin.server.care.pruner import Pruner
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import HeldOutEvaluator
@@ -59,7 +62,7 @@ from fanin.server.settings import Settings
 from fanin.server.storage.collector import Collector
 from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.lanes import Lane, ThreadLane
-from fanin.server.storage.stores import CoordinatorState
+from fanin.server.storage.stores import CoordinatorState, Stores
 from fanin.server.strategies.process import Strategies, checked_strategies
 from fanin.server.telemetry.instruments import Instruments
 from fanin.server.web.listener import PageServer
@@ -146,6 +149,13 @@ def serve(
     keep_days: Annotated[
         float | None, typer.Option("--keep-days", help="[retention] keep_days of runs whose plan has none.")
     ] = None,
+    log_file: Annotated[
+        Path | None, typer.Option("--log-file", help="Log to this file instead of to standard error.")
+    ] = None,
+    log_max_mb: Annotated[
+        int, typer.Option("--log-max-mb", min=0, help="Size at which the next log file begins; 0: never.")
+    ] = 100,
+    log_keep: Annotated[int, typer.Option("--log-keep", min=1, help="Older log files that stay.")] = 9,
     verbose: Annotated[bool, typer.Option("--verbose/--no-verbose", help="Log every effect.")] = False,
     config: Annotated[
         Path | None,
@@ -153,7 +163,9 @@ def serve(
     ] = None,
 ) -> None:
     """Run a coordinator: serve devices and operators until SIGTERM."""
-    configure_logging(logging.DEBUG if verbose else logging.INFO, log_format)
+    with wrong_usage():
+        handler = None if log_file is None else open_log(log_file, log_max_mb, log_keep)
+    configure_logging(logging.DEBUG if verbose else logging.INFO, log_format, handler)
     if not verbose:
         # alembic logs at INFO that the tables are up to date.
         logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -270,10 +282,29 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         await bound.start()
         health = asyncio.create_task(watch_storage(state.check, bound.report, readiness), name="health")
         stack.callback(health.cancel)
-        renewal = asyncio.create_task(certificates.watch(), name="certificates")
-        stack.callback(renewal.cancel)
+        manager = ServiceManager()
+        disk = DiskWatch(settings.state, partial(_num_rounds, state.stores), time.time)
+        for care in (certificates.watch(), disk.watch(), manager.keep_alive()):
+            stack.callback(asyncio.create_task(care).cancel)
         _announce(settings, bound.port, page)
+        manager.tell("READY=1", f"STATUS=serving on port {bound.port}")
         await stop.wait()
+        manager.tell("STOPPING=1")
+
+
+def open_log(path: Path, max_mb: int, num_old: int) -> logging.Handler:
+    """Open a log file. Raises InvalidInput if it cannot be written."""
+    try:
+        return LogFile(path, max_mb * 1_000_000, num_old)
+    except OSError as exc:
+        raise InvalidInput(
+            f"--log-file {path}: cannot be written ({exc.strerror}); give a file in a folder that exists",
+            code="FN-1450",
+        ) from exc
+
+
+async def _num_rounds(stores: Stores) -> int:
+    return sum([await stores.rounds.num_published(run_id) for run_id in await stores.runs.run_ids()])
 
 
 def _certificates(settings: Settings) -> Certificates:

@@ -16,6 +16,8 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
 from enum import StrEnum
 from io import TextIOWrapper
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 from types import TracebackType
 from typing import Final, TextIO, cast
 
@@ -84,15 +86,18 @@ def escaped_output() -> Iterator[None]:
 
 
 class LogFormat(StrEnum):
-    """The form of the log on standard error."""
+    """The form of a log."""
 
     TEXT = "text"
     JSON = "json"
 
 
-def configure_logging(level: int, form: LogFormat = LogFormat.TEXT) -> None:
-    """Log records of at least ``level`` to standard error. Child processes that log have the same form."""
-    handler = logging.StreamHandler(sys.stderr)
+def configure_logging(level: int, form: LogFormat = LogFormat.TEXT, handler: logging.Handler | None = None) -> None:
+    """Log records of at least ``level`` to a handler, by default to standard error.
+
+    Child processes that log have the same form.
+    """
+    handler = handler or logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else OneLineFormatter(FORMAT))
     os.environ[LOG_FORMAT_VARIABLE] = form.value
     logging.basicConfig(level=level, handlers=[handler])
@@ -110,6 +115,40 @@ def error_codes(record: logging.LogRecord) -> Iterable[str]:
     arguments = record.args if isinstance(record.args, tuple) else ()
     errors = [*arguments, record.exc_info[1] if record.exc_info else None]
     return dict.fromkeys(error.code for error in errors if isinstance(error, FaninError))
+
+
+class LogFile(RotatingFileHandler):
+    """A log file that is rotated by its size, and that another program may rotate, too.
+
+    A file that was renamed or removed, such as by logrotate, is opened again before the next record. Only this user can
+    read it.
+
+    Args:
+        path: The file.
+        max_bytes: The size at which the next file begins; 0: never.
+        num_old: The number of older files that stay: ``PATH.1`` is the newest of them.
+    """
+
+    def __init__(self, path: Path, max_bytes: int, num_old: int) -> None:
+        super().__init__(path, maxBytes=max_bytes, backupCount=num_old, encoding="utf-8")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        if self.stream is not None and not _is_at(self.stream, Path(self.baseFilename)):
+            self.stream.close()
+            self.stream = self._open()
+        super().emit(record)
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
+
+
+def _is_at(stream: TextIOWrapper, path: Path) -> bool:
+    """Return whether the path is still that of an open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(stream.fileno()))
+    except OSError:
+        return False
 
 
 class OneLineFormatter(logging.Formatter):

@@ -292,7 +292,6 @@ class Rim(aio.ServerInterceptor):
         device = self._registry.device(call.device_id)
         self._registry.authenticate(device, call, signature)
         self._registry.check_ban(device)
-        note_scope(LogScope(device=device.device_id))
         return Principal(kind=PrincipalKind.DEVICE, id=device.device_id), math.inf
 
     async def _outcome(self, method: str, context: Context, work: Callable[[], Awaitable[R]]) -> "R | _Refusal":

@@ -3,6 +3,8 @@
 Modules, in reading order:
 
     pruner.py       removes what the retention of each Run does not keep
+    forecast.py     the growth of the folder, and the days until the disk is full
+    notify.py       signs of life for a service manager
     backup.py       copies the folder of a coordinator that serves
     certificates.py the certificate, renewed while the coordinator serves
     restore.py      writes a new folder from a backup

@@ -14,5 +14,6 @@ Modules, in reading order:
     commands.py    commands of operators
     evaluations.py evaluations of Versions on held-out data
     history.py     the record in pages
+    retention.py   what retention removes
     databases.py   ``check_stores``: all of a database's stores
 """

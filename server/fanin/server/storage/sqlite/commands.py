@@ -91,12 +91,12 @@ class SqliteCommands:
             if command is not None and _is_done(connection, command):
                 return
             _check_not_restored(connection, run_id)
+            if newest.event.adopted_run_id:
+                check_adoptable(connection, newest.event.adopted_run_id, newest.event.adopted_number)
             _check_publication(connection, newest.version)
             if command is not None:
                 _remember(connection, command, now_s)
             _fail_rounds(connection, run_id, (RoundMark.OPEN,), f"version {newest.version.number} was published", now_s)
-            if newest.event.adopted_run_id:
-                check_adoptable(connection, newest.event.adopted_run_id, newest.event.adopted_number)
             add_version(connection, newest.version, newest.event, now_s)
             if newest.event.rounds:
                 set_run(connection, run_id, state=RunState.RUNNING, max_rounds=newest.event.rounds)
