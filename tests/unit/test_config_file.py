@@ -139,6 +139,11 @@ def test_a_wrong_variable_is_one_error(
     assert one_line(outcome, "serve") and code in outcome.err
 
 
+def test_the_help_is_there_with_a_wrong_file(fanin: Fanin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FANIN_SERVE_CONFIG", "/nowhere/fanin.toml")
+    assert "--durability" in fanin("serve", "--help").out
+
+
 def test_a_key_and_its_opposite_contradict_in_one_layer_and_override_in_another() -> None:
     from fanin.commands.settings.layers import configured
     from fanin.protos.errors import InvalidInput

@@ -20,6 +20,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.console.usage import wrong_usage
+from fanin.commands.display.screen import Screen
 from fanin.commands.display.steps import progress
 from fanin.edge.files import new_folder
 from fanin.edge.parameter_files import read_parameters
@@ -108,7 +109,7 @@ def export(
     if json:
         write_json(json, exported_row(exported))
     if prints_text(json):
-        sys.stdout.write(_text(exported, out))
+        Screen(sys.stdout).line(_text(exported, out).rstrip("\n"))
     return 0
 
 

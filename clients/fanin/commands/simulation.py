@@ -27,12 +27,12 @@ from fanin.commands.console.splits import SimulationData
 from fanin.commands.console.terminal import (
     JsonOption,
     QuietOption,
-    print_notes,
     prints_text,
     run_command,
     write_json,
 )
 from fanin.commands.console.usage import wrong_usage
+from fanin.commands.display.screen import print_notes
 from fanin.commands.display.steps import progress
 from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.tensors import Array

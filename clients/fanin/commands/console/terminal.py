@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -103,7 +103,8 @@ def run_command(
     command = name or function.__name__
     try:
         parser = typer_command(function)
-        values = None if defaults is None else defaults(parser, words)
+        # The help must be there for a user whose defaults are wrong.
+        values = None if defaults is None or "--help" in words else defaults(parser, words)
         outcome = parser.main(words, f"{program} {command}", standalone_mode=False, default_map=values)
     except click.ClickException as exc:
         return report_usage(command, WrongUsage(exc.format_message()), argv, program)
@@ -199,11 +200,6 @@ def publisher_key(path: Path) -> SigningKey:
 def prints_text(json_target: str) -> bool:
     """Return whether a command prints its text: only a JSON object on standard output replaces it."""
     return json_target != "-"
-
-
-def print_notes(notes: Iterable[str]) -> None:
-    """Print notes on standard error, one a line."""
-    sys.stderr.write("".join(f"note: {note}\n" for note in notes))
 
 
 def write_json(target: str, value: object) -> None:

@@ -25,7 +25,6 @@ from fanin.commands.console.terminal import (
     VerboseOption,
     check_max_drop,
     connect,
-    print_notes,
     prints_text,
     publisher_key,
     run_command,
@@ -34,6 +33,7 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import wrong_usage
 from fanin.commands.display.bars import byte_bar
 from fanin.commands.display.follow import Watched, follow
+from fanin.commands.display.screen import print_notes
 from fanin.commands.display.steps import progress
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey

@@ -11,6 +11,7 @@ import typer
 
 from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, prints_text, run_command, write_json
 from fanin.commands.console.usage import wrong_usage
+from fanin.commands.display.screen import Screen
 from fanin.protos.errors import NotFound
 from fanin.protos.texts import counted
 from fanin.server.aggregation.verify import Verdict, verify_run
@@ -45,13 +46,13 @@ def verify(
     if not (state / "fanin.db").exists():
         raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state", code="FN-1012")
     verdicts: list[Verdict] = []
-    with closing(strategies):
+    screen = Screen(sys.stdout if prints_text(json) else sys.stderr)
+    with closing(strategies), screen.busy("recomputing"):
         for verdict in verify_run(open_archive(state), run_id, strategies):
             verdicts.append(verdict)
             if prints_text(json):
                 # At once: a large Version takes minutes.
-                sys.stdout.write(_line(verdict))
-                sys.stdout.flush()
+                screen.line(_line(verdict), "red" if verdict.problem else "")
     good = not any(verdict.problem for verdict in verdicts)
     if json:
         write_json(json, {"run_id": run_id, "verified": good, "versions": [asdict(verdict) for verdict in verdicts]})
@@ -70,4 +71,4 @@ def _line(verdict: Verdict) -> str:
     result = verdict.problem or (limit if verdict.not_reproducible else "verified")
     if verdict.digest_only and not verdict.problem:
         result = f"signature and record verified; {verdict.digest_only}"
-    return f"version {verdict.version} {digest} ({origin}): {result}\n"
+    return f"version {verdict.version} {digest} ({origin}): {result}"

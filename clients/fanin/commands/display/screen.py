@@ -5,8 +5,9 @@ the stream behind it, so it escapes each text first.
 """
 
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 REFRESHES: Final = 4
 """Updates of the live line in a second."""
+WHOLE_UNTIL_S: Final = 100
 
 
 class Screen:
@@ -44,7 +46,7 @@ class Screen:
         else:
             from rich.text import Text
 
-            self._console.print(Text(printable(text, LAYOUT), style=style), soft_wrap=True)
+            self._console.print(Text(printable(text, LAYOUT), style=style))
         self._stream.flush()
 
     def spans(self, *spans: tuple[str, str], wraps: bool = True) -> None:
@@ -78,8 +80,14 @@ class Screen:
     def busy(self, text: str) -> Iterator[None]:
         """Show a text with the seconds that have passed, while a step runs."""
         began_s = time.monotonic()
-        with self.live(lambda: f"{text}  {lasted(time.monotonic() - began_s)}"):
+        with self.live(lambda: f"{text}  {elapsed(began_s)}"):
             yield
+
+
+def elapsed(began_s: float) -> str:
+    """Return the time since then for a live line, whose digits must not flicker."""
+    seconds = time.monotonic() - began_s
+    return f"{seconds:.0f} s" if seconds < WHOLE_UNTIL_S else lasted(seconds)
 
 
 def _console(stream: TextIO) -> "Console":
@@ -92,3 +100,10 @@ def _cut(text: str) -> "RenderableType":
     from rich.text import Text
 
     return Text(printable(text), style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print notes on standard error, one a line."""
+    screen = Screen(sys.stderr)
+    for note in notes:
+        screen.line(f"note: {note}")

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from typing import Final, TextIO, cast
 
-from fanin.commands.display.screen import Screen
-from fanin.protos.texts import lasted
+from fanin.commands.display.screen import Screen, elapsed
 
 STEP_LOGGERS: Final = ("fanin.edge.export", "fanin.simulation.progress")
 """Loggers whose records are steps of a command."""
@@ -46,7 +45,7 @@ def progress(command: str, *, quiet: bool, live: bool = True) -> Iterator[Callab
 
 
 def _of_step(current: Sequence[tuple[str, float]]) -> str:
-    return "".join(f"{text}  {lasted(time.monotonic() - at_s)}" for text, at_s in current)
+    return "".join(f"{text}  {elapsed(at_s)}" for text, at_s in current)
 
 
 class Lines:

@@ -6,7 +6,7 @@ from typing import Self
 
 from fanin.commands.console.show import event_text, int8_lags, saturated_text
 from fanin.commands.display.rounds import COLUMNS, RoundLine, row_text
-from fanin.commands.display.screen import Screen
+from fanin.commands.display.screen import Screen, elapsed
 from fanin.protos.messages import (
     DevicesGone,
     RoundClosed,
@@ -17,7 +17,6 @@ from fanin.protos.messages import (
     RunWarned,
     VersionPublished,
 )
-from fanin.protos.texts import lasted
 
 
 class EventView:
@@ -99,5 +98,6 @@ class EventView:
         if self._open is None:
             return ""
         number, began_s = self._open
-        elapsed = lasted(time.monotonic() - began_s)
-        return f" {self._status}  {elapsed}" if self._status else f" round {number} is open  {elapsed}"
+        return (
+            f" {self._status}  {elapsed(began_s)}" if self._status else f" round {number} is open  {elapsed(began_s)}"
+        )
