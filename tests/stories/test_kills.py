@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -15,8 +16,8 @@ import pytest
 from support.processes import Site
 
 from fanin.edge.bundles.keys import SigningKey
-from fanin.protos.messages import CodecSpec, Training, VersionPublished
-from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
+from fanin.protos.messages import CodecSpec, RoundFailed, RoundLacks, Training, VersionPublished
+from fanin.protos.plans import AggregationPlan, CohortPlan, ParticipantsPlan, Plan, StopPlan
 from fanin.server.rounds.events import (
     Assign,
     Effect,
@@ -140,3 +141,28 @@ def test_a_coordinator_killed_while_devices_upload_keeps_the_accepted_updates(
     time.sleep(0.5)
     site.serve()
     assert digests(site) == expected_digests
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_coordinator_killed_while_a_round_waits_for_participants_waits_again(
+    new_site: Callable[[str], Site], expected_digests: list[str], side: str
+) -> None:
+    site = new_site("lacking")
+    waiting = replace(
+        PLAN,
+        cohort=replace(PLAN.cohort, quorum=1, deadline_s=2.0),
+        participants=ParticipantsPlan(min_devices=NUM_DEVICES, on_missing="wait"),
+    )
+    coordinator = site.serve(kill_at=f"{side}:RecordLack:1")
+    site.start_run(waiting, synthetic_bundle(site.folder / "bundle", PUBLISHER, SHAPES), PUBLISHER)
+    for index in range(NUM_DEVICES - 1):
+        site.device(index)
+    assert coordinator.wait(60.0) == -9, coordinator.text()
+    site.serve()
+    time.sleep(4.0)
+    site.device(NUM_DEVICES - 1)
+    assert digests(site) == expected_digests
+    events = [entry.event for entry in site.events()]
+    assert not [event for event in events if isinstance(event, RoundFailed)]
+    assert next(event.missing for event in events if isinstance(event, RoundLacks)) == {"min_devices": 1}

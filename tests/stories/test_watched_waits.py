@@ -50,7 +50,7 @@ def test_a_watched_round_that_waits_is_shown(host: Hosted, capsys: pytest.Captur
         rows = [json.loads(line) for line in out.splitlines()]
         (row,) = [row for row in rows if row["event"] == "RoundWaits"]
         counts = {"num_at_work": 1, "num_waiting": 0, "num_gave_up": 1, "num_refused": 0}
-        assert row == {"event": "RoundWaits", "round": 1, **counts, "last_failure": REASON}
+        assert row == {"event": "RoundWaits", "round": 1, **counts, "last_failure": REASON, "progress": {}}
     else:
         # The counts do not change, so there is one line.
         assert out.count("waits") == 1

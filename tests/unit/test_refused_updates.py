@@ -12,6 +12,7 @@ from support.staleness import CAPABILITIES, TABLE, assignment, check_in, send, s
 from support.virtual import PUBLISHER, SHAPES, Place, bundle_in, open_place, plan, start
 
 from fanin.clients.device.updates import Change, make_update
+from fanin.commands.console.show import waits_row, waits_text
 from fanin.commands.control.describe import description_text
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidUpdate
@@ -286,5 +287,8 @@ def test_a_described_run_has_the_last_report_of_each_device_at_work(tmp_path: Pa
         description = await place.runs.describe("run", 1)
         assert description.progress == {"a": last}
         assert "            a  step 3 of 9, epoch 1 of 2\n" in description_text(description)
+        assert waits_text(description) == "round 1 waits: 1 device at work, 33 to 33 % trained, 0 waiting, 0 gave up"
+        progress = {"step": 3, "num_steps": 9, "epoch": 1, "num_epochs": 2}
+        assert waits_row(description)["progress"] == {"a": progress}
 
     run(tmp_path, ONE, story)

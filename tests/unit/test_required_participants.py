@@ -178,6 +178,26 @@ def test_a_round_needs_its_least_number_of_devices_and_of_examples(tmp_path: Pat
     run(tmp_path / "examples", plan_of(ParticipantsPlan(min_examples=25, on_missing="wait")), examples)
 
 
+def test_a_device_that_was_silent_takes_no_place_of_a_required_one(tmp_path: Path) -> None:
+    async def story(place: Place) -> None:
+        speaks = replace(CAPABILITIES, reports_progress=True)
+        request = m.CheckIn(protocol=m.PROTOCOL, capabilities=speaks, wait_s=0.1)
+        answer = await place.coordinator.check_in(A, request)
+        assert isinstance(answer, m.Assigned)
+        await asyncio.sleep(10.0)
+        await take_part(place, D)
+        report = m.Report(assignment_id=answer.assignment.assignment_id, progress=m.TrainingProgress(step=1))
+        await place.coordinator.report(A, report)
+        assert (await place.runs.describe("run", 1)).at_work == ()
+        # Nor does its late Update fill the Round.
+        late = await send(place, A, answer.assignment)
+        assert late.update_state is m.UpdateState.DISCARDED
+        await take_part(place, B)
+        assert published(place) == [Coverage(num_devices=2, num_enrolled=4, required={f"id:{B}": 1})]
+
+    run(tmp_path, plan_of(ParticipantsPlan(required={f"id:{B}": 1})), story)
+
+
 @pytest.mark.parametrize(
     ("participants", "places", "code"),
     [

@@ -40,8 +40,8 @@ class DeviceSettings:
         folder: The device's folder; no other process may use it.
         runtime: One of ``RUNTIMES``; None for the first that is installed.
         max_cache_bytes: Bytes of downloaded Chunks that are kept.
-        shares_condition: Whether check-ins report battery and network of this machine, for the coordinator's operators.
         save_s: Seconds after which a training is saved at the end of its next epoch; infinity for never.
+        shares_condition: Whether check-ins report battery and network of this machine, for the coordinator's operators.
     """
 
     server: str
@@ -51,8 +51,8 @@ class DeviceSettings:
     folder: Path
     runtime: str | None = None
     max_cache_bytes: int = DEFAULT_MAX_BYTES
-    shares_condition: bool = True
     save_s: float = DEFAULT_SAVE_S
+    shares_condition: bool = True
 
 
 @contextmanager

@@ -113,6 +113,7 @@ def waits_row(description: RunDescription) -> dict[str, object]:
         "num_gave_up": description.num_gave_up,
         "num_refused": description.num_refused,
         "last_failure": description.last_failure,
+        "progress": {device: asdict(each) for device, each in description.progress.items()},
     }
 
 
@@ -120,7 +121,9 @@ def waits_text(description: RunDescription) -> str:
     """Return the devices of an open Round as text; empty without one."""
     if not description.rounds or description.rounds[0].phase not in OPEN_PHASES:
         return ""
-    counts = [f"{description.num_waiting} waiting", f"{description.num_gave_up} gave up"]
+    shares = [100 * each.step // each.num_steps for each in description.progress.values() if each.num_steps]
+    counts = [f"{min(shares)} to {max(shares)} % trained"] if shares else []
+    counts += [f"{description.num_waiting} waiting", f"{description.num_gave_up} gave up"]
     counts += [f"{description.num_refused} refused"] * bool(description.num_refused)
     failure = f", the last with: {description.last_failure!r}" if description.last_failure else ""
     at_work = f"{counted(description.num_at_work, 'device')} at work"

@@ -26,6 +26,8 @@ from fanin.server.selection.coverage import Lack
 
 EXTENSIONS_PER_DEADLINE: Final = 20
 """A device that is silent for a twentieth of the deadline is gone, so one that makes progress has reported by then."""
+MIN_STEP_S: Final = 1.0
+"""Each step is two writes to the record."""
 NO_LACK: Final = Lack()
 
 
@@ -54,7 +56,7 @@ class Rules:
     @property
     def step_s(self) -> float:
         """Seconds by which the deadline moves at once, and between two looks at a Round that waits."""
-        return self.deadline_s / EXTENSIONS_PER_DEADLINE
+        return max(self.deadline_s / EXTENSIONS_PER_DEADLINE, MIN_STEP_S)
 
     @property
     def is_adaptive(self) -> bool:

@@ -23,6 +23,9 @@ from fanin.server.rounds.machine import (
     row,
 )
 
+RECHECK_S: Final = 5.0
+"""Shortest time between two looks for missing participants. Each reads the record of devices."""
+
 
 def begin(state: Round, now: float) -> Outcome:
     """Return a Round that begins, and its effects. Devices may still be at work for an earlier Round."""
@@ -103,9 +106,9 @@ def _look_at_deadline(state: Round, event: e.Event, now: float) -> Outcome:
         record = e.RecordExtension(extension_s=extension_s, devices=event.progressing)
         return after, (record, e.KeepDeadline(deadline=deadline))
     if state.lack and state.rules.waits and len(state.cohort.accepted) < state.rules.buffer:
-        return replace(state, overdue_at=now + state.rules.step_s), (e.RecordLack(),)
+        return replace(state, overdue_at=now + max(state.rules.step_s, RECHECK_S)), (e.RecordLack(),)
     if state.overdue_at is not None and len(state.cohort.accepted) < state.rules.quorum:
-        return replace(state, overdue_at=now + state.rules.step_s), ()
+        return replace(state, overdue_at=now + max(state.rules.step_s, RECHECK_S)), ()
     # The record decides whether there is a quorum, because a commit may be under way at this moment.
     return replace(state, phase=RoundPhase.CLOSING), (e.Close(),)
 

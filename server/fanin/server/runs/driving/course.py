@@ -182,6 +182,8 @@ class Course:
         if self.work is None or self.round is None or not self.round.assigns:
             return False
         is_new = device not in self.round.cohort.at_work
+        if is_new and self.num_places <= self.num_kept(device, self.open_lack):
+            return False
         if e.Assign(device=device) not in self.step(e.CheckedIn(device=device)):
             return False
         if is_new:
@@ -252,6 +254,12 @@ class Course:
         return e.UpdateCommitted(
             device=update.device_id, meets=self.members.met_by(update.device_id), examples=max(examples, 0)
         )
+
+    def num_kept(self, device: str, lack: Lack) -> int:
+        """Return the places that a device may not take, because required participants lack."""
+        if lack.num_places and not self.members.met_by(device).isdisjoint(lack.missing):
+            return 0
+        return lack.num_places
 
     @property
     def open_lack(self) -> Lack:

@@ -54,9 +54,7 @@ class Participants:
             self._members.learn(f"{TAG}{name}={value}", found)
 
     async def learn(self, device_id: str) -> None:
-        """Read the tags of one device, if the Plan requires any."""
-        if not self._plan.tags:
-            return
+        """Read the tags of one device."""
         try:
             tags = (await self._devices.device(device_id)).tags
         except NotFound:

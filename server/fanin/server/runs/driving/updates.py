@@ -23,6 +23,7 @@ from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.participants import Participants
 from fanin.server.runs.driving.ranges import DeviceRanges
 from fanin.server.runs.validation import Expected, check_header
+from fanin.server.selection.coverage import Lack
 from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.records import CommittedUpdate
 from fanin.server.storage.stores import DriverStores, Files
@@ -190,15 +191,19 @@ class UpdateDecisions:
         update = CommittedUpdate(
             device_id=device, round=decision.current.round, header=header, header_proto=upload.header_proto
         )
+        if course.run.start.plan.participants.tags:
+            await self._participants.learn(device)
+        lack = Lack() if course.round is None else course.round.lack
+        # The late Update of a device whose place was taken must not fill the Round before a required one.
+        buffer = course.run.start.plan.cohort.buffer - course.num_kept(device, lack)
         try:
-            recorded = await self._writer.commit(update, buffer=course.run.start.plan.cohort.buffer)
+            recorded = await self._writer.commit(update, buffer=buffer)
         except Superseded as exc:
             course.leave(exc)
             raise Unavailable(
                 f"run {course.run_id}: another coordinator drives it; upload again there", code="FN-0013"
             ) from exc
         if recorded is not None:
-            await self._participants.learn(device)
             self._count(recorded, upload.resumed_bytes if recorded is update else 0)
         return recorded
 
