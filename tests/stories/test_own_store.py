@@ -95,7 +95,7 @@ def test_an_evaluation_reads_the_blobs_that_its_program_opens(tmp_path: Path) ->
         best="loss",
     )
     chunks = _Chunks(tmp_path / "elsewhere")
-    reply = JobEvaluator(chunks).reply(job.to_line())
+    reply = JobEvaluator(chunks).reply(job)
     assert chunks.opened == [tmp_path / "blobs"]
     # The other folder has no Chunk.
     assert "chunk" in reply.problem

@@ -2,74 +2,32 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
-import torch
 from support.commands import Fanin, fanin_in_process
+from support.fresh_digits import DATA, RUNTIMES, accuracy, digits_app, take_part
 from support.hosted import Hosted
 from support.models import PUBLISHER, export_bundle
 from support.plain_files import in_litert, in_onnxruntime
 from support.values import plan
-from torch import nn
 
 from fanin.clients.data.npz import write_npz
-from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.training.trainer import RuntimeTrainer
-from fanin.clients.transport import Connection, GrpcTransport
-from fanin.edge.export import App
-from fanin.edge.runtimes.available import open_format, open_runtime
-from fanin.edge.tensors import Float32s
+from fanin.edge.runtimes.available import open_format
 from fanin.protos.plans import Int8Plan, Training
-from fanin.simulation import Iid, load_data, partition
 
 pytestmark = pytest.mark.heavy
-RUNTIMES = ("onnx", "onnx", "onnx", "litert", "litert", "litert")
 NUM_ROUNDS = 5
-DATA = load_data("digits")
 
 
 @pytest.fixture
 def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
     """The command line."""
     return fanin_in_process(capsys, monkeypatch)
-
-
-def digits_app() -> App:
-    torch.manual_seed(0)
-    layers = (nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    images = torch.from_numpy(DATA.train.inputs["x"][:64])
-    return App(
-        name="digits", module=nn.Sequential(nn.Flatten(), *layers), calibration=images, batch_size=16, num_classes=10
-    )
-
-
-def take_part(host: Hosted, device: int) -> Serving:
-    """Run a device until the Run has ended. Return its served model."""
-    runtime, examples = open_runtime(RUNTIMES[device]), partition(DATA.train, len(RUNTIMES), Iid()).store(device, 0.2)
-    with closing(Connection(host.address, host.ca)) as connection:
-        cache = Cache(host.folder / f"device-{device}")
-        serving = Serving(runtime, cache, (PUBLISHER.public,))
-        parts = ClientParts(
-            transport=GrpcTransport(connection, cache.key()),
-            cache=cache,
-            trainer=RuntimeTrainer(runtime, examples),
-            trusted=(PUBLISHER.public,),
-            rng=Random(device),
-            serving=serving,
-        )
-        Client(parts, ClientOptions(token=host.device_token, max_updates=NUM_ROUNDS)).run()
-    return serving
-
-
-def accuracy(logits: Float32s) -> float:
-    return float((logits.argmax(axis=-1) == DATA.test.y).mean())
 
 
 def test_every_part_predicts_with_the_ranges_of_its_version(tmp_path: Path, fanin: Fanin) -> None:
@@ -82,7 +40,9 @@ def test_every_part_predicts_with_the_ranges_of_its_version(tmp_path: Path, fani
         )
         host.start_run(run_plan, bundle, PUBLISHER)
         with ThreadPoolExecutor(len(RUNTIMES)) as pool:
-            servings = list(pool.map(lambda device: take_part(host, device), range(len(RUNTIMES))))
+            servings = list(
+                pool.map(lambda device: take_part(host, host.folder, device, NUM_ROUNDS), range(len(RUNTIMES)))
+            )
         assert [event.number for event in host.published_versions()] == [1, 2, 3, 4, 5]
         (host.state / "tokens").mkdir()
         (host.state / "tokens" / "operator.token").write_text(host.operator_token)

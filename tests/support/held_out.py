@@ -78,7 +78,7 @@ class Bench:
         place = self.folder / "state"
         self.state = open_state(place, Durability.PROCESS, (inline, inline), lambda: 5.0)
         sets = DataSets(blobs=place / "blobs", paths={self.name: self.data}, command=self.command)
-        self.runs = Runs(self.state.stores, self.state.files, LogObserver(), Parts(check_data=sets.check))
+        self.runs = Runs(self.state.stores, self.state.files, LogObserver(), Parts(data=sets))
         await self.runs.start()
         self.process = EvaluatorProcess(self.command, self.timeout_s)
         self.evaluator = HeldOutEvaluator(self.runs, self.state.stores, sets, self.process)

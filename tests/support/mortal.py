@@ -27,6 +27,7 @@ from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
 from fanin.server.rounds.events import Effect
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.recorded_setup import Parts
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.spool import FolderSpool
@@ -47,6 +48,7 @@ class Life:
     folder: Path
     tick: Callable[["Life", str], None]
     rng: random.Random
+    parts: Parts
     dead: asyncio.Event = field(default_factory=asyncio.Event)
     serves: bool = False
     disk: ForgetfulDisk = field(init=False)
@@ -70,7 +72,7 @@ class Life:
             lane=self.lane,
         )
         self.state = replace(state, files=files)
-        self.runs = Runs(state.stores, files, self)
+        self.runs = Runs(state.stores, files, self, self.parts)
         self.coordinator = Coordinator(self.runs, state.stores, files, Limits(), self.rng)
 
     async def lane(self, work: Callable[[], T]) -> T:
@@ -134,6 +136,7 @@ class Mortal:
         folder: The folder of all lives.
         kill_at: The numbers of the moments of its kills.
         loses_power: Whether a kill loses what is not synced.
+        parts: Returns the parts of a life, of a number from 0.
 
     Attributes:
         moments: The moments so far.
@@ -142,12 +145,20 @@ class Mortal:
         accepted: The device and the Round of each acknowledged Update.
     """
 
-    def __init__(self, folder: Path, kill_at: Collection[int] = (), *, loses_power: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kill_at: Collection[int] = (),
+        *,
+        loses_power: bool = False,
+        parts: Callable[[int], Parts] = lambda life: Parts(),
+    ) -> None:
         self.moments: list[str] = []
         self.turns: list[int] = []
         self.kills: list[str] = []
         self.accepted: set[tuple[str, int]] = set()
         self._loses_power = loses_power
+        self._parts = parts
         self._folder = folder
         self._kill_at = frozenset(kill_at)
         self._turn: tuple[Path, int, int, int] | None = None
@@ -222,7 +233,7 @@ class Mortal:
         return self.life
 
     def _new_life(self, folder: Path) -> Life:
-        return Life(folder, self._tick, random.Random(self._rng.random()))
+        return Life(folder, self._tick, random.Random(self._rng.random()), self._parts(len(self.kills)))
 
     async def _serve(self, life: Life) -> None:
         await life.runs.start()

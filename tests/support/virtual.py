@@ -8,12 +8,14 @@ from pathlib import Path
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, Training
-from fanin.protos.plans import AggregationPlan, CohortPlan, Int8Plan, Plan, StopPlan
+from fanin.protos.plans import AggregationPlan, CohortPlan, EvaluationPlan, Int8Plan, Plan, StopPlan
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
 from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.data import DataSource, NoData
+from fanin.server.runs.recorded_setup import Parts
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import Lane, inline
@@ -43,6 +45,7 @@ def plan(**changes: object) -> Plan:
         stages=stages,
         aggregation=AggregationPlan(**aggregation),
         stop=stop,
+        evaluation=EvaluationPlan(data="digits" if ranges == "data" else ""),
         int8=Int8Plan(ranges=ranges),
     )
 
@@ -56,18 +59,24 @@ class Place:
     coordinator: Coordinator
 
 
-def open_place(folder: Path, order_seed: int = 0, blobs: FolderBlobs | None = None, store_lane: Lane = inline) -> Place:
+def open_place(
+    folder: Path,
+    order_seed: int = 0,
+    blobs: FolderBlobs | None = None,
+    store_lane: Lane = inline,
+    data: DataSource | None = None,
+) -> Place:
     """Return a coordinator on the running loop's clock. Tests may pass faulty ``blobs`` or a slow ``store_lane``."""
     loop = asyncio.get_running_loop()
     state = open_state(folder / "state", Durability.PROCESS, (store_lane, inline), loop.time)
     if blobs is not None:
         state = replace(state, files=replace(state.files, blobs=blobs))
-    return place_over(state, order_seed)
+    return place_over(state, order_seed, data)
 
 
-def place_over(state: CoordinatorState, order_seed: int = 0) -> Place:
+def place_over(state: CoordinatorState, order_seed: int = 0, data: DataSource | None = None) -> Place:
     """Return a coordinator over an opened folder."""
-    runs = Runs(state.stores, state.files, LogObserver())
+    runs = Runs(state.stores, state.files, LogObserver(), Parts(data=data or NoData()))
     coordinator = Coordinator(runs, state.stores, state.files, Limits(), random.Random(order_seed))
     return Place(state=state, runs=runs, coordinator=coordinator)
 

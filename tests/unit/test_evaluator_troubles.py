@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sqlite3
+from collections.abc import Collection
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from support.staleness import settle
 from support.virtual import bundle_in, plan, start
 
 from fanin.protos.errors import FaninError, StorageFull
-from fanin.protos.messages import Adopt, BundleRef, Command, Pause, StartRun, VersionEvaluation
+from fanin.protos.messages import Adopt, Command, Pause, VersionEvaluation
 from fanin.protos.plans import EvaluationPlan
 from fanin.server.evaluation.datasets import DataSets
 from fanin.server.evaluation.evaluator import HeldOutEvaluator
@@ -23,6 +24,7 @@ from fanin.server.folder import open_state
 from fanin.server.rounds.troubles import STORAGE_WAIT_S, UNFORESEEN_S
 from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.data import NoData
 from fanin.server.runs.recorded_setup import Parts
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
@@ -73,8 +75,12 @@ class FailingEvaluations:
         return await self._store.best_evaluation(run_id)
 
 
-async def accept(start: StartRun, bundle: BundleRef) -> None:
-    """Accept every data set."""
+class Accepting(NoData):
+    """Data sets that fit every Bundle."""
+
+    @property
+    def names(self) -> Collection[str]:
+        return ("digits",)
 
 
 class Scene:
@@ -86,7 +92,7 @@ class Scene:
         state = open_state(folder / "state", Durability.PROCESS, (inline, inline), loop.time)
         self.evaluations = FailingEvaluations(state.stores.evaluations, error, num_failures)
         stores = replace(state.stores, evaluations=self.evaluations)
-        self.runs = Runs(stores, state.files, LogObserver(), Parts(check_data=accept))
+        self.runs = Runs(stores, state.files, LogObserver(), Parts(data=Accepting()))
         self.process = CountedProcess()
         data = DataSets(blobs=folder / "state" / "blobs", paths={"digits": folder / "x.npz"}, command=())
         self.new_evaluator = partial(HeldOutEvaluator, self.runs, stores, data, self.process)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.boards import scalars_in
 
+from fanin.commands.console.usage import data_sets
 from fanin.commands.control.evaluations import write_tensorboard
-from fanin.commands.serve import data_sets
 from fanin.edge.metrics.contract import check_metric
 from fanin.edge.metrics.metric import METRICS, Metric, absolute_error, balanced_accuracy, macro_f1, metrics_of, value_of
 from fanin.edge.runtimes.base import Inputs

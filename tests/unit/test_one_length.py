@@ -140,7 +140,7 @@ def test_held_out_data_may_have_shorter_rows(bundle: Bundle, tmp_path: Path) -> 
         job = EvaluationJob(
             blobs=tmp_path / "blobs", data=tmp_path / "data.npz", bundle=ref_of(bundle.signed), best="loss"
         )
-        replies.append(JobEvaluator().reply(job.to_line()))
+        replies.append(JobEvaluator().reply(job))
     assert replies[0].values and replies[0].values == replies[1].values
     assert replies[2].problem.startswith(TOO_LONG_ROW)
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fanin.edge.export import App
+from fanin.protos.errors import InvalidInput
 from fanin.simulation import Iid, Result, SimulationSettings, load_data, partition, simulate
 
 pytestmark = pytest.mark.heavy
@@ -23,7 +24,8 @@ def digits_app() -> App:
 def run(ranges: str, *, rounds: int = 6, **settings: object) -> Result:
     data = load_data("digits")
     keys = {"training.learning_rate": 0.04, "training.epochs": 2, "int8.ranges": ranges}
-    every = SimulationSettings(plan=keys, test=data.test, **({"engine": "graph"} | settings))
+    keys |= {"evaluation.data": "test"} if ranges == "data" else {}
+    every = SimulationSettings(plan=keys, **({"engine": "graph", "test": data.test} | settings))
     return simulate(digits_app(), partition(data.train, NUM_CLIENTS, Iid()), cohort=4, rounds=rounds, settings=every)
 
 
@@ -32,13 +34,22 @@ def int8_loss(result: Result) -> float:
     return result.rounds[-1].test_accuracy - result.rounds[-1].test_accuracy_int8
 
 
-def test_devices_refresh_the_ranges_of_a_model_that_is_trained_from_nothing() -> None:
-    stale, fresh = run("export"), run("devices")
+def test_devices_and_test_data_refresh_the_ranges_of_a_model_that_is_trained_from_nothing() -> None:
+    stale, counted, measured = run("export"), run("devices"), run("data")
     # Ranges change no parameter.
-    assert stale.digests == fresh.digests
-    assert fresh.rounds[-1].test_accuracy > 0.85
+    assert stale.digests == counted.digests == measured.digests
+    assert counted.rounds[-1].test_accuracy > 0.85
     assert int8_loss(stale) > 0.3
-    assert abs(int8_loss(fresh)) < 0.02
+    assert abs(int8_loss(counted)) < 0.02
+    # Those of the data set are of the Version itself, from the first one on.
+    losses = [row.test_accuracy - row.test_accuracy_int8 for row in measured.rounds[1:]]
+    assert np.abs(losses).max() < 0.02
+
+
+def test_a_data_set_needs_test_data() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        run("data", test=None)
+    assert refused.value.code == "FN-1181"
 
 
 @pytest.mark.parametrize("settings", [{"processes": 2}, {"engine": "vmap"}])

@@ -5,6 +5,7 @@
 It reads jobs from standard input and writes replies to standard output, one line each. It ends with its input.
 """
 
+import base64
 import hashlib
 import logging
 import os
@@ -14,20 +15,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import numpy as np
 
 from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples, model_examples
+from fanin.clients.data.examples import Examples, calibration_part, model_examples
 from fanin.clients.data.npz import read_npz
 from fanin.commands.console.streams import configure_logging, inherited_format
 from fanin.edge.metrics.metric import metrics_of
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import VersionValues
-from fanin.protos.errors import FaninError, InvalidInput
+from fanin.edge.runtimes.measure import measure_data
+from fanin.protos.errors import FaninError, InvalidInput, RuntimeMissing
 from fanin.server.aggregation.parameters import load_version
 from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
 from fanin.server.evaluation.metrics import evaluate_version, score_of
@@ -64,19 +66,26 @@ def main(open_blobs: Callable[[Path], BlobReader] = open_chunks) -> None:
         open_blobs: Opens the blobs of the coordinator. The argument is the folder ``blobs`` in that of its state.
     """
     configure_logging(logging.WARNING, inherited_format())
-    _give_way()
+    _end_first()
     # The output of a library must not mix with the replies.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     evaluator = JobEvaluator(open_blobs)
     for line in _lines(sys.stdin.buffer):
-        replies.write(evaluator.reply(line).to_line())
+        job = EvaluationJob.from_line(line)
+        if not job.measures:
+            _give_way()
+        replies.write(evaluator.reply(job).to_line())
 
 
 def _give_way() -> None:
-    """Let the coordinator have the processors first, and the memory: the kernel ends this process before others."""
+    """Let the coordinator have the processors first. A Round waits for a measurement, but never for an evaluation."""
     with suppress(OSError):
         os.nice(LOWEST_PRIORITY)
+
+
+def _end_first() -> None:
+    """Let others have the memory: the kernel ends this process before them."""
     # Linux has this file. Elsewhere the processes are equal.
     with suppress(OSError):
         OOM_SCORE.write_text(f"{FIRST_TO_END}\n", encoding="utf-8")
@@ -103,11 +112,11 @@ class JobEvaluator:
         self._open_blobs = open_blobs
         self._data: HeldOutData | None = None
 
-    def reply(self, line: bytes) -> EvaluationReply:
+    def reply(self, job: EvaluationJob) -> EvaluationReply:
         """Return the reply to a job. An error of any kind is the reply's problem, without the path of a file."""
-        job = EvaluationJob.from_line(line)
         try:
-            return self._evaluate(job)
+            reply = self._evaluate(job) if job.version is None or not job.measures else EvaluationReply()
+            return self._with_ranges(job, reply) if job.measures else reply
         except (FaninError, ValueError) as exc:
             problem = str(exc)
         except Exception as exc:  # Any error: the next job may succeed.
@@ -139,6 +148,42 @@ class JobEvaluator:
             data_sha256=data.sha256,
             runtime=runtime.name,
             seconds=time.monotonic() - began_s,
+        )
+
+    def _with_ranges(self, job: EvaluationJob, reply: EvaluationReply) -> EvaluationReply:
+        """Return a reply with the ranges of the activations of all formats, for the Version or the initial parameters.
+
+        Raises:
+            RuntimeMissing: A format has no runtime here.
+        """
+        blobs = self._open_blobs(job.blobs)
+        bundle, data = open_bundle(job.bundle, blobs), self._open(job.data)
+        manifest = bundle.manifest
+        version = None if job.version is None else load_version(blobs, job.version, manifest).parameters
+        parameters = bundle.completed(bundle.initial_parameters() if version is None else version)
+        some, runtimes = calibration_part(data.examples), []
+        ranges = np.full((len(manifest.activations), 2), np.nan, np.float32)
+        for graph_format in sorted({row.graph_format for row in manifest.activations}):
+            try:
+                runtime = open_format([graph_format])
+            except RuntimeMissing as exc:
+                raise RuntimeMissing(
+                    f"int8.ranges = 'data' measures the activations of every graph format of the bundle: {exc}. Or "
+                    "export the App without this format, or set int8.ranges to 'devices'",
+                    code=exc.code,
+                ) from exc
+            examples = model_examples(some, bundle, runtime)
+            measured = measure_data(
+                runtime, bundle, parameters, batches_in_order(examples, manifest.batch_size, manifest.lengths)
+            )
+            ranges = np.where(np.isnan(measured), ranges, measured)
+            runtimes.append(runtime)
+        return replace(
+            reply,
+            num_examples=len(some),
+            data_sha256=data.sha256,
+            runtime=", ".join(runtime.name for runtime in runtimes),
+            ranges=base64.b64encode(ranges.astype("<f4").tobytes()).decode(),
         )
 
     def _open(self, path: Path) -> HeldOutData:

@@ -31,7 +31,7 @@ from fanin.commands.console.terminal import (
     OPERATOR_TOKEN,
     run_command,
 )
-from fanin.commands.console.usage import wrong_usage
+from fanin.commands.console.usage import data_sets, wrong_usage
 from fanin.commands.page import open_page
 from fanin.commands.settings import configured, show_config
 from fanin.edge.spans import SpanSink, open_spans
@@ -234,7 +234,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     _warn_of_exposure(settings.state)
     data = DataSets(blobs=settings.state / BLOBS_FOLDER, paths=settings.data, command=composition.evaluator)
     place = "the folder in which the coordinator was started"
-    parts = Parts(check_data=data.check, strategies=Strategies(Path.cwd(), settings.strategies, place=place))
+    parts = Parts(data=data, strategies=Strategies(Path.cwd(), settings.strategies, place=place))
     instruments = Instruments(time.time, composition.spans)
     runs = Runs(state.stores, state.files, instruments.observing(observer), parts)
     instruments.follow(runs)
@@ -263,6 +263,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         # running driver would end with a traceback.
         stack.push_async_callback(audit.stop)
         stack.push_async_callback(coordinator.activity.stop)
+        stack.push_async_callback(data.stop)
         stack.push_async_callback(runs.stop)
         if page is not None:
             page.start()
@@ -322,20 +323,6 @@ def _warn_of_exposure(folder: Path) -> None:
             "%s: other users of this machine can read or change keys and tokens; run: chmod go= %s",
             *(folder, shlex.join(map(str, exposed))),
         )
-
-
-def data_sets(texts: Sequence[str]) -> dict[str, Path]:
-    """Return the data sets of ``--data``. Raises InvalidInput."""
-    paths: dict[str, Path] = {}
-    for text in texts:
-        name, equals, path = text.partition("=")
-        if not equals or not path or name in paths:
-            problem = "the name a second time" if name in paths else "no path"
-            raise InvalidInput(
-                f"--data {text}: got {problem}, expected NAME=PATH with a name for each file", code="FN-1008"
-            )
-        paths[name] = Path(path).absolute()
-    return paths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

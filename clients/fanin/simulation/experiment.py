@@ -25,8 +25,10 @@ from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.server.runs.admission import check_no_graphs
+from fanin.server.runs.data import DataSource, NoData
 from fanin.server.runs.recorded_setup import check_names
 from fanin.server.selection.policies import POLICIES
+from fanin.server.storage.protocols.files import BlobReader
 from fanin.server.strategies.process import Strategies
 from fanin.simulation.arguments import check_devices, check_plan, plan_of
 from fanin.simulation.backends.backend import Backend, ThisProcess
@@ -44,7 +46,7 @@ from fanin.simulation.settings import SimulationSettings
 from fanin.simulation.simulated_run import EvaluateNewest, RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
 from fanin.simulation.studies.records import RecordedTrainings, hold_record
-from fanin.simulation.studies.versions import TestedVersions, model_examples
+from fanin.simulation.studies.versions import TestedRanges, TestedVersions, model_examples
 from fanin.simulation.trainers import ClientRuntime, SimulationEnded
 from fanin.simulation.workers import (
     GraphSubject,
@@ -169,6 +171,7 @@ class _Parts:
         score: Returns the number that ranks Versions.
         evaluate_newest: Lets clients evaluate the newest Version; None if they evaluate before they train alone.
         folder: The folder that a strategy of the Plan is imported from; None for the working directory.
+        data: Returns the data set of the Plan, over the blobs of the coordinator.
         baseline: Adds the centralized baseline to a result.
     """
 
@@ -180,6 +183,7 @@ class _Parts:
     score: Callable[[VersionMetrics], float]
     evaluate_newest: EvaluateNewest | None = None
     folder: Path | None = None
+    data: Callable[[BlobReader], DataSource] = lambda blobs: NoData()
     baseline: Callable[[Result], Result] = lambda result: result
 
 
@@ -219,6 +223,7 @@ def _simulated(
         evaluate_newest=parts.evaluate_newest,
         policies=settings.own_policies,
         strategies=Strategies(parts.folder, allowed=None),
+        data=parts.data,
         seed=settings.seed,
         stops=settings.stop_on_failure,
         on_round=note,
@@ -296,6 +301,7 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
         work=tuple(sizes),
         evaluate=evaluation.quality,
         score=evaluation.score,
+        data=partial(TestedRanges, evaluation),
         baseline=partial(_with_baseline, prepared, clients, evaluation, settings),
     )
 

@@ -19,14 +19,16 @@ from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.tensors import Float32s
 from fanin.protos.messages import RoundClosed, RoundFailed, RunRested, RunState, RunWarned, Version, VersionPublished
-from fanin.protos.plans import EvaluationPlan, Plan
+from fanin.protos.plans import DATA, EvaluationPlan, Plan
 from fanin.protos.texts import counted
 from fanin.server.access.limits import Limits
 from fanin.server.aggregation.parameters import load_version
 from fanin.server.aggregation.rules import StrategySource
 from fanin.server.aggregation.statistics import evaluation_of, reported_examples, with_examples
 from fanin.server.evaluation.metrics import VersionMetrics
+from fanin.server.runs.data import DataSource
 from fanin.server.selection.policies import SelectionPolicy
+from fanin.server.storage.protocols.files import BlobReader
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.federation.clock import VirtualTimeLoop, run_virtual
 from fanin.simulation.federation.coordinator import CoordinatorOptions
@@ -130,6 +132,7 @@ class SimulatedRun:
             clients' evaluation of its own Version. None if it has that of the Version before.
         policies: Selection policies of the settings by name.
         strategies: Runs the Flower strategy of the Plan.
+        data: Returns the data set of the Plan, over the blobs of the coordinator.
         seed: Seed of the choices that the Plan's own seed does not make.
         stops: Whether an error in the training of a client ends the simulation.
         on_round: Called with each row.
@@ -149,6 +152,7 @@ class SimulatedRun:
     evaluate_newest: EvaluateNewest | None
     policies: Mapping[str, SelectionPolicy]
     strategies: StrategySource
+    data: Callable[[BlobReader], DataSource]
     seed: int
     stops: bool
     on_round: Callable[[RoundRow], None]
@@ -179,13 +183,14 @@ class SimulatedRun:
                 fail(ClientFailure(round=event.round, client=client, error=event.detail))
 
         limits = Limits(max_parked=max(Limits().max_parked, self._num_present))
-        options = CoordinatorOptions(limits=limits, policies=self.policies, strategies=self.strategies)
+        options = CoordinatorOptions(limits=limits, policies=self.policies, strategies=self.strategies, data=self.data)
         async with Federation(seed=self.seed, options=options, piece_bytes=PIECE_BYTES, observe=observe) as federation:
             self._note(rows, "engine", 0, detail=self.engine)
             for traces in self.devices.sources:
                 self._note(rows, "traces", 0, detail=traces.sha256)
-            # The coordinator of a simulation has no data sets: the evaluation is here.
-            plan = replace(self.plan, evaluation=EvaluationPlan())
+            # The coordinator of a simulation does not evaluate: that is here. It measures ranges.
+            data = self.plan.evaluation.data if self.plan.int8.ranges == DATA else ""
+            plan = replace(self.plan, evaluation=EvaluationPlan(data=data))
             await federation.start_run(RUN, plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
             parameters, quality = await self._evaluated(federation, 0)

@@ -20,6 +20,8 @@ KINDS: Final = (np.dtype(np.float32), np.dtype(np.int32))
 RAW_KINDS: Final = (*KINDS, np.dtype(np.uint8))
 SLICE_VALUES: Final = 1 << 16
 """Values that are checked at once. Their copies need half a megabyte for data of any size."""
+MAX_CALIBRATION: Final = 256
+"""Examples that ranges are measured on, one at a time. A Round waits for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -125,6 +127,12 @@ def check_inputs(examples: Examples, shapes: Mapping[str, tuple[int, ...]], what
                 f"{what}: got {name} of uint8, expected floats, scaled as the model wants them, or int32 tokens",
                 code="FN-0858",
             )
+
+
+def calibration_part(examples: Examples) -> Examples:
+    """Return up to ``MAX_CALIBRATION`` examples in equal distances: those on which a data set measures ranges."""
+    num = min(len(examples), MAX_CALIBRATION)
+    return examples.take(np.arange(num) * len(examples) // num)
 
 
 def model_examples(examples: Examples, bundle: Bundle, runtime: Runtime) -> Examples:

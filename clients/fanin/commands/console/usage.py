@@ -110,3 +110,17 @@ def check_place(option: str, path: Path) -> None:
         )
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise InvalidInput(f"{option}: {path} cannot be written, permission is denied in {path.parent}", code="FN-1001")
+
+
+def data_sets(texts: Sequence[str]) -> dict[str, Path]:
+    """Return the data sets of ``--data``. Raises InvalidInput."""
+    paths: dict[str, Path] = {}
+    for text in texts:
+        name, equals, path = text.partition("=")
+        if not equals or not path or name in paths:
+            problem = "the name a second time" if name in paths else "no path"
+            raise InvalidInput(
+                f"--data {text}: got {problem}, expected NAME=PATH with a name for each file", code="FN-1008"
+            )
+        paths[name] = Path(path).absolute()
+    return paths

@@ -1,7 +1,7 @@
 """``fanin verify``: recompute the Versions of a Run from a coordinator's folder."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +10,18 @@ from typing import Annotated
 import typer
 
 from fanin.commands.console.terminal import DEFAULT_STATE, JsonOption, StateOption, prints_text, run_command, write_json
-from fanin.commands.console.usage import wrong_usage
+from fanin.commands.console.usage import data_sets, wrong_usage
 from fanin.commands.display.screen import Screen
-from fanin.protos.errors import NotFound
+from fanin.commands.evaluator import JobEvaluator
+from fanin.protos.errors import InvalidInput, NotFound
+from fanin.protos.messages import BundleRef, Version
 from fanin.protos.texts import counted
+from fanin.server.aggregation.auxiliary import MeasureAgain
 from fanin.server.aggregation.verify import Verdict, verify_run
-from fanin.server.folder import open_archive
+from fanin.server.evaluation.datasets import measured_of
+from fanin.server.evaluation.jobs import EvaluationJob
+from fanin.server.folder import BLOBS_FOLDER, open_archive
+from fanin.server.storage.records import MeasuredRanges
 from fanin.server.strategies.process import Strategies, checked_strategies
 
 
@@ -35,20 +41,31 @@ def verify(
             "working directory; repeatable.",
         ),
     ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data",
+            help="NAME=PATH of the .npz file on which the coordinator measured ranges of activations, to measure them "
+            "again; repeatable.",
+        ),
+    ] = None,
     json: JsonOption = "",
 ) -> int:
     """Recompute every version from its parent and its closed set of updates. Exit status 1 if one differs.
 
-    The parameters of a Flower strategy are recomputed if the plan declares it pure.
+    The parameters of a Flower strategy are recomputed if the plan declares it pure. Ranges of activations that the
+    coordinator measured are measured again on the file of --data.
     """
     with wrong_usage():
         strategies = Strategies(Path.cwd(), checked_strategies(strategy or ()))
+        paths = data_sets(data or ())
     if not (state / "fanin.db").exists():
         raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state", code="FN-1012")
     verdicts: list[Verdict] = []
     screen = Screen(sys.stdout if prints_text(json) else sys.stderr)
     with closing(strategies), screen.busy("recomputing"):
-        for verdict in verify_run(open_archive(state), run_id, strategies):
+        measure = _again(state / BLOBS_FOLDER, paths) if paths else None
+        for verdict in verify_run(open_archive(state), run_id, strategies, measure):
             verdicts.append(verdict)
             if prints_text(json):
                 # At once: a large Version takes minutes.
@@ -56,7 +73,27 @@ def verify(
     good = not any(verdict.problem for verdict in verdicts)
     if json:
         write_json(json, {"run_id": run_id, "verified": good, "versions": [asdict(verdict) for verdict in verdicts]})
+    if paths and good and not any(verdict.has_recomputed_ranges for verdict in verdicts):
+        raise InvalidInput(
+            f"--data: got {', '.join(sorted(paths))}, on which no ranges were recomputed, expected the data set "
+            "and the digest that the output names; give that file, or leave --data out",
+            code="FN-1491",
+        )
     return int(not good)
+
+
+def _again(blobs: Path, paths: Mapping[str, Path]) -> MeasureAgain:
+    """Return the function that measures recorded ranges again, on the files of these data sets."""
+    evaluator = JobEvaluator()
+
+    def measure(recorded: MeasuredRanges, bundle: BundleRef, version: Version) -> MeasuredRanges:
+        path = paths.get(recorded.data)
+        if path is None:
+            return MeasuredRanges(data=recorded.data, problem=f"--data has {', '.join(sorted(paths))}")
+        job = EvaluationJob(blobs=blobs, data=path, bundle=bundle, best="", version=version, measures=True)
+        return measured_of(recorded.data, evaluator.reply(job))
+
+    return measure
 
 
 def _outside(verdict: Verdict) -> str:
@@ -71,4 +108,5 @@ def _line(verdict: Verdict) -> str:
     result = verdict.problem or (limit if verdict.not_reproducible else "verified")
     if verdict.digest_only and not verdict.problem:
         result = f"signature and record verified; {verdict.digest_only}"
+    result += f"; ranges: {verdict.ranges}" if verdict.ranges else ""
     return f"version {verdict.version} {digest} ({origin}): {result}"

@@ -15,7 +15,7 @@ from fanin.edge.metrics.metric import INT8
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime
 from fanin.protos.errors import InvalidPlan, UnsupportedModel
-from fanin.protos.plans import DEVICES, Plan
+from fanin.protos.plans import EXPORT, Plan
 from fanin.simulation.engines.choice import Chosen, Workload, device_of, vector_step, vmap_on
 from fanin.simulation.workers import FORMAT
 
@@ -103,7 +103,7 @@ def check_no_int8(plan: Plan) -> None:
     names = [each.name for each in plan.statistics if each.name.endswith(INT8)]
     names += [plan.evaluation.best] if plan.evaluation.best.endswith(INT8) else []
     names += ["stop.max_int8_drop"] if plan.stop.max_int8_drop > 0.0 else []
-    names += ["int8.ranges"] if plan.int8.ranges == DEVICES else []
+    names += ["int8.ranges"] if plan.int8.ranges != EXPORT else []
     if names:
         raise InvalidPlan(
             f"simulate: plan: got {', '.join(names)}, but without an export there is no int8 model; remove them, or "

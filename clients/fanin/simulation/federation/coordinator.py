@@ -7,7 +7,7 @@ thread would escape the virtual clock. A new life resumes from the state of the 
 import asyncio
 import hashlib
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -20,11 +20,13 @@ from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
 from fanin.server.rounds.events import Effect
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.data import DataSource, NoData
 from fanin.server.runs.recorded_setup import Parts
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.memory.state import MemoryState
+from fanin.server.storage.protocols.files import BlobReader
 from fanin.server.storage.stores import CoordinatorState
 from fanin.server.strategies.process import Strategies
 from fanin.simulation.federation.loopback import InterruptibleFleet
@@ -52,11 +54,13 @@ class CoordinatorOptions:
         limits: Its limits.
         policies: Selection policies of the caller by name, in addition to those of fanin and the installed ones.
         strategies: Runs the Flower strategies that the Plan names.
+        data: Returns the data sets that the Plan may name, over the blobs of the coordinator.
     """
 
     limits: Limits = field(default_factory=Limits)
     policies: Mapping[str, SelectionPolicy] = field(default_factory=dict)
     strategies: StrategySource = field(default_factory=Strategies)
+    data: Callable[[BlobReader], DataSource] = lambda blobs: NoData()
 
 
 class SimulatedCoordinator:
@@ -86,7 +90,8 @@ class SimulatedCoordinator:
         else:
             state = open_state(self._folder, Durability.PROCESS, (inline, inline), clock)
         options = self._options
-        parts = Parts(policies={**POLICIES, **options.policies}, strategies=options.strategies)
+        policies, data = {**POLICIES, **options.policies}, options.data(state.blobs)
+        parts = Parts(policies=policies, strategies=options.strategies, data=data)
         runs = Runs(state.stores, state.files, _Noting(self._note), parts)
         rng = random.Random(self._rng.random())
         coordinator = Coordinator(runs, state.stores, state.files, options.limits, rng)

@@ -1,17 +1,23 @@
 """The evaluation of a simulation's Versions on the test data, as a coordinator evaluates them on held-out data."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples
+from fanin.clients.data.examples import Examples, calibration_part
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.metrics.metric import Metric, metrics_of
 from fanin.edge.runtimes.base import VersionValues
+from fanin.edge.runtimes.measure import measure_data
 from fanin.edge.runtimes.models import model_inputs
+from fanin.protos.messages import BundleRef, Version
 from fanin.protos.plans import Plan
+from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, score_of, unknown_values
+from fanin.server.runs.data import NoData
+from fanin.server.storage.protocols.files import BlobReader
+from fanin.server.storage.records import MeasuredRanges
 from fanin.simulation.workers import SharedGraphs
 
 
@@ -51,6 +57,33 @@ class TestedVersions:
         """The further metrics of the Plan and of the settings, by name."""
         installed = metrics_of(each.name for each in self.plan.evaluation.metrics if each.name not in self.own)
         return installed | dict(self.own)
+
+
+class TestedRanges(NoData):
+    """The test data as the data set on which the coordinator measures ranges. See ``DataSource``."""
+
+    def __init__(self, tested: TestedVersions, blobs: BlobReader) -> None:
+        self._tested, self._blobs = tested, blobs
+
+    @property
+    def names(self) -> Collection[str]:
+        """The name of the Plan, because a simulation has one data set."""
+        return (self._tested.plan.evaluation.data,)
+
+    async def measure(self, plan: Plan, bundle: BundleRef, version: Version) -> MeasuredRanges:
+        """See ``DataSource.measure``."""
+        tested, manifest = self._tested, self._tested.bundle.manifest
+        assert tested.test is not None, "a Plan with a data set needs test data"
+        some = calibration_part(tested.test)
+        parameters = tested.bundle.completed(load_parameters(self._blobs, version, manifest.table))
+        batches = batches_in_order(some, manifest.batch_size, manifest.lengths)
+        ranges = measure_data(tested.graphs, tested.bundle, parameters, batches)
+        return MeasuredRanges(
+            data=plan.evaluation.data,
+            num_examples=len(some),
+            runtime=tested.graphs.name,
+            values=ranges.astype("<f4").tobytes(),
+        )
 
 
 def model_examples(examples: Examples, bundle: Bundle, graphs: SharedGraphs) -> Examples:

@@ -15,7 +15,7 @@ import numpy as np
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.lengths import TARGETS
-from fanin.edge.ranges import NUM_BINS, columns, counts
+from fanin.edge.ranges import NUM_BINS, columns, counts, ranges_of_data
 from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime, VersionValues
 from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.edge.runtimes.quality import SMALL_SPREAD, Agreement, Quality
@@ -118,12 +118,35 @@ def measure_ranges(runtime: Runtime, bundle: Bundle, parameters: Float32s, batch
 
     Arguments and exceptions are those of ``compare``.
     """
-    measured = runtime.open_ranges(bundle, parameters)
     histograms = np.zeros((columns(bundle.manifest.activations, runtime.graph_format).size, 2, NUM_BINS), np.int64)
+    for lows, highs in _extremes(runtime, bundle, parameters, batches):
+        histograms += counts(lows, highs)
+    return histograms
+
+
+def measure_data(runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Iterable[PaddedBatch]) -> Float32s:
+    """Return the ranges of all activations on a data set (num_activations, 2): see ``ranges_of_data``.
+
+    An activation of another format has NaN, as has one without an example whose values are finite.
+
+    Arguments and exceptions are those of ``compare``.
+    """
+    activations = bundle.manifest.activations
+    measured = columns(activations, runtime.graph_format)
+    ranges = np.full((len(activations), 2), np.nan, np.float32)
+    lows, highs = (np.concatenate(ends) for ends in zip(*_extremes(runtime, bundle, parameters, batches), strict=True))
+    ranges[measured] = ranges_of_data(lows, highs, ranges[measured])
+    return ranges
+
+
+def _extremes(
+    runtime: Runtime, bundle: Bundle, parameters: Float32s, batches: Iterable[PaddedBatch]
+) -> Iterator[tuple[Float32s, Float32s]]:
+    """Yield the lowest and the highest value of each activation of the format in the examples of each batch."""
+    measured = runtime.open_ranges(bundle, parameters)
     for batch in batches:
         is_sample = batch.mask > 0
-        histograms += counts(*measured({name: array[is_sample] for name, array in batch.inputs.items()}))
-    return histograms
+        yield measured({name: array[is_sample] for name, array in batch.inputs.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,8 +38,10 @@ from fanin.protos.plans.retention import RetentionPlan
 from fanin.protos.plans.schedule import MAX_CHANGES, ScheduledChange
 from fanin.protos.plans.sections import (
     CODEC_BITS,
+    DATA,
     DEFAULT_MAX_SHIFTS,
     DEVICES,
+    EXPORT,
     MAX_CODEC_SHIFT,
     MAX_COUNT,
     MAX_EPOCHS,
@@ -60,8 +62,10 @@ from fanin.protos.plans.sections import (
 __all__ = [
     "CODEC_BITS",
     "CONSTRAINTS",
+    "DATA",
     "DEFAULT_MAX_SHIFTS",
     "DEVICES",
+    "EXPORT",
     "HEADROOM_BITS",
     "LEAST_STEPS",
     "MAX_CHANGES",

@@ -29,6 +29,7 @@ from fanin.protos.plans.retention import RetentionPlan, check_needed
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
+    DATA,
     MAX_COUNT,
     MAX_SUM,
     SUM_BITS,
@@ -103,6 +104,7 @@ class Plan:
         check_strategy(self)
         check_retention(self)
         check_participants(self)
+        check_ranges(self)
 
     @staticmethod
     def check_message(message: Message) -> None:
@@ -293,6 +295,16 @@ def check_participants(plan: Plan) -> None:
         )
 
 
+def check_ranges(plan: Plan) -> None:
+    """With `int8.ranges = "data"`, `evaluation.data` names the data set that ranges are measured on."""
+    if plan.int8.ranges == DATA and not plan.evaluation.data:
+        raise InvalidPlan(
+            f"plan: got int8.ranges {DATA!r} without evaluation.data, expected the name of a data set of the "
+            "coordinator; add evaluation.data, or set int8.ranges to 'devices'",
+            code="FN-1490",
+        )
+
+
 CONSTRAINTS: Final = (
     check_quorum,
     check_headroom,
@@ -300,6 +312,7 @@ CONSTRAINTS: Final = (
     check_statistics,
     check_schedule,
     check_strategy,
+    check_ranges,
     check_metrics,
     check_retention,
     check_participants,

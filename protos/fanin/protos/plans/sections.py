@@ -32,7 +32,8 @@ MAX_RATE: Final = 2.0**127
 STEP_DECAYS: Final = ("", "linear", "cosine")
 EXPORT: Final = "export"
 DEVICES: Final = "devices"
-RANGES: Final = (EXPORT, DEVICES)
+DATA: Final = "data"
+RANGES: Final = (EXPORT, DEVICES, DATA)
 """The sources of the ranges of activations."""
 MAX_STALENESS: Final = 1000
 """A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
@@ -323,7 +324,8 @@ class Int8Plan:
         Key(
             text="Where the ranges of the activations come from, and so their scales. `export`: from the calibration "
             "data at the export, for every Version. `devices`: from counts that devices report in each Round, for the "
-            "Version of the Round. A model that is trained from nothing needs `devices`.",
+            "Version of the Round. `data`: from the data set `evaluation.data` of the coordinator, for each Version "
+            "that a Round publishes. A model that is trained from nothing needs `devices` or `data`.",
             choices=RANGES,
             see="statistics.md#ranges-of-activations",
         ),

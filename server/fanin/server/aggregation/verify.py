@@ -27,7 +27,14 @@ from fanin.protos.errors import Corrupted, FaninError, NotFound
 from fanin.protos.messages import TRAINED, UNSEEN, UpdateHeader, Version, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
-from fanin.server.aggregation.auxiliary import AuxiliaryStep, refreshed
+from fanin.server.aggregation.auxiliary import (
+    NOT_MEASURED,
+    AuxiliaryStep,
+    MeasureAgain,
+    RangeRefresh,
+    measured_again,
+    refreshed,
+)
 from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import OuterStep, SpooledUpdates, StateSlices, lag_of
@@ -100,6 +107,8 @@ class Verdict:
             grid, statistics and counters are verified in any case.
         digest_only: What retention removed, so that only the record was verified: the signature of the Version, the
             set of its Round and the digests of the Updates. Empty if nothing was removed.
+        ranges: How the ranges were verified that the coordinator measured on a data set; empty for others.
+        has_recomputed_ranges: Whether they were measured again.
     """
 
     version: int
@@ -109,6 +118,8 @@ class Verdict:
     problem: str
     not_reproducible: str = ""
     digest_only: str = ""
+    ranges: str = ""
+    has_recomputed_ranges: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,13 +142,16 @@ class _History:
         return self.layout.table
 
 
-def verify_run(archive: Archive, run_id: str, strategies: StrategySource | None = None) -> Iterator[Verdict]:
+def verify_run(
+    archive: Archive, run_id: str, strategies: StrategySource | None = None, measure: MeasureAgain | None = None
+) -> Iterator[Verdict]:
     """Yield a Verdict for each Version of a Run, oldest first.
 
     Args:
         archive: The record.
         run_id: The Run.
         strategies: Runs a Flower strategy that the Plan declares pure. None runs none.
+        measure: Measures ranges on a data set a second time. None measures none.
 
     Raises:
         NotFound: There is no such Run.
@@ -180,7 +194,7 @@ def verify_run(archive: Archive, run_id: str, strategies: StrategySource | None 
     lineage_start, seen, removed = 0, UNSEEN, archive.runs.removed(run_id)
     for number, round_number in sorted(archive.runs.round_by_version(run_id).items()):
         lineage_start = lineage_start if round_number else number
-        version_sha256, record = "", None
+        version_sha256, record, ranges = "", None, NOT_MEASURED
         digest_only = _removed_text(removed, number, round_number)
         try:
             # A damaged record is the problem of its Version alone.
@@ -197,6 +211,9 @@ def verify_run(archive: Archive, run_id: str, strategies: StrategySource | None 
                 problem = ""
             elif round_number:
                 problem = _check_round(history, version, record, lineage_start)
+                if not problem and record is not None and record.measured is not None:
+                    ranges = measured_again(record.measured, measure, bundle_ref, version)
+                    problem = ranges.problem
             else:
                 problem = _check_outside(history, version)
         except FaninError as exc:
@@ -209,6 +226,8 @@ def verify_run(archive: Archive, run_id: str, strategies: StrategySource | None 
             problem=problem,
             not_reproducible=_reason(history) if round_number and not digest_only else "",
             digest_only=digest_only,
+            ranges=ranges.text,
+            has_recomputed_ranges=ranges.is_recomputed,
         )
 
 
@@ -314,7 +333,8 @@ def _auxiliary_problem(
 ) -> str:
     """Return which auxiliary tensor of a Version is not the recomputed one, or an empty string."""
     blobs = history.archive.blobs
-    step = AuxiliaryStep(aggregate, history.layout, history.stages, len(record.accepted), history.activations)
+    refresh = RangeRefresh(activations=history.activations, measured=record.measured)
+    step = AuxiliaryStep(aggregate, history.layout, history.stages, len(record.accepted), refresh)
     if list(version.auxiliary) != list(step.tensors):
         return f"signed the auxiliary tensors {list(version.auxiliary)}, not {list(step.tensors)}"
     for name, artifact in version.auxiliary.items():

@@ -26,6 +26,7 @@ class EvaluationJob:
         best: The metric that ranks Versions.
         metrics: The names of further metrics.
         version: The Version to evaluate. None to check the data set: all examples, and one batch with Version 0.
+        measures: Whether ranges of activations are measured: for a Version instead of the evaluation, else after it.
     """
 
     blobs: Path
@@ -34,6 +35,7 @@ class EvaluationJob:
     best: str
     metrics: tuple[str, ...] = ()
     version: Version | None = None
+    measures: bool = False
 
     def to_line(self) -> bytes:
         """Return the job as a line."""
@@ -46,6 +48,7 @@ class EvaluationJob:
             "best": self.best,
             "metrics": self.metrics,
             "version": version,
+            "measures": self.measures,
         }
         return json.dumps(row).encode() + b"\n"
 
@@ -60,6 +63,7 @@ class EvaluationJob:
             bundle=from_proto(BundleRef, fleet_pb2.BundleRef.FromString(base64.b64decode(row["bundle"]))),
             best=row["best"],
             metrics=tuple(row["metrics"]),
+            measures=row["measures"],
             version=None
             if version is None
             else from_proto(Version, fleet_pb2.Version.FromString(base64.b64decode(version))),
@@ -77,6 +81,7 @@ class EvaluationReply:
         data_sha256: The digest of the file.
         runtime: The inference library and its version.
         seconds: Duration of the evaluation.
+        ranges: The ranges of the activations, float32 in base64; "" if they are not measured.
         problem: Why there are no metrics; "" if there are.
     """
 
@@ -86,6 +91,7 @@ class EvaluationReply:
     data_sha256: str = ""
     runtime: str = ""
     seconds: float = 0.0
+    ranges: str = ""
     problem: str = ""
 
     def to_line(self) -> bytes:

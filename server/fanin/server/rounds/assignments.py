@@ -30,7 +30,7 @@ class Assignments:
         self._start = setup.start
         self._bundle = setup.bundle
         self._statistics = setup.statistics
-        self._range_examples = m.RANGE_EXAMPLES if setup.activations else 0
+        self._range_examples = m.RANGE_EXAMPLES if setup.counted else 0
         self._progress_s = interval_of(setup.plan.cohort)
         self.has_state = bool(setup.plan.stages) or not setup.manifest.signatures
         self._tag_key = hashlib.sha256(b"fanin assignment" + setup.run_key.private_bytes()).digest()

@@ -8,6 +8,7 @@ The driver (``runs.driving.driver``) calls these methods in the order that the r
 """
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,7 +18,7 @@ from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Corrupted, NotFound
-from fanin.server.aggregation.auxiliary import AuxiliaryStep
+from fanin.server.aggregation.auxiliary import AuxiliaryStep, RangeRefresh
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
 from fanin.server.aggregation.parameters import (
@@ -44,7 +45,7 @@ from fanin.server.rounds.recent import OpenedRound, RecentRounds, WorkTime, roun
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
-from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord
+from fanin.server.storage.records import CommittedUpdate, MeasuredRanges, OuterState, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
 
 LOSSES: Final = (m.TRAIN_LOSS, m.EVAL_LOSS)
@@ -137,7 +138,10 @@ class RoundWork:
         missing = tuple(device for device in accepted if device not in self._set_fold.added)
         async for headers in self._headers_of(missing):
             await self._files.run(self._accumulate, headers)
-        self._folded = await self._files.run(self._fold, accepted)
+        aggregate, folded = await self._files.run(self._fold, accepted)
+        measured = await self._measured(folded.parameters)
+        auxiliary = await self._files.run(self._fold_auxiliary, aggregate, len(accepted), measured)
+        self._folded = replace(folded, auxiliary=auxiliary)
         # The next Round begins its sum while this work is still referenced.
         self._set_fold.release()
 
@@ -145,13 +149,7 @@ class RoundWork:
         """Sign and record the Version, with the coverage of its Round. Return the record after that."""
         assert self._folded is not None, "publish comes after fold"
         folded = self._folded
-        signed = sign_version(
-            self._setup.run_key,
-            parent=self.base,
-            run_id=self.record.run_id,
-            bundle_sha256=self._setup.bundle.manifest.sha256,
-            parameters=folded.parameters,
-        )
+        signed = self._signed(folded.parameters)
         if folded.auxiliary:
             signed = add_auxiliary(self._setup.run_key, signed, folded.auxiliary)
         version = replace(signed, delegation=self._setup.delegation)
@@ -160,6 +158,11 @@ class RoundWork:
         return await self._stores.writer.publish(
             version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
         )
+
+    @property
+    def measured(self) -> MeasuredRanges | None:
+        """The recorded ranges of the Version on a data set; None if the Plan does not ask for them."""
+        return self.record.measured
 
     @property
     def facts(self) -> Mapping[str, "UpdateFacts"]:
@@ -176,6 +179,26 @@ class RoundWork:
         """Record the failure of the Round, unless it has ended. Return the record after that."""
         record, stores = self.record, self._stores
         return await stores.writer.fail(record.round, reason=reason, now_s=stores.wall())
+
+    def _signed(self, parameters: Artifact) -> m.Version:
+        return sign_version(
+            self._setup.run_key,
+            parent=self.base,
+            run_id=self.record.run_id,
+            bundle_sha256=self._setup.bundle.manifest.sha256,
+            parameters=parameters,
+        )
+
+    async def _measured(self, parameters: Artifact) -> MeasuredRanges | None:
+        """Return the recorded ranges of the next Version. They are measured once, and recorded before they are used.
+
+        A successor would get other bits from another library, or none from a process that fails.
+        """
+        if self._setup.measure is not None and self.record.measured is None:
+            measured = await self._setup.measure(self._signed(parameters))
+            kept = await self._stores.writer.keep_ranges(self.record.round, measured)
+            self.record = replace(self.record, measured=kept.measured)
+        return self.record.measured
 
     def _publication(self, version: m.Version, folded: "_Folded", now_s: float) -> m.VersionPublished:
         result, facts, opened_at_s = folded.result, tuple(self._facts.values()), self.record.opened_at_s
@@ -280,14 +303,15 @@ class RoundWork:
             state=lambda: strategy_state(blobs, self._state),
         )
 
-    def _fold(self, accepted: tuple[str, ...]) -> "_Folded":
+    def _fold(self, accepted: tuple[str, ...]) -> "tuple[Aggregate, _Folded]":
+        """Store the next parameters and the outer state. Return the sums, and the results without auxiliary tensors."""
         blobs, setup, table = self._files.blobs, self._setup, self._setup.table
 
         def inputs() -> tuple[Iterator[Float32s], StateSlices]:
             state = {name: self._state[name] for name in setup.optimizer.tensors if name in self._state}
             return parameter_pieces(blobs, self.base, table), state_slices(blobs, state)
 
-        try:
+        with self._intact_base():
             aggregate = self._set_fold.complete(accepted)
             self.outer_step_at_s = self._stores.wall()
             # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
@@ -303,28 +327,37 @@ class RoundWork:
             }
             if aggregate.strategy is not None:
                 after[STRATEGY_STATE] = blobs.put_pieces((aggregate.strategy.state,))
-            auxiliary = self._fold_auxiliary(aggregate, len(accepted))
-        except (Corrupted, NotFound) as exc:
-            raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
         # Here, because the time of both grows with the cohort.
         by_device, num_classes = {device: self._statistics[device] for device in accepted}, setup.manifest.num_classes
         statistics = tuple(by_device.values())
-        return _Folded(
+        return aggregate, _Folded(
             result=step.result(),
             parameters=parameters,
             outer_state=after,
-            auxiliary=auxiliary,
+            auxiliary={},
             strategy=aggregate.strategy,
             evaluation=evaluation_of(credible_counts(statistics, num_classes), num_classes),
             device_spreads=device_spreads_of(statistics),
             saturated=saturated_devices_of(by_device, setup.layout.total_table.num_values),
         )
 
-    def _fold_auxiliary(self, aggregate: Aggregate, num_updates: int) -> Mapping[str, Artifact]:
+    def _fold_auxiliary(
+        self, aggregate: Aggregate, num_updates: int, measured: MeasuredRanges | None
+    ) -> Mapping[str, Artifact]:
         """Store the next auxiliary tensors as blobs. Return them by name, in the order of a Version."""
         blobs, setup = self._files.blobs, self._setup
-        step = AuxiliaryStep(aggregate, setup.layout, setup.stages, num_updates, setup.activations)
-        return {name: blobs.put_pieces(step.encoded(name, blobs, self.base)) for name in step.tensors}
+        refresh = RangeRefresh(activations=setup.activations, measured=measured)
+        step = AuxiliaryStep(aggregate, setup.layout, setup.stages, num_updates, refresh)
+        with self._intact_base():
+            return {name: blobs.put_pieces(step.encoded(name, blobs, self.base)) for name in step.tensors}
+
+    @contextmanager
+    def _intact_base(self) -> Iterator[None]:
+        """Raise Damaged if the tensors of the base Version are missing or damaged."""
+        try:
+            yield
+        except (Corrupted, NotFound) as exc:
+            raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The setup of a Run: the parts that never change while it is driven."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,12 +12,16 @@ from fanin.edge.codecs.statistics import declared, labels_of
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.ranges import Activation
 from fanin.edge.tensors import TensorTable
-from fanin.protos.messages import BundleRef, Delegation, StartRun, Statistic
-from fanin.protos.plans import Plan
+from fanin.protos.messages import BundleRef, Delegation, StartRun, Statistic, Version
+from fanin.protos.plans import DEVICES, Plan
 from fanin.server.aggregation.auxiliary import refreshed
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule, StrategyRunner
 from fanin.server.selection.policies import SelectionPolicy
+from fanin.server.storage.records import MeasuredRanges
+
+Measure = Callable[[Version], Awaitable[MeasuredRanges]]
+"""Measures the ranges of the activations of a Version. It raises no error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,7 @@ class RunSetup:
         policy: The selection policy of the Plan.
         stages: The stages of the Plan by name, in their order.
         layout: The layout of the Updates' vectors.
+        measure: Measures ranges on the data set of the Plan; None if the Plan does not ask for it.
         run_key: The key that signs the Versions.
     """
 
@@ -50,6 +55,7 @@ class RunSetup:
     policy: SelectionPolicy
     stages: Mapping[str, Stage]
     layout: VectorLayout
+    measure: Measure | None
     run_key: SigningKey
 
     @property
@@ -82,6 +88,11 @@ class RunSetup:
     def activations(self) -> tuple[Activation, ...]:
         """The activations whose ranges the Rounds refresh."""
         return refreshed(self.plan, self.manifest)
+
+    @cached_property
+    def counted(self) -> tuple[Activation, ...]:
+        """The activations whose ranges devices count."""
+        return self.activations if self.plan.int8.ranges == DEVICES else ()
 
     @cached_property
     def chunks(self) -> frozenset[str]:

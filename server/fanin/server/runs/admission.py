@@ -5,7 +5,7 @@ Chunks come from an operator. Those that do not fit together are the operator's 
 Chunks damaged after their upload are damage of the coordinator (Corrupted).
 """
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
 from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, StartRun, Version
-from fanin.protos.plans import DEVICES, OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
+from fanin.protos.plans import EXPORT, OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import keys_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.storage.protocols.files import BlobReader, Blobs
@@ -36,25 +36,6 @@ OF_GRAPHS: Final = MappingProxyType(
 MAX_REPEATED_BYTES: Final = 256 << 20
 """Bytes of a Bundle's artifacts that may repeat Chunks, in addition to as many as its Chunks have. Hashing them takes a
 second. Initial parameters that are all zero have such Chunks."""
-DataCheck = Callable[[StartRun, BundleRef], Awaitable[None]]
-"""Checks the data set that a Plan names for evaluations, with the Bundle. Raises InvalidPlan."""
-
-
-async def refuse_data(start: StartRun, bundle: BundleRef) -> None:
-    """Raise InvalidPlan if a Plan names a data set: the ``DataCheck`` of a coordinator without data sets."""
-    if start.plan.evaluation.data:
-        raise unknown_data(start, ())
-
-
-def unknown_data(start: StartRun, known: Collection[str]) -> InvalidPlan:
-    """Return the error for a Plan that names a data set which this coordinator does not have."""
-    data = start.plan.evaluation.data
-    names = f"one of {sorted(known)}" if known else "none: this coordinator has no data sets"
-    return InvalidPlan(
-        f"run {start.run_id}: evaluation.data: got {data!r}, expected {names}; its operator registers data sets with "
-        "fanin serve --data NAME=PATH",
-        code="FN-0250",
-    )
 
 
 def open_bundle(ref: BundleRef, blobs: BlobReader) -> Bundle:
@@ -204,10 +185,10 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
     if not manifest.signatures:
         check_no_graphs(f"run {start.run_id}", start.plan, setup.stages)
         return
-    if setup.plan.int8.ranges == DEVICES and not setup.activations:
+    if setup.plan.int8.ranges != EXPORT and not setup.activations:
         raise InvalidPlan(
-            f"run {start.run_id}: got int8.ranges {DEVICES!r}, but the bundle lists no activations whose ranges "
-            "devices could measure; export the App again, or remove the key",
+            f"run {start.run_id}: got int8.ranges {setup.plan.int8.ranges!r}, but the bundle lists no activations "
+            "whose ranges could be measured; export the App again, or remove the key",
             code="FN-0269",
         )
     inputs = manifest.signatures["train"].inputs
@@ -338,7 +319,7 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
     is_set |= {
         "evaluation.data": bool(plan.evaluation.data),
         "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
-        "int8.ranges": plan.int8.ranges == DEVICES,
+        "int8.ranges": plan.int8.ranges != EXPORT,
         "the stage scaffold": any(group.name == CONTROL for group in added_groups(stages)),
     }
     if keys := [key for key, value in is_set.items() if value]:

@@ -44,6 +44,7 @@ from fanin.server.runs.admission import (
     check_permission,
     check_start,
 )
+from fanin.server.runs.data import check_data_name
 from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
@@ -52,7 +53,7 @@ from fanin.server.runs.driving.participants import check_tags_are_known
 from fanin.server.runs.publications import FOLLOW_S, Publications
 from fanin.server.runs.recorded_setup import (
     Parts,
-    check_names,
+    check_parts,
     check_strategy,
     recorded_bundle,
     run_key_of,
@@ -136,7 +137,7 @@ class Runs:
     async def check_plan(self, plan: Plan) -> None:
         """Raise InvalidPlan unless the parts that a Plan names are here and accept their options."""
         # Not on the event loop: the first use of another package's part imports that package.
-        await self._files.run(check_names, plan, self._parts.policies)
+        await self._files.run(check_parts, plan, self._parts)
         await check_tags_are_known(plan, self._stores.devices, self._stores.tokens)
 
     async def publish_bundle(self, bundle: BundleRef) -> str:
@@ -191,7 +192,8 @@ class Runs:
         check_run_id(start.run_id)
         # Before the lock: reading a data set may take seconds.
         if await self._stores.runs.run(start.run_id) is None:
-            await self._parts.check_data(start, await recorded_bundle(start.version.bundle_sha256, self._stores))
+            check_data_name(f"run {start.run_id}", start.plan, self._parts.data.names)
+            await self._parts.data.check(start, await recorded_bundle(start.version.bundle_sha256, self._stores))
         # Shielded from an operator's disconnection: a recorded Run must have a driver.
         await run_to_end(self._start_run(start, by))
         return await self.info(start.run_id)

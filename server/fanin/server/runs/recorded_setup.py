@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 from fanin.edge.bundles.arrays import table_in
@@ -14,14 +15,15 @@ from fanin.edge.codecs.trained import TrainedPart
 from fanin.protos.chunks import short
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, InvalidPlan, NotFound
 from fanin.protos.messages import BundleRef, Capabilities, Delegation, StartRun
-from fanin.protos.plans import Plan
+from fanin.protos.plans import DATA, Plan
 from fanin.protos.plans.keys import differences, shown
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.rules import StrategySource, StrategyTask, config_in
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.runs.admission import DataCheck, open_bundle, refuse_data
+from fanin.server.runs.admission import open_bundle
+from fanin.server.runs.data import DataSource, NoData, check_data_name
 from fanin.server.runs.suitability import unsuitable
 from fanin.server.selection.policies import POLICIES, SelectionPolicy, policy_of
 from fanin.server.storage.decisions import lost_key
@@ -45,12 +47,18 @@ class Parts:
     Attributes:
         policies: The selection policies by name.
         strategies: Runs the Flower strategies that Plans name.
-        check_data: Checks the data set of a Plan before its Run starts. The default refuses every data set.
+        data: The data sets that Plans may name. The default has none.
     """
 
     policies: Mapping[str, SelectionPolicy] = field(default_factory=lambda: POLICIES)
     strategies: StrategySource = field(default_factory=Strategies)
-    check_data: DataCheck = refuse_data
+    data: DataSource = field(default_factory=NoData)
+
+
+def check_parts(plan: Plan, parts: Parts) -> None:
+    """Raise InvalidPlan if a Plan names something that is not here."""
+    check_data_name("plan", plan, parts.data.names)
+    check_names(plan, parts.policies)
 
 
 def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[str, Stage]:
@@ -99,6 +107,7 @@ async def setup_of(start: StartRun, delegation: Delegation, stores: Stores, file
         policy=policy_of(start.plan, parts.policies),
         stages=stages,
         layout=layout_of(table, stages),
+        measure=partial(parts.data.measure, start.plan, bundle) if start.plan.int8.ranges == DATA else None,
         run_key=await run_key_of(start.run_id, delegation.epoch, stores),
     )
 

@@ -119,6 +119,31 @@ class Lease:
     holder: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRanges:
+    """The ranges of activations that the coordinator measured for the Version of a Round, on a data set.
+
+    Another library or processor may compute other bits in float. So the result is recorded before the Version is, and
+    is then a fact like the set of Updates.
+
+    Attributes:
+        data: The name of the data set in the Plan.
+        data_sha256: The digest of its file. Empty if nothing was measured, or if there is no file.
+        num_examples: The number of examples that were run.
+        runtime: The inference libraries and their versions.
+        values: Low and high of each activation as little-endian float32, NaN for an activation that was not measured.
+            Empty if nothing was measured.
+        problem: Why nothing was measured. Empty if something was.
+    """
+
+    data: str
+    data_sha256: str = ""
+    num_examples: int = 0
+    runtime: str = ""
+    values: bytes = b""
+    problem: str = ""
+
+
 class RoundMark(Enum):
     """The durable state of a Round. The phases of the round machine (``rounds.machine.RoundPhase``) are finer."""
 
@@ -149,6 +174,8 @@ class RoundRecord:
         left_s: Seconds to the deadline when the Run was paused.
         accepted: The devices of the set, in the order of their commits.
         next_grid: The grid of the next Round.
+        measured: The ranges of its Version on a data set of the coordinator. None before they are measured, and for a
+            Plan that does not ask for them.
     """
 
     run_id: str
@@ -161,6 +188,7 @@ class RoundRecord:
     left_s: float | None = None
     accepted: tuple[str, ...] = ()
     next_grid: tuple[int, ...] = ()
+    measured: MeasuredRanges | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -233,6 +233,7 @@ class RunDriver:
                 record = await work.publish(self._participants.coverage(work.facts))
                 await self._warn(self._warnings.of_round(work.record.round, work.facts))
                 await self._warn(self._warnings.of_strategy(work.unsaved))
+                await self._warn(self._warnings.of_ranges(work.record.round, work.measured))
                 await self._warn_of_devices(work.record.round, has_ended=False)
                 self._follow(work, record)
             case e.Fail():

@@ -165,7 +165,7 @@ class UpdateDecisions:
             table=setup.layout.total_table,
             num_labels=setup.num_labels,
             statistics=setup.statistics,
-            num_range_cells=2 * len(setup.activations) * NUM_BINS,
+            num_range_cells=2 * len(setup.counted) * NUM_BINS,
         )
 
     async def _check_ranges(self, header: m.UpdateHeader, device: str, origin: OpenedRound) -> None:

@@ -5,6 +5,7 @@
     shared_partition    two devices report the same partition, so its examples count twice
     scaffold_devices    ``num_devices`` of the stage scaffold is not the number of devices that take part
     strategy_state      the state of the Flower strategy cannot be saved, so the Run cannot resume after a restart
+    ranges_kept         a Version kept the ranges of the one before, because they could not be measured on the data set
 
 The store records each code and subject once a Run (``RunWriter.warn``). A Run continues after each of them.
 """
@@ -18,7 +19,7 @@ from fanin.protos.messages import RunWarned
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.rounds.effects import UpdateFacts
-from fanin.server.storage.records import Contributors
+from fanin.server.storage.records import Contributors, MeasuredRanges
 
 MAX_PARTITIONS: Final = 100_000
 """Partitions that are remembered, one device each. Later ones are not compared."""
@@ -72,6 +73,18 @@ class UpdateWarnings:
         )
         warning = RunWarned(code="strategy_state", text=text)
         return (warning,) if unsaved and self.is_new(warning) else ()
+
+    def of_ranges(self, round_number: int, measured: MeasuredRanges | None) -> tuple[RunWarned, ...]:
+        """Return the new warning about the ranges of the Version of a Round, None if nothing was to be measured."""
+        if measured is None or not measured.problem:
+            return ()
+        text = (
+            f"the version of round {round_number} has the ranges of activations of the version before it, because they "
+            f"could not be measured on {measured.data!r}: {measured.problem}. Each round measures again; fanin verify "
+            "lists the versions that kept their ranges"
+        )
+        warning = RunWarned(code="ranges_kept", subject=measured.data, text=text)
+        return (warning,) if self.is_new(warning) else ()
 
     def is_new(self, warning: RunWarned) -> bool:
         """Return whether a warning is not recorded yet."""

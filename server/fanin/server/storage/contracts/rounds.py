@@ -27,7 +27,7 @@ from fanin.server.storage.contracts.values import (
     start,
     version,
 )
-from fanin.server.storage.records import Contributors, RoundMark
+from fanin.server.storage.records import Contributors, MeasuredRanges, RoundMark
 from fanin.server.storage.stores import DriverStores, Stores
 
 LONGER: Final = "folded-longer"
@@ -53,7 +53,19 @@ async def check_first_round(stores: DriverStores) -> None:
     page = await rounds.accepted_devices(RUN, 1, 1)
     assert page == AcceptedDevices(num_accepted=2, device_ids=("a",)), f"accepted_devices: got {page}"
     assert await rounds.accepted_devices(RUN, 7, 0) is None, "accepted_devices: returned a page of no round"
+    await _check_ranges(stores)
     await _check_publication(stores)
+
+
+async def _check_ranges(stores: DriverStores) -> None:
+    rounds, writer = stores.rounds, stores.writer
+    first = MeasuredRanges(data="digits", data_sha256="ab", num_examples=3, runtime="contract 1", values=b"\0\x80")
+    record = await writer.keep_ranges(1, first)
+    for measured in (first, MeasuredRanges(data="digits", problem="late")):
+        record = await writer.keep_ranges(1, measured)
+        assert record.measured == first, f"keep_ranges: got {record.measured}, expected {first}, for ever"
+    last = await rounds.last(RUN)
+    assert last == record, f"keep_ranges: returned {record}, recorded {last}"
 
 
 async def _check_commits(stores: DriverStores) -> None:
@@ -101,6 +113,8 @@ async def check_later_rounds(stores: DriverStores) -> None:
     """Check stale Updates, failures, events and rest, after ``check_first_round``. Raises AssertionError."""
     rounds, writer = stores.rounds, stores.writer
     assert await writer.open(opened(2, base_version=1)), "open: refused the second round"
+    record = await writer.keep_ranges(2, MeasuredRanges(data="digits"))
+    assert record.measured is None, "keep_ranges: changed an open round"
     event = published(version(version()), 2)
     publication = writer.publish(version(version()), event, next_grid=(), outer_state={}, now_s=55.0)
     await refusal(Conflict, publication, "publish: with the number of a version that is recorded", "FN-0509")

@@ -21,7 +21,7 @@ from fanin.protos.messages import (
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.decisions import check_lease, ended_warnings, failure_of, left_until, new_warnings
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
-from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord
+from fanin.server.storage.records import CommittedUpdate, Lease, MeasuredRanges, OuterState, RoundMark, RoundRecord
 
 
 class MemoryLeases:
@@ -134,6 +134,14 @@ class MemoryWriter:
         return (
             record if record.mark.is_final else rows.fail_round(RoundFailed(round=round_number, reason=reason), now_s)
         )
+
+    async def keep_ranges(self, round_number: int, measured: MeasuredRanges) -> RoundRecord:
+        """See ``RunWriter.keep_ranges``."""
+        rows = self._fenced()
+        record = rows.rounds[round_number]
+        if record.mark is RoundMark.CLOSED and record.measured is None:
+            rows.rounds[round_number] = replace(record, measured=measured)
+        return rows.rounds[round_number]
 
     async def rest(self, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
         """See ``RunWriter.rest``."""

@@ -22,7 +22,7 @@ from fanin.protos.messages import (
     VersionPublished,
 )
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundRecord
+from fanin.server.storage.records import CommittedUpdate, Lease, MeasuredRanges, OuterState, RoundRecord
 
 
 class RoundWriter(Protocol):
@@ -145,6 +145,23 @@ class RunWriter(RoundWriter, Protocol):
     @property
     def lease(self) -> Lease:
         """The lease whose epoch every write carries."""
+        ...
+
+    async def keep_ranges(self, round_number: int, measured: MeasuredRanges) -> RoundRecord:
+        """Record the ranges that were measured for the Version of a closed Round, unless some are recorded.
+
+        A Round that is not closed is not changed.
+
+        Args:
+            round_number: The number of the Round.
+            measured: The ranges.
+
+        Returns:
+            The record after that. It may have other ranges, which cannot be replaced.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
         ...
 
     async def rest(self, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:

@@ -239,6 +239,7 @@ class LanedWriter(_Laned[SqliteWriter]):
     close = laned(SqliteWriter.close)
     publish = laned(SqliteWriter.publish)
     fail = laned(SqliteWriter.fail)
+    keep_ranges = laned(SqliteWriter.keep_ranges)
     rest = laned(SqliteWriter.rest)
     warn = laned(SqliteWriter.warn)
     note = laned(SqliteWriter.note)

@@ -3,8 +3,10 @@
 The rows of the Updates of a Round are its set.
 """
 
+import base64
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, func, insert, select, update
 
@@ -12,7 +14,15 @@ from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Corrupted
 from fanin.protos.messages import MAX_PAGE_DEVICES, AcceptedDevices, RoundFailed, UpdateHeader
 from fanin.protos.wire import to_proto
-from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundMark, RoundRecord, RoundSummary
+from fanin.server.storage.records import (
+    CommittedUpdate,
+    Contributors,
+    MeasuredRanges,
+    OuterState,
+    RoundMark,
+    RoundRecord,
+    RoundSummary,
+)
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.columns import decode
 from fanin.server.storage.sqlite.runs import add_event
@@ -181,6 +191,16 @@ def is_round(run_id: str, round_number: int) -> ColumnElement[bool]:
     return (schema.rounds.c.run_id == run_id) & (schema.rounds.c.round == round_number)
 
 
+def measured_text(measured: MeasuredRanges) -> str:
+    """Return the form of measured ranges in the record."""
+    return json.dumps(asdict(measured) | {"values": base64.b64encode(measured.values).decode()})
+
+
+def _measured(text: str) -> MeasuredRanges:
+    row = json.loads(text)
+    return MeasuredRanges(**row | {"values": base64.b64decode(row["values"])})
+
+
 def _record(row: RowMapping) -> RoundRecord:
     try:
         return RoundRecord(
@@ -194,6 +214,7 @@ def _record(row: RowMapping) -> RoundRecord:
             left_s=row["left_s"],
             accepted=tuple(json.loads(row["accepted"] or "[]")),
             next_grid=tuple(json.loads(row["next_grid"] or "[]")),
+            measured=None if row["measured"] is None else _measured(row["measured"]),
         )
     except (ValueError, TypeError) as exc:
         raise Corrupted(

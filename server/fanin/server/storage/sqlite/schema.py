@@ -184,6 +184,8 @@ rounds = Table(
     Column("accepted", Text),
     # JSON list of exponents for the next Round, once this Round is published.
     Column("next_grid", Text),
+    # JSON object of the ranges that the coordinator measured for the Version, if the Plan asks for them.
+    Column("measured", Text),
 )
 
 outer_states = Table(

@@ -32,10 +32,17 @@ from fanin.protos.messages import (
 from fanin.protos.plans import CohortPlan
 from fanin.server.storage.decisions import check_lease, ended_warnings, failure_of, left_until, new_warnings
 from fanin.server.storage.lanes import Lane
-from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord
+from fanin.server.storage.records import CommittedUpdate, Lease, MeasuredRanges, OuterState, RoundMark, RoundRecord
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
-from fanin.server.storage.sqlite.rounds import add_outer_state, fail_round, find_round, find_update, is_round
+from fanin.server.storage.sqlite.rounds import (
+    add_outer_state,
+    fail_round,
+    find_round,
+    find_update,
+    is_round,
+    measured_text,
+)
 from fanin.server.storage.sqlite.runs import add_event, add_version, newest_sequence, run_state, set_run
 
 Verdict = CommittedUpdate | Superseded | None
@@ -159,6 +166,16 @@ class SqliteWriter:
                 return record
             fail_round(connection, self.lease.run_id, RoundFailed(round=round_number, reason=reason), now_s)
             return replace(record, mark=RoundMark.FAILED)
+
+    def keep_ranges(self, round_number: int, measured: MeasuredRanges) -> RoundRecord:
+        """See ``RunWriter.keep_ranges``."""
+        with self._fenced() as connection:
+            record = self._round(connection, round_number)
+            if record.mark is not RoundMark.CLOSED or record.measured is not None:
+                return record
+            values = {"measured": measured_text(measured)}
+            connection.execute(update(schema.rounds).where(is_round(self.lease.run_id, round_number)).values(values))
+            return replace(record, measured=measured)
 
     def rest(self, rested: RunRested, now_s: float, *, next_sequence: int) -> bool:
         """See ``RunWriter.rest``."""
