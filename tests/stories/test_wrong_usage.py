@@ -36,6 +36,9 @@ WRONG = {
     "pause": (("run", *SERVER), ADDRESS),
     "resume": (("run", *SERVER), ADDRESS),
     "stop": (("run", *SERVER), ADDRESS),
+    "token": (("list", *SERVER), ADDRESS),
+    "device": (("list", *SERVER), ADDRESS),
+    "audit": (("list", *SERVER), ADDRESS),
     "reclaim": (("run", *SERVER), ADDRESS),
     "rollback": (("run", "1", *SERVER), ADDRESS),
     "promote": (("run", "1", "other", *SERVER), ADDRESS),
@@ -95,7 +98,7 @@ def test_the_result_overwrites_no_file_without_json(fanin: Fanin) -> None:
 @pytest.mark.parametrize("command", SUBCOMMANDS)
 def test_a_wrong_value_of_an_option_is_status_2(fanin: Fanin, command: str) -> None:
     words, message = WRONG[command]
-    name = f"bench {words[0]}" if command == "bench" else command
+    name = f"{command} {words[0]}" if command in ("audit", "bench", "device", "token") else command
     assert usage_line(fanin(command, *words), name).startswith(message)
     assert sorted(path.name for path in Path().iterdir()) == ["full", "rows.csv"]
 

@@ -1,10 +1,11 @@
 """The verbs of a subcommand, such as ``fanin token create``, and its connection to a coordinator."""
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fanin.commands.console.terminal import credentials, run_command
 from fanin.commands.console.usage import WRONG_USAGE, WrongUsage, report_usage
@@ -12,6 +13,7 @@ from fanin.commands.console.usage import WRONG_USAGE, WrongUsage, report_usage
 if TYPE_CHECKING:
     from fanin.clients.administrator import Administrator
 
+HELP_COLUMNS: Final = 80
 Verbs = Mapping[str, Callable[..., int | None]]
 
 
@@ -30,14 +32,15 @@ def run_verb(noun: str, summary: str, verbs: Verbs, argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, verbs)) + 2
         lines = [f"usage: fanin {noun} VERB [OPTIONS]", "", summary, ""]
-        lines += [f"  {verb:{width}}{_summary(function)}" for verb, function in verbs.items()]
+        for verb, function in verbs.items():
+            indent = " " * (width + 2)
+            lines += textwrap.wrap(f"  {verb:{width}}{_summary(function)}", HELP_COLUMNS, subsequent_indent=indent)
         text = "\n".join([*lines, "", f"fanin {noun} VERB --help lists the options.", ""])
         (sys.stdout if argv else sys.stderr).write(text)
         return 0 if argv else WRONG_USAGE
-    function = verbs.get(argv[0])
-    if function is None:
+    if argv[0] not in verbs:
         return report_usage(noun, WrongUsage(f"got {argv[0]!r}, expected one of {', '.join(verbs)}"), argv)
-    return run_command(function, argv[1:], f"{noun} {argv[0]}")
+    return run_command(verbs[argv[0]], argv[1:], f"{noun} {argv[0]}")
 
 
 @contextmanager
