@@ -96,7 +96,8 @@ def test_a_device_that_is_killed_at_any_moment_sends_the_same_bits(
     expected = feedback(fleet, works)
     assert take_part(fleet, tmp_path / "whole", moments=moments) == expected
     first = moments.names.index("StateStore.put")
-    assert moments.names[first : first + 4] == ["StateStore.put", "UpdateStore.put", "StateStore.keep", "Course.upload"]
+    stored = ["StateStore.put", "UpdateStore.put", "TrainingStore.clear", "StateStore.keep", "Course.upload"]
+    assert moments.names[first : first + 5] == stored
     for number, name in enumerate(moments.names, start=1):
         folder = tmp_path / str(number)
         second = Course(bundle=fleet.bundle, works=list(works), chunks=fleet.chunks)
