@@ -15,7 +15,7 @@ from support.values import PUBLISHER, plan
 
 from fanin.edge.assembly.assemble import assemble
 
-TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d"
 STEPS = [
     "enrolled; waiting for work",
     "round 1 of run run: fetching version 0",

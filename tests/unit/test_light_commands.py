@@ -30,7 +30,7 @@ from fanin.commands.bench import BENCHES
 from fanin.commands.main import SUBCOMMANDS, main
 
 heavy = {"torch", "onnx", "onnxruntime", "ai_edge_litert", "tflite_runtime", "flwr", "ray", "matplotlib", "grpc"}
-needed = [("join",), ("serve",), ("verify",), *(("bench", name) for name in BENCHES)]
+needed = [("config",), ("join",), ("serve",), ("verify",), *(("bench", name) for name in BENCHES)]
 others = [(name,) for name in SUBCOMMANDS if (name,) not in needed]
 for words in [*others, *needed]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
@@ -43,8 +43,8 @@ def test_no_help_imports_torch_or_a_runtime() -> None:
     process = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     lines = process.stdout.splitlines()
-    needing = 3 + len(BENCHES)
-    assert lines[:-needing] == [name for name in SUBCOMMANDS if name not in ("join", "serve", "verify")]
+    needing = 4 + len(BENCHES)
+    assert lines[:-needing] == [name for name in SUBCOMMANDS if name not in ("config", "join", "serve", "verify")]
     # A device, a coordinator's folder and the benchmarks use grpc. The process imports nothing else.
     assert {line.partition(" grpc")[2] for line in lines[-needing:]} == {""}
 

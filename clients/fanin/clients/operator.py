@@ -11,7 +11,7 @@ from typing import Final, Self, TypeVar
 from google.protobuf.message import Message
 
 from fanin.clients.arguments import check_number, check_text, check_type, clean_token
-from fanin.clients.transfers import Transfers, counted_pieces, download, unshown
+from fanin.clients.transfers import Transfers, chunk_messages, download, unshown
 from fanin.clients.transport import CallOptions, Connection
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.keys import SigningKey
@@ -365,12 +365,11 @@ class Operator:
 
     def _put(self, pieces: Mapping[str, bytes]) -> None:
         request = pb.MissingChunksRequest(sha256=pieces)
-        missing = self._unary("MissingChunks", request, pb.MissingChunksReply).sha256
+        missing = {name: pieces[name] for name in self._unary("MissingChunks", request, pb.MissingChunksReply).sha256}
         if missing:
-            requests = (pb.ChunkData(sha256=name, data=pieces[name]).SerializeToString() for name in missing)
-            with self._transfers("uploading", sum(len(pieces[name]) for name in missing)) as advance:
-                sent, path = counted_pieces(requests, advance), f"{CONTROL}PutChunks"
-                self._connection.stream_unary(path, sent, pb.PutChunksReply.FromString, self._call)
+            with self._transfers("uploading", sum(map(len, missing.values()))) as advance:
+                messages = chunk_messages(missing, advance)
+                self._connection.stream_unary(f"{CONTROL}PutChunks", messages, pb.PutChunksReply.FromString, self._call)
 
 
 def ref_of(signed: SignedManifest) -> BundleRef:

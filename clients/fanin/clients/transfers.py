@@ -1,10 +1,11 @@
 """The progress of an operator's uploads and downloads, for a program that shows it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from fanin.protos.chunks import assemble
 from fanin.protos.messages import Version
+from fanin.v1 import control_pb2 as pb
 
 Advance = Callable[[int], None]
 """Adds the bytes of a Chunk."""
@@ -31,11 +32,11 @@ def download(version: Version, read: Callable[[str], bytes], transfers: Transfer
         return assemble(what, version.parameters, chunk)
 
 
-def counted_pieces(pieces: Iterable[bytes], advance: Advance) -> Iterator[bytes]:
-    """Yield the pieces of an upload.
+def chunk_messages(pieces: Mapping[str, bytes], advance: Advance) -> Iterator[bytes]:
+    """Yield the messages of an upload of Chunks, which are named by their digests.
 
-    gRPC requests the next piece when it has room for one, so the progress follows the network.
+    gRPC requests the next message when it has room for one, so the progress follows the network.
     """
-    for piece in pieces:
-        yield piece
+    for name, piece in pieces.items():
+        yield pb.ChunkData(sha256=name, data=piece).SerializeToString()
         advance(len(piece))

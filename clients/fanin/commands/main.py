@@ -40,14 +40,14 @@ class Subcommand:
 LIFECYCLE: Final = "control.lifecycle"
 SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
     {
-        "init": Subcommand(
-            summary="write a project that runs: an App, a plan, a split, a test and a README",
-            module="project.creation",
-        ),
         "demo": Subcommand(
             summary="run the whole loop on this machine: datacenter, coordinator and devices",
             module="demo",
             extras=("server", "export", "datacenter", "onnx"),
+        ),
+        "init": Subcommand(
+            summary="write a project that runs: an App, a plan, a split, a test and a README",
+            module="project.creation",
         ),
         "serve": Subcommand(summary="run a coordinator", module="serve"),
         "config": Subcommand(
