@@ -15,6 +15,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, RunState, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.aggregation.verify import verify_run
+from fanin.server.care.backup import back_up as write_backup
 from fanin.server.folder import open_archive
 from fanin.simulation import synthetic_bundle
 
@@ -106,11 +107,36 @@ def test_a_backup_during_rounds_is_whole_and_a_repeated_one_copies_what_is_new(s
     assert len(stored) == 1
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_interrupted_backup_is_never_taken_for_a_whole_one(site: Site, is_first: bool) -> None:
+    begin(site)
+    site.events()
+    if not is_first:
+        back_up(site)
+        fanin(site, "resume", "run", "--rounds", "1", "--state", "state")
+        site.events()
+
+    def kill(step: str) -> None:
+        # All files are copied, and only the manifest is missing.
+        if step.startswith("files"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_backup(site.state, site.folder / "backup", kill)
+    if is_first:
+        assert "[FN-1442]" in fanin(site, "restore", "backup", "--state", "other", status=1)
+    else:
+        fanin(site, "restore", "backup", "--state", "other", "--was-stopped")
+        assert len(list(verify_run(open_archive(site.folder / "other"), "run"))) == 3
+        assert problems(site.folder / "other") == []
+    assert back_up(site)["newest"] == {"run": [1, 2 if is_first else 3]}
+
+
 def test_what_is_no_backup_or_is_damaged_or_is_in_the_way_is_refused(site: Site) -> None:
     begin(site)
     site.events()
     back_up(site)
-    backup = site.folder / "backup"
+    folder = site.folder / "backup"
 
     def refused(code: str, *words: str) -> None:
         assert f"[{code}]" in fanin(site, *words, status=1)
@@ -120,11 +146,11 @@ def test_what_is_no_backup_or_is_damaged_or_is_in_the_way_is_refused(site: Site)
     refused("FN-1449", "backup", "bundle", "--state", "state")
     refused("FN-1449", "backup", "state/backup", "--state", "state")
     refused("FN-1449", "backup", "s3://bucket/backup", "--state", "state")
-    manifest = json.loads((backup / "manifest.json").read_text())
-    (backup / "manifest.json").write_text(json.dumps({**manifest, "form": "9999"}))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "form": "9999"}))
     refused("FN-1444", "restore", "backup", "--state", "new")
-    (backup / "manifest.json").write_text(json.dumps(manifest))
-    payload = next(backup.glob("updates/*/*/*"))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    payload = next(folder.glob("updates/*/*/*"))
     payload.write_bytes(bytes(payload.stat().st_size))
     refused("FN-1442", "restore", "backup", "--state", "new")
     assert not (site.folder / "new").exists()

@@ -15,6 +15,7 @@ from support.commands import Fanin, fanin_in_process, one_line, usage_line
 
 from fanin.commands.console.terminal import DEVICE_TOKEN, OPERATOR_TOKEN
 from fanin.protos.messages import Role
+from fanin.protos.release import __version__
 from fanin.server.access.authority import local_identity
 from fanin.server.access.registry import Registry
 from fanin.server.administration.token_files import ensure_token
@@ -101,7 +102,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda state: (lose_database(state), (state / "fanin.db").write_bytes(b"garbage" * 1000)),
         "fanin.db: not a database of a coordinator (file is not a database); restore a backup of the folder",
     ),
-    "newer database": (newer_database, "fanin.db: written by a newer fanin (got form 9999, expected 0001 to "),
+    "newer database": (newer_database, f"fanin.db: written by fanin {__version__} (got form 9999)"),
     "database is a folder": (database_folder, "fanin.db: cannot be opened or written (unable to open database file); "),
     "empty token": (
         lambda state: (state / DEVICE_TOKEN).write_bytes(b""),

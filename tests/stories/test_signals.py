@@ -24,7 +24,7 @@ def test_sighup_does_not_end_a_coordinator_and_sigterm_does(site: Site) -> None:
     running = site.serve()
     running.process.send_signal(signal.SIGHUP)
     until = time.monotonic() + 10.0
-    while "SIGHUP: ignored" not in running.text():
+    while "SIGHUP: the certificate is read again" not in running.text():
         assert running.process.poll() is None and time.monotonic() < until, running.text()
         time.sleep(0.02)
     with site.operator() as operator:

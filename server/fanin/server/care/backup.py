@@ -124,6 +124,7 @@ def _copy(state: Path, target: Path, report: Callable[[str], None]) -> Copied:
         copied, lost = _copy_files(state, target, files, report)
         if lost:
             _check_still_named(state, lost)
+        report(f"files: {len(copied):,} of {len(files):,} are new")
         runs = SqliteRuns(engine)
         newest = {run_id: _order(runs, run_id) for run_id in runs.run_ids()}
         form = form_of(engine)

@@ -148,7 +148,8 @@ class Certificates:
             LOG.info("a new certificate is served, until %s", f"{self.ends()[0].ends_at:%Y-%m-%d %H:%M} UTC")
 
     def request(self) -> None:
-        """Renew it soon. For a signal handler."""
+        """Renew it soon. For the handler of SIGHUP."""
+        LOG.info("SIGHUP: the certificate is read again")
         self._again.set()
 
     def warn(self) -> None:
