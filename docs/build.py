@@ -70,7 +70,8 @@ def stage() -> None:
         if source.suffix == ".md":
             write(target, staged(source, target))
         elif source.parent.name == "assets":
-            write(target, source.read_text())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
     write(PAGES / "decisions/index.md", "".join(decisions()))
     for name, package in PACKAGES.items():
         names = sorted(importlib.import_module(package).__all__, key=str.lower)

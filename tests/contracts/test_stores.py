@@ -18,10 +18,9 @@ from fanin.server.storage.lanes import inline
 from fanin.server.storage.memory.chunks import MemoryBlobs
 from fanin.server.storage.memory.commands import MemoryCommands
 from fanin.server.storage.memory.devices import MemoryDevices
-from fanin.server.storage.memory.evaluations import MemoryEvaluations
 from fanin.server.storage.memory.payloads import MemorySpool
 from fanin.server.storage.memory.rounds import MemoryRounds
-from fanin.server.storage.memory.runs import MemoryRuns
+from fanin.server.storage.memory.runs import MemoryEvaluations, MemoryRuns
 from fanin.server.storage.memory.state import MemoryState
 from fanin.server.storage.memory.writer import MemoryWriter
 from fanin.server.storage.protocols.leases import RunWriter

@@ -129,7 +129,7 @@ def test_a_coordinator_that_starts_again_continues_the_trace(site: Site) -> None
 
 def test_without_a_destination_nothing_of_opentelemetry_is_loaded() -> None:
     code = (
-        "import sys; from fanin.edge.spans import open_spans; import fanin.commands.serve; "
+        "import sys; from fanin.edge.spans import open_spans; import fanin.commands.serve.command; "
         "assert open_spans('x') is None; print(*[name for name in sys.modules if name.startswith('opentelemetry')])"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}

@@ -12,7 +12,7 @@ import pytest
 from support.commands import Fanin, Outcome, fanin_in_process, one_line
 
 from fanin.commands.console.terminal import typer_command
-from fanin.commands.serve import serve
+from fanin.commands.serve.command import serve
 from fanin.commands.settings.keys import keys_of_command
 
 FILE = """

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fanin.commands.console.streams import LogFile
-from fanin.commands.serve import open_log
+from fanin.commands.serve.command import open_log
 from fanin.protos.errors import InvalidInput
 
 

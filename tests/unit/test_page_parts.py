@@ -9,7 +9,7 @@ import pytest
 from fanin.server.rounds.recent import WorkTimes, round_times
 from fanin.server.web.rendering import STATIC, clean, duration, environment, moment, number, size
 from fanin.server.web.sessions import SESSION_S, Sessions
-from fanin.server.web.stream import MAX_QUEUED, Reader
+from fanin.server.web.stream import MAX_QUEUED, StreamReader
 
 
 def test_vendored_files_are_those_of_their_digests() -> None:
@@ -65,7 +65,7 @@ def test_forms_of_values() -> None:
 
 def test_a_reader_that_does_not_read_is_dropped() -> None:
     async def main() -> None:
-        reader = Reader()
+        reader = StreamReader()
         for index in range(MAX_QUEUED):
             reader.send(f"{index}".encode())
         assert await reader.next() == b"0"

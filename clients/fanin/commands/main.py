@@ -49,10 +49,10 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
             summary="write a project that runs: an App, a plan, a split, a test and a README",
             module="project.creation",
         ),
-        "serve": Subcommand(summary="run a coordinator", module="serve"),
+        "serve": Subcommand(summary="run a coordinator", module="serve.command"),
         "config": Subcommand(
             summary="show the effective configuration of a coordinator, or its schema",
-            module="serve",
+            module="serve.command",
             function="config",
         ),
         "join": Subcommand(summary="take part in federated training as a device", module="join"),

@@ -103,7 +103,13 @@ def exposed_secrets(folder: Path) -> tuple[Path, ...]:
     """
     if not folder.stat().st_mode & _OTHERS:
         return ()
-    secrets = (folder / "fanin.db", folder / "fanin.db-wal", *folder.glob("tls/*.key"), *folder.glob("tokens/*.token"))
+    secrets = (
+        folder / "fanin.db",
+        folder / "fanin.db-wal",
+        *folder.glob("tls/*.key"),
+        *folder.glob("tokens/*.token"),
+        *folder.glob("tokens/*.key"),
+    )
     return tuple(sorted(path for path in secrets if path.exists() and path.stat().st_mode & _OTHERS))
 
 

@@ -35,7 +35,7 @@ from fanin.server.web.guard import METRICS_PATH, Entrance, Guard
 from fanin.server.web.overview import Overview
 from fanin.server.web.rendering import STATIC, page
 from fanin.server.web.stream import Hub, StreamResponse
-from fanin.server.web.views import Views
+from fanin.server.web.views import RunViews
 
 LOG = logging.getLogger("fanin.server.web.app")
 _STATUSES = (
@@ -78,10 +78,9 @@ class PageParts:
 def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
     """Return the application of the page, and its stream, which the caller closes first."""
     hub = Hub(parts.runs, parts.history, parts.uploading)
-    views = Views(runs=parts.runs, history=parts.history, uploading=parts.uploading, overview=parts.overview)
+    views = RunViews(runs=parts.runs, history=parts.history, uploading=parts.uploading, overview=parts.overview)
     devices = DeviceViews(desk=parts.devices, join_line=parts.join_line)
     actions = Actions(runs=parts.runs, audit=parts.audit, entrance=parts.entrance)
-    failures = LimitedLog(LOG, max_lines=1, what="failed requests")
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -96,20 +95,6 @@ def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
     async def stream(request: Request) -> StreamResponse:
         reader = await hub.join(request.headers.get("last-event-id", ""))
         return StreamResponse(hub, reader, partial(parts.entrance.may_read, request))
-
-    async def refused(request: Request, exc: Exception) -> Response:
-        assert isinstance(exc, FaninError)
-        text, code = public(exc)
-        status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 500)
-        return error_page(request, status, text, code)
-
-    async def absent(request: Request, exc: Exception) -> Response:
-        assert isinstance(exc, HTTPException)
-        return error_page(request, exc.status_code, exc.detail, "")
-
-    async def failed(request: Request, exc: Exception) -> Response:
-        failures.exception("page: unexpected error")
-        return PlainTextResponse("internal error; the coordinator's log has the details\n", status_code=500)
 
     run = "/runs/{run_id}"
     app = Starlette(
@@ -138,9 +123,30 @@ def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(Guard, entrance=parts.entrance)],
-        exception_handlers={FaninError: refused, HTTPException: absent, Exception: failed},
+        exception_handlers=error_handlers(),
     )
     return app, hub
+
+
+def error_handlers() -> dict[object, Callable[[Request, Exception], Awaitable[Response]]]:
+    """Return the handler of each kind of error."""
+    failures = LimitedLog(LOG, max_lines=1, what="failed requests")
+
+    async def refused(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, FaninError)
+        text, code = public(exc)
+        status = next((status for kind, status in _STATUSES if isinstance(exc, kind)), 500)
+        return error_page(request, status, text, code)
+
+    async def absent(request: Request, exc: Exception) -> Response:
+        assert isinstance(exc, HTTPException)
+        return error_page(request, exc.status_code, exc.detail, "")
+
+    async def failed(request: Request, exc: Exception) -> Response:
+        failures.exception("page: unexpected error")
+        return PlainTextResponse("internal error; the coordinator's log has the details\n", status_code=500)
+
+    return {FaninError: refused, HTTPException: absent, Exception: failed}
 
 
 def error_page(request: Request, status: int, text: str, code: str) -> Response:

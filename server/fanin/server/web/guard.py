@@ -27,7 +27,7 @@ from fanin.protos.errors import FaninError, InvalidInput, PermissionDenied, Unau
 from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.registry import token_sha256
-from fanin.server.web.sessions import COOKIE, SESSION_S, Session, Sessions
+from fanin.server.web.sessions import COOKIE, SESSION_S, PageSession, Sessions
 
 LOG = logging.getLogger("fanin.server.web.guard")
 MAX_FORM_BYTES: Final = 16 << 10
@@ -90,7 +90,7 @@ class Entrance:
     is_local: bool
     is_secure: bool
 
-    def reader(self, request: Request) -> tuple[Session | None, Principal | None]:
+    def reader(self, request: Request) -> tuple[PageSession | None, Principal | None]:
         """Return the session of a request and its principal; None without one. Raises Unauthenticated for a token."""
         authorization = request.headers.get("authorization", "")
         if request.url.path == METRICS_PATH and authorization.startswith(BEARER):

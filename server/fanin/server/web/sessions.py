@@ -25,7 +25,7 @@ _VISITOR: Final = "visitor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class PageSession:
     """A session that a cookie proves.
 
     Attributes:
@@ -54,20 +54,20 @@ class Sessions:
         text = f"{token_sha256}.{int(self._wall()) + SESSION_S}"
         return f"{text}.{self._signature('session', text)}"
 
-    def read(self, cookie: str) -> Session | None:
+    def read(self, cookie: str) -> PageSession | None:
         """Return the session of a cookie, None if it is not ours or has ended."""
         text, _, signature = cookie.rpartition(".")
         digest, _, expires = text.rpartition(".")
         is_ours = hmac.compare_digest(signature.encode(), self._signature("session", text).encode())
         if not is_ours or int(expires) <= self._wall():
             return None
-        return Session(token_sha256=digest, expires_s=int(expires))
+        return PageSession(token_sha256=digest, expires_s=int(expires))
 
-    def is_old(self, session: Session) -> bool:
+    def is_old(self, session: PageSession) -> bool:
         """Return whether a session should get a new cookie."""
         return session.expires_s - self._wall() < RENEW_S
 
-    def form_token(self, session: Session | None) -> str:
+    def form_token(self, session: PageSession | None) -> str:
         """Return the token that every form of a session carries. Another site cannot read it."""
         return self._signature("form", _VISITOR if session is None else session.token_sha256)
 

@@ -62,7 +62,7 @@ class Hub:
         self._history = history
         self._uploading = uploading
         self.boot = secrets.token_hex(4)
-        self._readers: set[Reader] = set()
+        self._readers: set[StreamReader] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._position = 0
@@ -78,13 +78,13 @@ class Hub:
         if self._task is not None:
             self._task.cancel()
 
-    async def join(self, last_id: str) -> "Reader":
+    async def join(self, last_id: str) -> "StreamReader":
         """Return a new reader that continues after an event. Raises Unavailable if there are too many."""
         if len(self._readers) >= MAX_READERS or self._is_closed:
             raise Unavailable(
                 f"stream: {MAX_READERS} pages read it, expected fewer; close some, and connect again", code="FN-1428"
             )
-        reader = Reader()
+        reader = StreamReader()
         reader.send(_message("hello", {"boot": self.boot}, head=f"retry: {RETRY_MS}\n"))
         if not self._readers:
             self._position = await self._newest()
@@ -105,7 +105,7 @@ class Hub:
             self._task = asyncio.create_task(self._follow(), name="stream")
         return reader
 
-    def leave(self, reader: "Reader") -> None:
+    def leave(self, reader: "StreamReader") -> None:
         """Forget a reader."""
         self._readers.discard(reader)
 
@@ -173,7 +173,7 @@ class Hub:
             reader.send(message)
 
 
-class Reader:
+class StreamReader:
     """One reader: its messages until it has read them."""
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class StreamResponse:
         may_read: Whether the session is still valid.
     """
 
-    def __init__(self, hub: Hub, reader: Reader, may_read: Callable[[], bool]) -> None:
+    def __init__(self, hub: Hub, reader: StreamReader, may_read: Callable[[], bool]) -> None:
         self._hub = hub
         self._reader = reader
         self._may_read = may_read

@@ -29,7 +29,7 @@ DONE: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Views:
+class RunViews:
     """The pages.
 
     Attributes:

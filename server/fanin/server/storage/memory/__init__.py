@@ -10,10 +10,10 @@ or it changes everything.
 Modules, in reading order:
 
     database.py    the rows
-    runs.py        Bundles, Runs, Versions, events
+    runs.py        Bundles, Runs, Versions, events, evaluations of Versions
     rounds.py      Rounds and Updates, to read
-    evaluations.py evaluations of Versions
     retention.py   what retention removes
+    history.py     the record in pages
     writer.py      leases, and the writes of drivers
     commands.py    commands of operators
     audit.py       the audit log

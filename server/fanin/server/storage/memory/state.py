@@ -7,12 +7,11 @@ from fanin.server.storage.memory.chunks import MemoryBlobs
 from fanin.server.storage.memory.commands import MemoryCommands
 from fanin.server.storage.memory.database import MemoryDatabase
 from fanin.server.storage.memory.devices import MemoryDevices
-from fanin.server.storage.memory.evaluations import MemoryEvaluations
 from fanin.server.storage.memory.history import MemoryHistory
 from fanin.server.storage.memory.payloads import MemorySpool
 from fanin.server.storage.memory.retention import MemoryRetention
 from fanin.server.storage.memory.rounds import MemoryRoundArchive, MemoryRounds
-from fanin.server.storage.memory.runs import MemoryRunArchive, MemoryRuns
+from fanin.server.storage.memory.runs import MemoryEvaluations, MemoryRunArchive, MemoryRuns
 from fanin.server.storage.memory.writer import MemoryLeases
 from fanin.server.storage.stores import CoordinatorState, Files, Stores
 

@@ -23,6 +23,7 @@ Modules:
     audit.py       the audit log
     evaluations.py evaluations of Versions on held-out data
     retention.py   what retention removes
+    history.py     the record in pages, for people
     files.py       blobs and spool
     archive.py     the record of a Run, read for verification
 """

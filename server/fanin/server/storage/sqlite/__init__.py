@@ -11,9 +11,10 @@ other rooms see ``storage.protocols``. Modules, in reading order:
     tokens.py        tokens
     devices.py       devices, and enrollment by their tokens
     runs.py          Bundles, Runs, Versions, events
-    rounds.py        Rounds, committed Updates and the states of outer optimizers
+    rounds.py        Rounds and committed Updates, to read; the states of outer optimizers
     evaluations.py   evaluations of Versions
     retention.py     what retention removes
+    history.py       the record in pages
     writer.py        leases, the writes of drivers, and the group commit of Updates
     commands.py      commands of operators
     copies.py        snapshots for backups, and the marks of a restored one

@@ -1,8 +1,4 @@
-"""``fanin serve``: a coordinator in one process, with all its state in one folder.
-
-The first start creates a local certificate authority, an enrollment token for devices and a token for the operator.
-The coordinator never serves without TLS and these tokens.
-"""
+"""A coordinator in this process, composed of its parts, from its start to SIGTERM."""
 
 import asyncio
 import logging
@@ -17,28 +13,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from fanin.clients.device.footprint import share_one_heap
-from fanin.commands.console.streams import LogFile, LogFormat, configure_logging
 from fanin.commands.console.terminal import (
     ADDRESS_FILE,
     CA_FILE,
-    DEFAULT_STATE,
     DEVICE_TOKEN,
     OPERATOR_TOKEN,
-    run_command,
 )
-from fanin.commands.console.usage import data_sets, wrong_usage
-from fanin.commands.page import open_page
-from fanin.commands.settings import configured, show_config
-from fanin.edge.spans import SpanSink, open_spans
-from fanin.protos.errors import InvalidInput
+from fanin.commands.serve.page import open_page
+from fanin.edge.spans import SpanSink
 from fanin.protos.messages import Role
-from fanin.protos.plans import RetentionPlan
-from fanin.protos.plans.retention import check_needed
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
@@ -54,7 +38,7 @@ from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import BLOBS_FOLDER, check_authority, exposed_secrets, hold_folder, open_state
 from fanin.server.health import Readiness, watch_storage
-from fanin.server.rounds.worker import LogObserver, Observer
+from fanin.server.rounds.worker import Observer
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.recorded_setup import Parts
 from fanin.server.service import Services, bind_server, check_free
@@ -63,137 +47,15 @@ from fanin.server.storage.collector import Collector
 from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.lanes import Lane, ThreadLane
 from fanin.server.storage.stores import CoordinatorState, Stores
-from fanin.server.strategies.process import Strategies, checked_strategies
+from fanin.server.strategies.process import Strategies
 from fanin.server.telemetry.instruments import Instruments
 from fanin.server.web.listener import PageServer
 
 LOG = logging.getLogger("fanin.commands.serve")
-CONFIG_FILE = "FANIN_SERVE_CONFIG"
 DISK_THREADS = 4
 DRAIN_S = 5.0
 EVALUATOR = (sys.executable, "-m", "fanin.commands.evaluator")
 OpenStores = Callable[[Path, Durability, tuple[Lane, Lane], Callable[[], float]], CoordinatorState]
-
-
-def main(argv: Sequence[str]) -> int:
-    """Run ``fanin serve``."""
-    return run_command(serve, argv, defaults=lambda command, words: configured(command, words).defaults)
-
-
-def config(argv: Sequence[str]) -> int:
-    """Run ``fanin config``."""
-    return show_config(serve, argv)
-
-
-def serve(
-    state: Annotated[Path, typer.Option("--state", help="Folder of the coordinator's state.")] = DEFAULT_STATE,
-    listen: Annotated[str, typer.Option("--listen", help="HOST:PORT; port 0 selects a free port.")] = "127.0.0.1:7443",
-    name: Annotated[
-        list[str] | None, typer.Option("--name", help="Another host name or address of this coordinator; repeatable.")
-    ] = None,
-    durability: Annotated[
-        Durability,
-        typer.Option(
-            "--durability", help="Whether an accepted update survives a crash of the process, or also of the host."
-        ),
-    ] = Durability.HOST,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--data",
-            metavar="NAME=PATH",
-            help="An .npz file on which Plans may let versions be evaluated; repeatable.",
-        ),
-    ] = None,
-    strategy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--strategy",
-            help="MODULE:NAME of a Flower strategy that Plans may run in a process here, besides those of flwr, "
-            "imported from the working directory; repeatable.",
-        ),
-    ] = None,
-    web: Annotated[
-        str | None,
-        typer.Option(
-            "--web",
-            help="HOST:PORT of the page for browsers; port 0 selects a free port. Default: 127.0.0.1:7480, or a free "
-            "port if that one is in use.",
-        ),
-    ] = None,
-    no_web: Annotated[bool, typer.Option("--no-web", help="Serve no page.")] = False,
-    traces: Annotated[
-        str,
-        typer.Option(
-            "--traces",
-            metavar="URL",
-            help="Send a trace of each Round to this collector by OTLP over gRPC. Default: that of the OTEL_ "
-            "variables, else none.",
-        ),
-    ] = "",
-    log_format: Annotated[
-        LogFormat,
-        typer.Option("--log-format", help="The log on standard error: lines of text, or a JSON object a line."),
-    ] = LogFormat.TEXT,
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option("--tls-cert", help="PEM file with a certificate of your own authority, and its chain."),
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="PEM file with the key of --tls-cert.")] = None,
-    keep_versions: Annotated[
-        int | None, typer.Option("--keep-versions", help="[retention] keep_versions of runs whose plan has none.")
-    ] = None,
-    keep_updates: Annotated[
-        int | None, typer.Option("--keep-updates", help="[retention] keep_updates of runs whose plan has none.")
-    ] = None,
-    keep_days: Annotated[
-        float | None, typer.Option("--keep-days", help="[retention] keep_days of runs whose plan has none.")
-    ] = None,
-    log_file: Annotated[
-        Path | None, typer.Option("--log-file", help="Log to this file instead of to standard error.")
-    ] = None,
-    log_max_mb: Annotated[
-        int, typer.Option("--log-max-mb", min=0, help="Size at which the next log file begins; 0: never.")
-    ] = 100,
-    log_keep: Annotated[int, typer.Option("--log-keep", min=1, help="Older log files that stay.")] = 9,
-    verbose: Annotated[bool, typer.Option("--verbose/--no-verbose", help="Log every effect.")] = False,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="FILE", help="fanin.toml with values of these options.", envvar=CONFIG_FILE),
-    ] = None,
-) -> None:
-    """Run a coordinator: serve devices and operators until SIGTERM."""
-    with wrong_usage():
-        handler = None if log_file is None else open_log(log_file, log_max_mb, log_keep)
-    configure_logging(logging.DEBUG if verbose else logging.INFO, log_format, handler)
-    if not verbose:
-        # alembic logs at INFO that the tables are up to date.
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-    if config is not None:
-        LOG.info("configuration: %s", config)
-    with wrong_usage():
-        sets = data_sets(data or ())
-        strategies = checked_strategies(strategy or ())
-        retention = RetentionPlan(keep_versions=keep_versions, keep_updates=keep_updates, keep_days=keep_days)
-        check_needed(retention, 0)
-        settings = Settings(
-            state=state,
-            listen=listen,
-            names=tuple(name or ()),
-            durability=durability,
-            web=web,
-            has_page=not no_web,
-        )
-        settings = replace(settings, tls_cert=tls_cert, tls_key=tls_key)
-    settings = replace(settings, data=sets, strategies=strategies, retention=retention)
-    # Otherwise each thread that handles a Chunk keeps its own arena: several times the size of a large model.
-    share_one_heap()
-    spans = open_spans("fanin-coordinator", traces)
-    try:
-        asyncio.run(run_coordinator(settings, LogObserver(), Composition(spans=spans)))
-    finally:
-        if spans is not None:
-            spans.close()
 
 
 async def run_coordinator(settings: Settings, observer: Observer, composition: "Composition | None" = None) -> None:
@@ -291,17 +153,6 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         manager.tell("READY=1", f"STATUS=serving on port {bound.port}")
         await stop.wait()
         manager.tell("STOPPING=1")
-
-
-def open_log(path: Path, max_mb: int, num_old: int) -> logging.Handler:
-    """Open a log file. Raises InvalidInput if it cannot be written."""
-    try:
-        return LogFile(path, max_mb * 1_000_000, num_old)
-    except OSError as exc:
-        raise InvalidInput(
-            f"--log-file {path}: cannot be written ({exc.strerror}); give a file in a folder that exists",
-            code="FN-1450",
-        ) from exc
 
 
 async def _num_rounds(stores: Stores) -> int:
