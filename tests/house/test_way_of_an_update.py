@@ -15,7 +15,7 @@ from support.virtual import bundle_in, open_place, plan, start
 
 from fanin.protos import messages as m
 from fanin.protos.wire import to_proto
-from fanin.server.service import FleetService
+from fanin.server.fleet.servicer import FleetService
 from fanin.simulation import run_virtual
 from fanin.v1 import fleet_pb2
 

@@ -19,8 +19,9 @@ from support.hosted import Hosted
 from support.peers import FLEET, Peer, sign
 from support.snapshot import snapshot
 
-from fanin.clients.operator import CONTROL, Operator, next_version
+from fanin.clients.operator import CONTROL, Operator
 from fanin.clients.transport import CallOptions, Connection, GrpcTransport
+from fanin.clients.versions import next_version
 from fanin.edge.bundles.bundle import open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest_json import dump_manifest

@@ -18,7 +18,7 @@ from support.nightly import in_ci
 from support.stage_runs import FEEDBACK, scaffold
 from support.virtual import PUBLISHER, plan
 
-from fanin.clients.operator import next_version
+from fanin.clients.versions import next_version
 from fanin.protos.chunks import cut
 from fanin.protos.messages import Adopt, Command, Pause, Resume, RunInfo, Stop
 from fanin.protos.plans import Plan

@@ -18,8 +18,9 @@ from support.hosted import Hosted
 from support.peers import Peer, pieces
 from support.processes import Site
 
-from fanin.clients.operator import Operator, next_version
+from fanin.clients.operator import Operator
 from fanin.clients.transport import PIECE_BYTES, Connection, GrpcTransport
+from fanin.clients.versions import next_version
 from fanin.protos import messages as m
 from fanin.protos.chunks import CHUNK_BYTES
 from fanin.protos.errors import Unavailable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fanin.clients.operator import next_version
+from fanin.clients.versions import next_version
 from fanin.edge.assembly.assemble import assemble
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.tensors import Float32s

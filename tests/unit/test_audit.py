@@ -16,7 +16,7 @@ from fanin.protos.messages import AuditChain, AuditEntry
 from fanin.server.storage.access import next_entry
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import AuditFact
-from fanin.server.storage.sqlite.audit import SqliteAudit
+from fanin.server.storage.sqlite.administration import SqliteAudit
 from fanin.server.storage.sqlite.engine import open_engine
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)

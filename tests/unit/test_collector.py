@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
-from fanin.clients.operator import next_version, ref_of
+from fanin.clients.operator import ref_of
+from fanin.clients.versions import next_version
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.chunks import cut

@@ -11,7 +11,7 @@ import pytest
 from support.scenes import Scene, play, versions, wait_for_end
 from support.virtual import PUBLISHER, bundle_in, open_place, plan, start
 
-from fanin.clients.operator import next_version
+from fanin.clients.versions import next_version
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, NotFound

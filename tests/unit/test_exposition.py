@@ -17,7 +17,7 @@ from fanin.protos.messages import (
 )
 from fanin.server.access.limits import Limits
 from fanin.server.health import Readiness
-from fanin.server.storage.durations import Durations
+from fanin.server.storage.lanes import Durations
 from fanin.server.telemetry.exposition import Exposition, MetricSources, ScrapedSamples, add_quality
 from fanin.server.telemetry.instruments import Instruments
 from fanin.server.telemetry.record import RunTally

@@ -17,7 +17,7 @@ from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
-from fanin.clients.operator import next_version
+from fanin.clients.versions import next_version
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.messages import Adopt, Command

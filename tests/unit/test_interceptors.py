@@ -36,8 +36,9 @@ from fanin.server.access.interceptors import (
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.rates import CallLimits, CallRates
 from fanin.server.access.registry import Registry
+from fanin.server.fleet.servicer import FleetService
 from fanin.server.folder import open_state
-from fanin.server.service import SERVER_OPTIONS, FleetService
+from fanin.server.service import SERVER_OPTIONS
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
 from fanin.server.storage.records import EnrolledDevice

@@ -14,7 +14,7 @@ from support.stored import START
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 from support.wire_laws import values
 
-from fanin.clients.operator import next_version
+from fanin.clients.versions import next_version
 from fanin.edge.bundles.versions import sign_delegation, sign_version
 from fanin.protos.errors import Corrupted, InvalidInput
 from fanin.protos.messages import (

@@ -8,7 +8,8 @@ from support.errors import raises
 from support.staleness import send, settle
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
-from fanin.clients.operator import next_version, ref_of
+from fanin.clients.operator import ref_of
+from fanin.clients.versions import next_version
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.chunks import short

@@ -25,7 +25,7 @@ from support.staleness import (
 )
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
-from fanin.clients.operator import next_version
+from fanin.clients.versions import next_version
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan, Unavailable

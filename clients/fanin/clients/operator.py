@@ -16,7 +16,7 @@ from fanin.clients.transport import CallOptions, Connection
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import begin_epoch, check_version, sign_delegation, sign_version
-from fanin.edge.tensors import Float32s, decode_parameters, encode_parameters
+from fanin.edge.tensors import Float32s, decode_parameters
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.chunks import artifact_of, cut, short
 from fanin.protos.errors import InvalidVersion, Unavailable, Untrusted
@@ -375,29 +375,6 @@ class Operator:
 def ref_of(signed: SignedManifest) -> BundleRef:
     """Return the reference to a Bundle on the wire."""
     return BundleRef(manifest=artifact_of(signed.data), public_key=signed.public_key, signature=signed.signature)
-
-
-def next_version(parent: Version, flat: Float32s, bundle: Bundle, publisher: SigningKey) -> tuple[Version, bytes]:
-    """Sign the Version after ``parent``.
-
-    Args:
-        parent: The Version before it.
-        flat: Its parameters (num_values,).
-        bundle: The Run's Bundle.
-        publisher: The key that signs it.
-
-    Returns:
-        The Version and its canonical bytes.
-    """
-    data = encode_parameters(bundle.manifest.table, flat)
-    version = sign_version(
-        publisher,
-        parent=parent,
-        run_id=parent.run_id,
-        bundle_sha256=bundle.sha256,
-        parameters=artifact_of(data),
-    )
-    return version, data
 
 
 def _chunks(data: bytes) -> Iterable[tuple[str, bytes]]:

@@ -5,12 +5,16 @@ from typing import TYPE_CHECKING
 
 from fanin.edge.bundles.arrays import ArrayLayout, read_layout
 from fanin.edge.bundles.bundle import Bundle, SignedManifest
-from fanin.edge.bundles.versions import check_version
+from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.bundles.versions import check_version, sign_version
 from fanin.edge.ranges import RANGES, grids_of, ranges_table
-from fanin.edge.tensors import Float32s, decode_parameters
-from fanin.protos.chunks import assemble
+from fanin.edge.tensors import Float32s, decode_parameters, encode_parameters
+from fanin.protos.chunks import artifact_of, assemble
 from fanin.protos.errors import InvalidVersion
-from fanin.protos.messages import UNSEEN, Version
+from fanin.protos.messages import (
+    UNSEEN,
+    Version,
+)
 
 if TYPE_CHECKING:
     # It imports grpc, for which the help of a command would pay.
@@ -77,3 +81,26 @@ def fetch_version(operator: "Operator", run_id: str, number: int | None, publish
             raise InvalidVersion(f"{what}: its ranges are not those of its bundle's activations", code="FN-0361")
         grids_of(bundle.manifest.activations, flat)
     return FetchedVersion(version=version, data=parameters, bundle=bundle, layout=layout, ranges_data=ranges)
+
+
+def next_version(parent: Version, flat: Float32s, bundle: Bundle, publisher: SigningKey) -> tuple[Version, bytes]:
+    """Sign the Version after ``parent``.
+
+    Args:
+        parent: The Version before it.
+        flat: Its parameters (num_values,).
+        bundle: The Run's Bundle.
+        publisher: The key that signs it.
+
+    Returns:
+        The Version and its canonical bytes.
+    """
+    data = encode_parameters(bundle.manifest.table, flat)
+    version = sign_version(
+        publisher,
+        parent=parent,
+        run_id=parent.run_id,
+        bundle_sha256=bundle.sha256,
+        parameters=artifact_of(data),
+    )
+    return version, data

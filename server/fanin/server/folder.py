@@ -31,12 +31,12 @@ from fanin.server.storage.lanes import Lane
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
 from fanin.server.storage.spool import FolderSpool
-from fanin.server.storage.sqlite.audit import SqliteAudit
+from fanin.server.storage.sqlite.administration import SqliteAudit
+from fanin.server.storage.sqlite.care import SqliteRetention
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.engine import RELEASE_FILE, open_engine, open_reader, touch, write_times
-from fanin.server.storage.sqlite.evaluations import SqliteEvaluations
-from fanin.server.storage.sqlite.history import SqliteHistory
+from fanin.server.storage.sqlite.history import SqliteEvaluations, SqliteHistory
 from fanin.server.storage.sqlite.laned import (
     LanedAudit,
     LanedCommands,
@@ -49,7 +49,6 @@ from fanin.server.storage.sqlite.laned import (
     LanedRuns,
     LanedTokens,
 )
-from fanin.server.storage.sqlite.retention import SqliteRetention
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.stores import CoordinatorState, Files, Stores

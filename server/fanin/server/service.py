@@ -7,7 +7,6 @@ import errno
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -16,23 +15,15 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from fanin.protos.errors import Conflict, InvalidInput
+from fanin.protos.errors import Conflict
 from fanin.protos.messages import (
     MAX_PAGE_RUNS_BYTES,
     BundleRef,
-    CheckIn,
-    CheckInReply,
     Command,
-    Download,
-    Enrollment,
     ListedRuns,
-    Piece,
     Prune,
     Reclaim,
-    Report,
     StartRun,
-    UpdateHeader,
-    UploadRequest,
     Version,
     check_described_rounds,
     check_from_sequence,
@@ -43,10 +34,10 @@ from fanin.protos.plans import Plan
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections
-from fanin.server.access.interceptors import LOG, Rim, Waits, newcomer_of, principal_of
+from fanin.server.access.interceptors import LOG, Rim, Waits, principal_of
 from fanin.server.access.limited_log import MAX_LINES, LimitedLog
 from fanin.server.access.rates import CallLimits, CallRates
-from fanin.server.access.registry import Registry, token_sha256
+from fanin.server.access.registry import Registry
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.commands import carry_out
 from fanin.server.administration.devices import Devices
@@ -55,6 +46,7 @@ from fanin.server.administration.tokens import Tokens
 from fanin.server.care.pruner import Pruner
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
+from fanin.server.fleet.servicer import FleetService
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Stores
 from fanin.server.telemetry.calls import CallInterceptor
@@ -77,59 +69,6 @@ SERVER_OPTIONS: Final = (
     # closes a connection with more. That would end the Watch of a quiet Run and every other call on its connection.
     ("grpc.http2.min_ping_interval_without_data_ms", 30_000),
 )
-
-
-class FleetService(fleet_pb2_grpc.FleetServicer):
-    """``fanin.v1.Fleet`` over a Coordinator."""
-
-    def __init__(self, coordinator: Coordinator, registry: Registry, stores: Stores) -> None:
-        self._coordinator = coordinator
-        self._registry = registry
-        self._stores = stores
-
-    async def Enroll(self, request: fleet_pb2.EnrollRequest, context: object) -> fleet_pb2.EnrollReply:
-        """See fleet.proto."""
-        enrollment, who = from_proto(Enrollment, request), newcomer_of(context)
-        device = self._registry.check_enrollment(enrollment, who.call, who.signature)
-        self._registry.use_time(device, who.call)
-        await self._stores.enroll(device, token_sha256(enrollment.token))
-        return fleet_pb2.EnrollReply(device_id=device.device_id)
-
-    async def CheckIn(self, request: fleet_pb2.CheckInRequest, context: object) -> fleet_pb2.CheckInReply:
-        """See fleet.proto."""
-        answer = await self._coordinator.check_in(principal_of(context).id, from_proto(CheckIn, request))
-        return to_proto(CheckInReply(answer=answer), fleet_pb2.CheckInReply)
-
-    async def Download(
-        self, request: fleet_pb2.DownloadRequest, context: object
-    ) -> AsyncIterator[fleet_pb2.DownloadPiece]:
-        """See fleet.proto."""
-        pieces = self._coordinator.download(principal_of(context).id, from_proto(Download, request))
-        # Not ``async for``: its loop variable would keep a piece in memory while it is sent.
-        with suppress(StopAsyncIteration):
-            while True:
-                yield fleet_pb2.DownloadPiece(data=await anext(pieces))
-
-    async def Upload(
-        self, request_iterator: AsyncIterator[fleet_pb2.UploadRequest], context: object
-    ) -> AsyncIterator[fleet_pb2.UploadReply]:
-        """See fleet.proto."""
-        device = principal_of(context).id
-        try:
-            first = await anext(request_iterator, None)
-            header = None if first is None else from_proto(UploadRequest, first).part
-            if not isinstance(header, UpdateHeader):
-                raise InvalidInput("upload: got no header, expected it as the first request", code="FN-0130")
-        except InvalidInput as exc:
-            self._coordinator.refuse(device, str(exc))
-            raise
-        async for reply in self._coordinator.upload(device, header, _pieces(request_iterator)):
-            yield to_proto(reply, fleet_pb2.UploadReply)
-
-    async def Report(self, request: fleet_pb2.ReportRequest, context: object) -> fleet_pb2.ReportReply:
-        """See fleet.proto."""
-        reply = await self._coordinator.report(principal_of(context).id, from_proto(Report, request))
-        return to_proto(reply, fleet_pb2.ReportReply)
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
@@ -391,17 +330,3 @@ def _not_ours(address: str, reason: str, number: int | None = None) -> Conflict:
     elif number == errno.EACCES:
         remedy = "this user may not listen on the port: choose another --listen, with a port from 1024 on"
     return Conflict(f"{address}: cannot be listened on ({reason}); {remedy}", code="FN-0691")
-
-
-async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIterator[Piece]:
-    # Not ``async for``: its loop variable would keep a piece in memory for each upload that waits.
-    with suppress(StopAsyncIteration):
-        while True:
-            yield _piece(await anext(requests))
-
-
-def _piece(request: fleet_pb2.UploadRequest) -> Piece:
-    part = from_proto(UploadRequest, request).part
-    if not isinstance(part, Piece):
-        raise InvalidInput("upload: got a second header, expected pieces", code="FN-0130")
-    return part

@@ -24,7 +24,7 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import check_target, wrong_usage
 from fanin.commands.display.bars import bar
 from fanin.commands.report.content import Content
-from fanin.commands.report.of_run import RunFacts, Verified, content_of_run, events_so_far
+from fanin.commands.report.of_run import ReportedRun, Verified, content_of_run, events_so_far
 from fanin.commands.report.of_simulation import content_of_simulation, find_result
 from fanin.commands.report.page import MARK, page_html
 from fanin.protos.errors import Conflict, NotFound
@@ -69,7 +69,7 @@ def report(
     else:
         with connect(state, server, ca, token_file) as operator:
             description = operator.describe(what, MAX_DESCRIBED_ROUNDS)
-            record = RunFacts(
+            record = ReportedRun(
                 description=description,
                 events=events_so_far(description.run, operator.watch(what)),
                 evaluations=list(operator.evaluations(what)),

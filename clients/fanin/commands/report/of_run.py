@@ -38,7 +38,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
+class ReportedRun:
     """What a coordinator knows of a Run.
 
     Attributes:
@@ -73,7 +73,7 @@ def events_so_far(info: RunInfo, events: Iterable[LoggedEvent]) -> list[LoggedEv
     return read
 
 
-def content_of_run(record: RunFacts) -> Content:
+def content_of_run(record: ReportedRun) -> Content:
     """Return the report of a Run."""
     info = record.description.run
     lines = _lines(record.events)
@@ -103,7 +103,7 @@ def _participations(events: Sequence[LoggedEvent]) -> Counter[str]:
     return Counter(device for event in closed for device in event.accepted)
 
 
-def _figures(record: RunFacts, lines: Sequence[RoundLine]) -> list[tuple[str, str, str]]:
+def _figures(record: ReportedRun, lines: Sequence[RoundLine]) -> list[tuple[str, str, str]]:
     info, figures = record.description.run, []
     measured = next((line for line in reversed(lines) if line.accuracies != ("", "")), None)
     if measured is not None:
@@ -132,7 +132,7 @@ def _verified_figure(run_id: str, verified: Verified | None) -> tuple[str, str, 
     return "Verified", "yes", counted(verified.num_versions, "Version")
 
 
-def _quality(record: RunFacts, lines: Sequence[RoundLine]) -> list[Chart]:
+def _quality(record: ReportedRun, lines: Sequence[RoundLine]) -> list[Chart]:
     on_devices = [line.version for line in lines if line.version.evaluation is not None]
     labelled = [(each.parent, each.evaluation) for each in on_devices if each.evaluation and each.evaluation.has_labels]
     trained = [(line.version.number, line.version.train_loss) for line in lines if line.version.train_loss_examples]
@@ -184,7 +184,7 @@ def _costs(lines: Sequence[RoundLine]) -> list[Chart]:
     ]
 
 
-def _tables(record: RunFacts, lines: Sequence[RoundLine]) -> list[Grid]:
+def _tables(record: ReportedRun, lines: Sequence[RoundLine]) -> list[Grid]:
     info = record.description.run
     tables = [_coverage(record), _rounds(record, lines)]
     if record.verified is not None:
@@ -203,7 +203,7 @@ def _tables(record: RunFacts, lines: Sequence[RoundLine]) -> list[Grid]:
     return tables
 
 
-def _coverage(record: RunFacts) -> Grid:
+def _coverage(record: ReportedRun) -> Grid:
     num_rounds = _participations(record.events)
     counts = sorted(num_rounds.values())
     runtimes: Counter[str] = Counter()
@@ -220,7 +220,7 @@ def _coverage(record: RunFacts) -> Grid:
     return Grid(title="Devices", head=(), rows=rows)
 
 
-def _rounds(record: RunFacts, lines: Sequence[RoundLine]) -> Grid:
+def _rounds(record: ReportedRun, lines: Sequence[RoundLine]) -> Grid:
     times = {entry.event.round: entry.time for entry in record.events if isinstance(entry.event, VersionPublished)}
     rows = []
     for line in reversed(lines[-MAX_ROWS:]):

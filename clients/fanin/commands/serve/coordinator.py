@@ -94,32 +94,15 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     ensure_token(settings.state / DEVICE_TOKEN, Role.DEVICE, registry)
     ensure_token(settings.state / OPERATOR_TOKEN, Role.ADMIN, registry)
     _warn_of_exposure(settings.state)
-    data = DataSets(blobs=settings.state / BLOBS_FOLDER, paths=settings.data, command=composition.evaluator)
-    place = "the folder in which the coordinator was started"
-    parts = Parts(data=data, strategies=Strategies(Path.cwd(), settings.strategies, place=place))
-    instruments = Instruments(time.time, composition.spans)
-    runs = Runs(state.stores, state.files, instruments.observing(observer), parts)
-    instruments.follow(runs)
-    evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(composition.evaluator))
+    composed = _compose(settings, observer, state, registry, composition)
+    services, data, evaluator = composed.services, composed.data, composed.evaluator
+    coordinator, runs, pruner = services.coordinator, services.runs, services.pruner
     collector, audit = Collector(state.stores, state.files), AuditLog(state.stores)
-    pruner = Pruner(state.stores, state.files, settings.retention)
-    limits, connections = _share_descriptors(Limits())
-    coordinator = Coordinator(runs, state.stores, state.files, limits, random.Random())
-    coordinator.observe(instruments.fleet)
-    services = Services(
-        coordinator=coordinator,
-        runs=runs,
-        registry=registry,
-        stores=state.stores,
-        pruner=pruner,
-        connections=connections,
-        instruments=instruments,
-    )
     # Bind the port first: a coordinator that cannot serve must not drive Runs.
     bound = bind_server(services, lambda: certificates.current, settings.listen)
     readiness = Readiness()
     address = replace(settings.address, port=bound.port)
-    page = open_page(replace(settings, listen=str(address)), services, state, limits, readiness)
+    page = open_page(replace(settings, listen=str(address)), services, state, composed.limits, readiness)
     async with AsyncExitStack() as stack:
         # Each part stops, in the reverse order, also after an error of another one such as a full disk. Otherwise a
         # running driver would end with a traceback.
@@ -138,7 +121,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         await audit.start()
         coordinator.activity.start()
         await runs.start()
-        instruments.resume(runs)
+        services.instruments.resume(runs)
         evaluator.start()
         collector.start()
         pruner.start()
@@ -153,6 +136,42 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         manager.tell("READY=1", f"STATUS=serving on port {bound.port}")
         await stop.wait()
         manager.tell("STOPPING=1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Composed:
+    """The parts of a coordinator that is not started yet."""
+
+    services: Services
+    data: DataSets
+    evaluator: HeldOutEvaluator
+    limits: Limits
+
+
+def _compose(
+    settings: Settings, observer: Observer, state: CoordinatorState, registry: Registry, composition: "Composition"
+) -> _Composed:
+    data = DataSets(blobs=settings.state / BLOBS_FOLDER, paths=settings.data, command=composition.evaluator)
+    place = "the folder in which the coordinator was started"
+    parts = Parts(data=data, strategies=Strategies(Path.cwd(), settings.strategies, place=place))
+    instruments = Instruments(time.time, composition.spans)
+    runs = Runs(state.stores, state.files, instruments.observing(observer), parts)
+    instruments.follow(runs)
+    evaluator = HeldOutEvaluator(runs, state.stores, data, EvaluatorProcess(composition.evaluator))
+    pruner = Pruner(state.stores, state.files, settings.retention)
+    limits, connections = _share_descriptors(Limits())
+    coordinator = Coordinator(runs, state.stores, state.files, limits, random.Random())
+    coordinator.observe(instruments.fleet)
+    services = Services(
+        coordinator=coordinator,
+        runs=runs,
+        registry=registry,
+        stores=state.stores,
+        pruner=pruner,
+        connections=connections,
+        instruments=instruments,
+    )
+    return _Composed(services=services, data=data, evaluator=evaluator, limits=limits)
 
 
 async def _num_rounds(stores: Stores) -> int:

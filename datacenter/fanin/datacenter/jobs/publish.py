@@ -12,8 +12,8 @@ import numpy as np
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples, model_examples
-from fanin.clients.operator import Operator, next_version
-from fanin.clients.versions import FetchedVersion, fetch_version
+from fanin.clients.operator import Operator
+from fanin.clients.versions import FetchedVersion, fetch_version, next_version
 from fanin.datacenter.checkpoints.trained import TrainedValues
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey

@@ -7,14 +7,13 @@
                   stages and statistics are sections of the Plan (``fanin.protos.plans``)
     versions      references to Bundles, Versions, delegations, publications
     transfers     downloads and uploads
-    retention     the removal of what a Run no longer needs
     reports       telemetry, statistics, giving an Assignment up
     principals    who made a call, and the tokens of people
     devices       devices as operators see them, and the changes that operators make
     audit         the chained log of changes
     evaluations   of Versions, by the coordinator
     runs          Runs, Rounds, and how they are described
-    commands      pause, resume, stop, adopt
+    commands      pause, resume, stop, adopt, prune
     events        the event log of a Run
 
 Constructors raise InvalidInput for values that are malformed or out of range. The code that uses them checks two kinds
@@ -52,7 +51,7 @@ from fanin.protos.messages.checkins import (
     RejectReason,
     Wait,
 )
-from fanin.protos.messages.commands import Adopt, Command, Pause, Resume, Stop, check_version_number
+from fanin.protos.messages.commands import Adopt, Command, Pause, Prune, Pruned, Resume, Stop, check_version_number
 from fanin.protos.messages.devices import (
     MAX_PAGE_DEVICE_INFOS,
     Ban,
@@ -129,7 +128,6 @@ from fanin.protos.messages.reports import (
     TrainingProgress,
     check_num_counts,
 )
-from fanin.protos.messages.retention import Prune, Pruned
 from fanin.protos.messages.runs import (
     MAX_DESCRIBED_ROUNDS,
     MAX_PAGE_DEVICES,

@@ -1,4 +1,4 @@
-"""Commands of an operator to a Run: pause, resume, stop, adopt a Version."""
+"""Commands of an operator to a Run: pause, resume, stop, adopt a Version, prune its record."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -7,7 +7,7 @@ from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.fields import Mark, OneOf
 from fanin.protos.messages.principals import Principal
 from fanin.protos.names import MAX_NUMBER, check_name
-from fanin.protos.plans import MAX_TIMES
+from fanin.protos.plans import MAX_TIMES, RetentionPlan
 
 if TYPE_CHECKING:
     from fanin.v1 import control_pb2 as pb
@@ -94,3 +94,41 @@ class Command:
     def check_message(message: "pb.CommandRequest") -> None:
         """Raise NotFound for a Version that no Run can have."""
         check_version_number(message.adopt.from_run_id or message.run_id, message.adopt.number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prune:
+    """A request to remove what the retention of a Run does not keep, or to say what would go.
+
+    Attributes:
+        run_id: The Run.
+        retention: Replaces the retention of the Plan and of the coordinator; None: theirs.
+        apply: Whether to remove it.
+    """
+
+    run_id: str
+    retention: RetentionPlan | None = None
+    apply: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What a Run has that its retention does not keep.
+
+    Attributes:
+        num_versions: Versions without their parameters from then on.
+        version_bytes: Bytes of their Chunks that nothing else names.
+        num_rounds: Rounds without their Updates from then on.
+        num_updates: These Updates.
+        update_bytes: The bytes of their payloads.
+        num_events: Events.
+        applied: Whether it was removed.
+    """
+
+    num_versions: int = 0
+    version_bytes: int = 0
+    num_rounds: int = 0
+    num_updates: int = 0
+    update_bytes: int = 0
+    num_events: int = 0
+    applied: bool = False

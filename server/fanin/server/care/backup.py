@@ -27,7 +27,7 @@ from fanin.protos.errors import Conflict, Corrupted, InvalidInput
 from fanin.protos.release import __version__
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability, disk_errors, write_file
-from fanin.server.storage.sqlite.copies import StoredFile, named_files
+from fanin.server.storage.sqlite.care import StoredFile, named_files
 from fanin.server.storage.sqlite.engine import copy_database, form_of, open_engine
 from fanin.server.storage.sqlite.runs import SqliteRuns
 

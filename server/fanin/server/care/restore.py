@@ -20,7 +20,7 @@ from fanin.protos.release import __version__
 from fanin.server.care.backup import BackupManifest, copy_file, read_manifest
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability, disk_errors
-from fanin.server.storage.sqlite.copies import mark_restored, named_files
+from fanin.server.storage.sqlite.care import mark_restored, named_files
 from fanin.server.storage.sqlite.engine import known_forms, open_engine
 
 

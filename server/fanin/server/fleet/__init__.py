@@ -2,6 +2,7 @@
 
 Modules, in reading order:
 
+    servicer.py      the calls of the wire
     coordinator.py   ``Coordinator``: one method for each call of a device
     checkins.py      long polls until there is work; devices whose key is online twice
     activity.py      the last check-ins of devices, for the record
@@ -13,7 +14,7 @@ Modules, in reading order:
 
 An Update passes these files on its way from the wire to the sum:
 
-    1. service.py              decodes the header and the pieces (``Coordinator.upload`` is ``Uploads.upload``)
+    1. fleet/servicer.py       decodes the header and the pieces (``Coordinator.upload`` is ``Uploads.upload``)
     2. fleet/uploads.py        receives Chunk by Chunk and replies; it calls the files of steps 3 and 4
     3. runs/driving/updates.py ``admit`` before the first Chunk, ``commit`` after the last one. Both decide by the facts
                                of the Round (``Course.facts``, ``rounds/decision.py``). ``admit`` also compares the

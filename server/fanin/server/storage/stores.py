@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from fanin.server.storage.durations import Durations
-from fanin.server.storage.lanes import Lane
+from fanin.server.storage.lanes import Durations, Lane
 from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
 from fanin.server.storage.protocols.audit import AuditStore
 from fanin.server.storage.protocols.commands import CommandStore

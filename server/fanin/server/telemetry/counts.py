@@ -8,7 +8,7 @@ from typing import Final
 
 from fanin.protos.messages import Assigned, CheckInAnswer, Rejected, Wait
 from fanin.server.fleet.observer import AssignedWork, WorkOutcome
-from fanin.server.storage.durations import LONG_S, SHORT_S, Durations
+from fanin.server.storage.lanes import LONG_S, SHORT_S, Durations
 from fanin.server.telemetry.rounds import RoundName, RoundPart
 
 CODE: Final = re.compile(r"FN-\d{4}")

@@ -37,7 +37,7 @@ class DiskSpace:
     used_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
-class DiskUse:
+class FolderSpace:
     """Reads the space of a coordinator's folder. Call it on a thread: it blocks."""
 
     def __init__(self, folder: Path, steady: Callable[[], float] = time.monotonic) -> None:

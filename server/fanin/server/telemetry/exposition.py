@@ -28,9 +28,9 @@ from fanin.server.health import Readiness
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.view import RunView
-from fanin.server.storage.durations import Durations
+from fanin.server.storage.lanes import Durations
 from fanin.server.storage.stores import CoordinatorState
-from fanin.server.telemetry.disk import DiskSpace, DiskUse
+from fanin.server.telemetry.disk import DiskSpace, FolderSpace
 from fanin.server.telemetry.instruments import Instruments
 from fanin.server.telemetry.record import RecordFollower, RunTally
 from fanin.server.telemetry.table import MAX_RUNS, METRICS, SHOWN_S, MetricKind
@@ -78,7 +78,7 @@ class Exposition:
         self._sources = sources
         self._max_runs = max_runs
         self._follower = RecordFollower(sources.state.stores)
-        self._disk = DiskUse(sources.folder)
+        self._disk = FolderSpace(sources.folder)
         self._busy = asyncio.Lock()
 
     async def render(self, accept: str) -> tuple[bytes, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fanin.protos.errors import Corrupted
 from fanin.protos.messages import DevicesGone, LoggedEvent, RoundFailed, VersionEvaluation, VersionPublished
 from fanin.server.runs.view import RunView
-from fanin.server.storage.durations import LONG_S, Durations
+from fanin.server.storage.lanes import LONG_S, Durations
 from fanin.server.storage.stores import Stores
 
 

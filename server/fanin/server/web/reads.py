@@ -85,7 +85,7 @@ class DeviceWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundLine:
+class RoundEntry:
     """A Round in a list, with the event of its Version if it published one."""
 
     summary: RoundSummary
@@ -157,7 +157,7 @@ async def rounds_page(history: HistoryStore, run_id: str, before: int | None, nu
     summaries = await history.rounds_before(run_id, before, num_rows + 1)
     shown = summaries[:num_rows]
     published = await _published(history, run_id, shown)
-    rows = [RoundLine(summary=each, published=published.get(each.version)) for each in shown]
+    rows = [RoundEntry(summary=each, published=published.get(each.version)) for each in shown]
     older = str(shown[-1].record.round) if len(summaries) > num_rows else ""
     return Page(rows=rows, older=older, is_first=before is None)
 
@@ -172,11 +172,11 @@ async def _published(
     return {row.version.number: row.published for row in rows if row.published is not None}
 
 
-async def find_round(history: HistoryStore, run_id: str, number: int) -> RoundLine | None:
+async def find_round(history: HistoryStore, run_id: str, number: int) -> RoundEntry | None:
     """Return a Round by its number, None if there is none."""
     page = await rounds_page(history, run_id, number + 1, 1)
     row = page.rows[0] if page.rows else None
-    assert row is None or isinstance(row, RoundLine)
+    assert row is None or isinstance(row, RoundEntry)
     return None if row is None or row.summary.record.round != number else row
 
 

@@ -16,8 +16,7 @@ Modules, in reading order:
     history.py     the record in pages
     writer.py      leases, and the writes of drivers
     commands.py    commands of operators
-    audit.py       the audit log
-    tokens.py      tokens
+    administration.py  tokens, and the audit log
     devices.py     devices, and enrollment by their tokens
     chunks.py      blobs
     payloads.py    the spool

@@ -16,9 +16,8 @@ from fanin.protos.messages import (
     TokenInfo,
 )
 from fanin.server.storage.access import change_fact, changed, enrolled, enrollment_fact, resting_state, unknown_device
-from fanin.server.storage.memory.audit import MemoryAudit
+from fanin.server.storage.memory.administration import MemoryAudit, MemoryTokens
 from fanin.server.storage.memory.database import MemoryDatabase
-from fanin.server.storage.memory.tokens import MemoryTokens
 from fanin.server.storage.population import Population
 from fanin.server.storage.records import EnrolledDevice, Sighting
 

@@ -7,16 +7,13 @@ other rooms see ``storage.protocols``. Modules, in reading order:
     migrations/      the versions of the schema (Alembic)
     engine.py        opens and migrates the database
     columns.py       protobuf messages in columns, and rows that retention removed
-    audit.py         the audit log
-    tokens.py        tokens
+    administration.py  tokens, and the audit log
     devices.py       devices, and enrollment by their tokens
     runs.py          Bundles, Runs, Versions, events
     rounds.py        Rounds and committed Updates, to read; the states of outer optimizers
-    evaluations.py   evaluations of Versions
-    retention.py     what retention removes
-    history.py       the record in pages
+    care.py          what retention removes, snapshots for backups, and the marks of a restored one
+    history.py       the record in pages, and evaluations of Versions
     writer.py        leases, the writes of drivers, and the group commit of Updates
     commands.py      commands of operators
-    copies.py        snapshots for backups, and the marks of a restored one
     laned.py         the async stores: each of these on the store lane
 """

@@ -35,10 +35,9 @@ from fanin.server.storage.access import (
 from fanin.server.storage.population import Population
 from fanin.server.storage.records import EnrolledDevice, Sighting
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.audit import append_audit
+from fanin.server.storage.sqlite.administration import SqliteTokens, append_audit
 from fanin.server.storage.sqlite.columns import decode
 from fanin.server.storage.sqlite.engine import writing
-from fanin.server.storage.sqlite.tokens import SqliteTokens
 from fanin.v1 import access_pb2
 
 LOG: Final = logging.getLogger("fanin.server.storage.devices")

@@ -28,7 +28,7 @@ from fanin.edge.files import disk_problem, storage_error
 from fanin.protos.errors import Conflict, Corrupted, FaninError, InvalidInput, StorageUnavailable
 from fanin.protos.release import __version__
 from fanin.server.storage.disk import Durability, failed_write
-from fanin.server.storage.durations import Durations
+from fanin.server.storage.lanes import Durations
 from fanin.server.storage.sqlite import schema
 
 LOG: Final = logging.getLogger("fanin.server.storage.engine")
@@ -235,7 +235,7 @@ def _remove_copies(path: Path) -> None:
 def _release_of(path: Path) -> str:
     """Return the fanin that opened a database last, as far as it is known."""
     note = path.with_name(RELEASE_FILE)
-    text = note.read_text(errors="replace").strip() if note.is_file() else ""
+    text = note.read_text("utf-8", errors="replace").strip() if note.is_file() else ""
     return f"fanin {text[:40]}" if text and text.isprintable() else "another fanin"
 
 

@@ -20,15 +20,13 @@ from fanin.server.storage.records import (
     OuterState,
     RoundRecord,
 )
-from fanin.server.storage.sqlite.audit import SqliteAudit
+from fanin.server.storage.sqlite.administration import SqliteAudit, SqliteTokens
+from fanin.server.storage.sqlite.care import SqliteRetention
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
-from fanin.server.storage.sqlite.evaluations import SqliteEvaluations
-from fanin.server.storage.sqlite.history import SqliteHistory
-from fanin.server.storage.sqlite.retention import SqliteRetention
+from fanin.server.storage.sqlite.history import SqliteEvaluations, SqliteHistory
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
-from fanin.server.storage.sqlite.tokens import SqliteTokens
 from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, SqliteLeases, SqliteWriter, commit_all
 
 StoreT = TypeVar("StoreT")
