@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from fanin.protos.messages import (
     RunRested,
     VersionPublished,
 )
+from fanin.protos.plans import ParticipantsPlan
 from fanin.server.access.authority import local_identity
 from fanin.simulation import Habits, Member, Scenario, SyntheticTrainer, play
 
@@ -250,6 +251,20 @@ def test_f7_a_site_needs_no_shared_memory(site: Site) -> None:
 def maps_of(pid: int) -> list[str]:
     """Return the lines of a process's memory map."""
     return Path(f"/proc/{pid}/maps").read_text().splitlines()
+
+
+def test_f8_a_round_without_its_largest_sites_is_never_taken_for_a_complete_one(tmp_path: Path) -> None:
+    """There five of seven sites sufficed, and a run without the two largest ones was reported as a success."""
+    habits = [USUAL] * (NUM_SITES - 2) + [LARGEST] * 2
+    plan = virtual_plan(concurrency=NUM_SITES, buffer=NUM_SITES, quorum=5, deadline_s=24 * HOUR_S, max_rounds=3)
+    outcome = outcome_of(tmp_path / "quorum", plan, habits)
+    # With a quorum alone the same happens, but each Version says so.
+    covered = [version.coverage for version in outcome.versions if version.round]
+    assert [coverage and coverage.num_devices for coverage in covered] == [NUM_SITES - 2] * 3
+    required = replace(plan, participants=ParticipantsPlan(min_devices=NUM_SITES, on_missing="wait"))
+    outcome = outcome_of(tmp_path / "required", required, habits)
+    assert accepted(outcome.events) == [NUM_SITES] * 3
+    assert failed(outcome.events) == []
 
 
 def test_f9_a_site_with_the_files_of_an_earlier_coordinator_ends_with_the_reason(site: Site) -> None:
