@@ -24,7 +24,7 @@ from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import EXAMPLES, CodecSpec, Statistics, Telemetry, UpdateHeader
 from fanin.protos.plans import CODEC_BITS, HEADROOM_BITS, Plan
-from fanin.server.aggregation.auxiliary import AuxiliaryStep
+from fanin.server.aggregation.auxiliary import AuxiliaryStep, RangeRefresh
 from fanin.server.aggregation.fold import Contribution, accept, begin
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
 from fanin.server.aggregation.outer import FedAvg
@@ -183,7 +183,9 @@ def auxiliary_step(mean: Sequence[float], stage: Stage, num_updates: int = 3) ->
     aggregate = Aggregate(
         part=lambda first, last: values[first:last], reaches=no_reaches(LAYOUT.total_table), counts={}, shifts=()
     )
-    return AuxiliaryStep(aggregate, LAYOUT, {"scaffold": stage}, num_updates, ())
+    return AuxiliaryStep(
+        aggregate, LAYOUT, {"scaffold": stage}, num_updates, RangeRefresh(activations=(), measured=None)
+    )
 
 
 @given(FLOATS, FLOATS, st.integers(1, 50), st.integers(1, 50), st.lists(st.integers(0, NUM), max_size=3).map(sorted))

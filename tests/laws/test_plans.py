@@ -35,6 +35,13 @@ def toml_of(plan: Plan) -> str:
         lines += ["[[statistics]]", f'name = "{each.name}"', f"unit = {json.dumps(each.unit)}", f"bound = {each.bound}"]
     for metric in plan.evaluation.metrics:
         lines += ["[[evaluation.metrics]]", f'name = "{metric.name}"']
+    for table in ("retention", "participants"):
+        part = getattr(plan, table)
+        values = {name: getattr(part, name) for name in type(part).__slots__}
+        lines += [
+            f"[{table}]",
+            *(f"{name} = {setting_toml(value)}" for name, value in values.items() if value is not None),
+        ]
     lines.append("[flower.config]")
     lines += [f"{key_toml(name)} = {setting_toml(value)}" for name, value in plan.flower.config.items()]
     lines.append("[flower.roles]")

@@ -99,7 +99,7 @@ def test_a_result_round_trips(
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     write_file(tmp_path / "a", b"old")
     with pytest.raises(TypeError):
-        write_file(tmp_path / "a", [])  # type: ignore[arg-type]
+        write_file(tmp_path / "a", [1])  # type: ignore[arg-type]
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 

@@ -75,7 +75,7 @@ def call(connection: Connection, service: str, name: str, options: CallOptions) 
 
 def test_both_protocols_are_looped_over() -> None:
     assert len(FLEET_RPCS) == 5
-    assert len(CONTROL_RPCS) == 17
+    assert len(CONTROL_RPCS) == 18
 
 
 @pytest.mark.parametrize("name", CONTROL_RPCS)

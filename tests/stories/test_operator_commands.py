@@ -125,9 +125,10 @@ def test_a_misspelled_rule_names_the_file_of_the_plan(fanin: Fanin, host: Hosted
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        # The coordinator's data sets are checked before the metrics, which need the app.
         (
-            "evaluation.best=recall",
-            "{plan} with --set: evaluation.best: got 'recall', expected one of ['accuracy', 'accuracy_int8', ",
+            "evaluation.data=digits",
+            "{plan} with --set: evaluation.data: got 'digits', expected none: this coordinator has ",
         ),
         (
             'flower.roles."layer.*"=statistic',
@@ -148,7 +149,7 @@ def test_a_plan_that_the_app_cannot_carry_out_is_refused_before_the_export(
     plan.write_text(PLAN.replace('bundle = "bundle"', f'app = "{source}:app"'))
     words = ("run", plan, "--state", host.state, "--key", host.folder / "publisher.key")
     before = snapshot(host.state)
-    outcome = fanin(*words, "--set", "evaluation.data=digits", "--set", override)
+    outcome = fanin(*words, "--set", override)
     assert one_line(outcome, "run").startswith(message.format(plan=plan))
     assert "preparing the module" not in outcome.err
     assert snapshot(host.state) == before

@@ -40,6 +40,15 @@ WRONG = {
     "device": (("list", *SERVER), ADDRESS),
     "audit": (("list", *SERVER), ADDRESS),
     "reclaim": (("run", *SERVER), ADDRESS),
+    "prune": (("run", *SERVER), ADDRESS),
+    "backup": (
+        ("x", "--json", "none/x.json"),
+        "--json: none/x.json cannot be written, none is not a folder; create it",
+    ),
+    "restore": (
+        ("x", "--state", "new", "--json", "none/x.json"),
+        "--json: none/x.json cannot be written, none is not a folder; create it",
+    ),
     "rollback": (("run", "1", *SERVER), ADDRESS),
     "promote": (("run", "1", "other", *SERVER), ADDRESS),
     "verify": (
