@@ -295,12 +295,21 @@ def bind_server(services: Services, identity: Callable[[], ServerIdentity], addr
 
 def _credentials(identity: Callable[[], ServerIdentity]) -> grpc.ServerCredentials:
     """Return credentials that follow a certificate. gRPC asks for it at each handshake, in a thread of its own."""
+    served = identity()
 
-    def configuration() -> grpc.ServerCertificateConfiguration:
+    def configuration(one: ServerIdentity) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(one.key, one.certificate)])
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
         current = identity()
-        return grpc.ssl_server_certificate_configuration([(current.key, current.certificate)])
+        if current is served:
+            # gRPC builds its TLS context again for each configuration: a client that only connects could keep it busy.
+            return None
+        served = current
+        return configuration(current)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), configuration)
+    return grpc.dynamic_ssl_server_credentials(configuration(served), changed)
 
 
 def check_free(address: str) -> None:
