@@ -10,7 +10,7 @@ from torch import nn
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.training import RuntimeTrainer
+from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.export import App
 from fanin.edge.runtimes.available import open_runtime

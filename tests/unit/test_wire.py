@@ -143,7 +143,7 @@ def test_a_version_is_requested_by_its_number_or_as_the_newest() -> None:
         control_pb2.GetVersionRequest(run_id="run"),
         control_pb2.GetVersionRequest(run_id="run", number=0),
     ):
-        asyncio.run(ControlService(Versions(), None).GetVersion(request, None))
+        asyncio.run(ControlService(Versions(), None, None).GetVersion(request, None))
     assert numbers == [None, 0]
 
 

@@ -270,6 +270,7 @@ class Operator:
 
     def prune(self, request: Prune) -> Pruned:
         """Remove what the retention of a Run does not keep, or return what would go. Raises NotFound, InvalidPlan."""
+        check_type("prune: request", request, Prune)
         return from_proto(Pruned, self._unary("Prune", to_proto(request, pb.PruneRequest), pb.PruneReply))
 
     def accepted_devices(self, run_id: str, round_number: int) -> Iterator[str]:

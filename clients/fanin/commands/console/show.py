@@ -24,6 +24,7 @@ from fanin.protos.messages import (
     RoundLacks,
     RoundOpened,
     RoundPhase,
+    RoundTimes,
     RunDescription,
     RunEvent,
     RunInfo,
@@ -151,7 +152,7 @@ def _plain(value: object) -> object:
         case Evaluation():
             row = asdict(value)
             return row if value.has_labels else row | dict.fromkeys(OF_LABELS)
-        case DeviceSpread():
+        case DeviceSpread() | RoundTimes():
             return asdict(value)
         case Coverage():
             return {
