@@ -53,6 +53,7 @@ WRONG: list[tuple[Callable[[Any], object], str]] = [
         "reclaim: num_rounds: got -1, expected 0 to 4294967295",
     ),
     (lambda operator: operator.command("stop"), "command: command: got str, expected Command"),
+    (lambda operator: operator.prune("run"), "prune: request: got str, expected Prune"),
     (lambda operator: operator.run(None), "run: run_id: got NoneType, expected str"),
     (lambda operator: operator.run("\ud800"), "run: run_id: got a str with a lone surrogate at 0, expected text"),
     (lambda operator: operator.describe(b"run"), "describe: run_id: got bytes, expected str"),
@@ -71,7 +72,6 @@ WRONG: list[tuple[Callable[[Any], object], str]] = [
     (lambda operator: operator.parameter_bytes(3), "parameters: version: got int, expected Version"),
     (lambda operator: operator.watch(7), "watch: run_id: got int, expected str"),
     (lambda operator: operator.watch("run", "0"), "watch: from_sequence: got str, expected int"),
-    (lambda operator: operator.prune(7), "prune: request: got int, expected Prune"),
     (lambda operator: operator.chunk(b"sha256"), "chunk: sha256: got bytes, expected str"),
 ]
 

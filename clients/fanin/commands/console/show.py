@@ -3,7 +3,7 @@
 import base64
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -12,7 +12,6 @@ from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.chunks import short
 from fanin.protos.messages import (
     MAX_SATURATED_SHARE,
-    Coverage,
     DevicesGone,
     DeviceSpread,
     Evaluation,
@@ -24,7 +23,6 @@ from fanin.protos.messages import (
     RoundLacks,
     RoundOpened,
     RoundPhase,
-    RoundTimes,
     RunDescription,
     RunEvent,
     RunInfo,
@@ -152,18 +150,10 @@ def _plain(value: object) -> object:
         case Evaluation():
             row = asdict(value)
             return row if value.has_labels else row | dict.fromkeys(OF_LABELS)
-        case DeviceSpread() | RoundTimes():
-            return asdict(value)
-        case Coverage():
-            return {
-                "num_devices": value.num_devices,
-                "num_enrolled": value.num_enrolled,
-                "required": dict(value.required),
-            }
-        case SaturatedDevices():
-            return {"num_devices": value.num_devices, "num_values": dict(value.num_values)}
         case Mapping():
             return {name: _plain(item) for name, item in value.items()}
+        case _ if is_dataclass(value):
+            return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
         case _:
             return value
 
