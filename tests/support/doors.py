@@ -1,5 +1,6 @@
 """Programs at a port that are no coordinator to trust, and HTTP proxies, all on loopback and on threads."""
 
+import select
 import socket
 import ssl
 import threading
@@ -113,7 +114,10 @@ def proxy(
     def serve(connection: socket.socket) -> None:
         request = b""
         while b"\r\n\r\n" not in request:
-            request += connection.recv(1 << 10)
+            received = connection.recv(1 << 10)
+            if not received:
+                return
+            request += received
         requests.append(request.decode())
         connection.sendall(reply)
         if b" 200 " not in reply:
@@ -137,3 +141,55 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
     for end in (source, sink):
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def inspecting(target: str, identity: ServerIdentity, authority: bytes, folder: Path) -> Iterator[str]:
+    """An HTTP proxy that inspects TLS: it ends each tunnel with its own certificate, and connects to ``target``."""
+    host, _, port = target.rpartition(":")
+    inner = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for name, data in (("mitm.key", identity.key), ("mitm.pem", identity.certificate)):
+        (folder / name).write_bytes(data)
+    inner.load_cert_chain(folder / "mitm.pem", folder / "mitm.key")
+    outer = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    outer.load_verify_locations(cadata=authority.decode())
+    for context in (inner, outer):
+        context.set_alpn_protocols(["h2"])
+
+    def serve(connection: socket.socket) -> None:
+        request = b""
+        while b"\r\n\r\n" not in request:
+            received = connection.recv(1)
+            if not received:
+                return
+            request += received
+        connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        with ExitStack() as stack:
+            near = stack.enter_context(inner.wrap_socket(connection, server_side=True))
+            plain = stack.enter_context(socket.create_connection((host, int(port))))
+            far = stack.enter_context(outer.wrap_socket(plain, server_hostname="127.0.0.1"))
+            # One thread: an SSL socket is not for two.
+            _relay(near, far)
+
+    with listening(serve) as address:
+        yield address
+
+
+def _relay(near: ssl.SSLSocket, far: ssl.SSLSocket) -> None:
+    ends = {near: far, far: near}
+    while True:
+        ready = [end for end in ends if end.pending()] or select.select(list(ends), [], [], 10.0)[0]
+        if not ready:
+            return
+        for end in ready:
+            # A record may carry no data of the tunnel, such as a session ticket.
+            end.settimeout(0.0)
+            try:
+                data = end.recv(1 << 16)
+            except ssl.SSLWantReadError:
+                continue
+            finally:
+                end.settimeout(10.0)
+            if not data:
+                return
+            ends[end].sendall(data)

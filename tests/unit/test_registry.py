@@ -11,7 +11,7 @@ from support.values import DEVICE_KEY, STRANGER
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall, device_id_of
-from fanin.protos.errors import Conflict, Unauthenticated, Untimely, public
+from fanin.protos.errors import Conflict, FaninError, Unauthenticated, Untimely, public
 from fanin.protos.messages import Enrollment, PrincipalKind, Role
 from fanin.server.access.registry import Registry, token_sha256
 from fanin.server.storage.disk import Durability
@@ -79,6 +79,21 @@ def test_an_unsupported_protocol_enrolls_no_device(registry: Registry, store: Sq
     with raises(Conflict, f"protocol: got {protocol}, expected 1 to 1; install the coordinator's release of fanin"):
         registry.check_enrollment(enrollment, CALL, sign(CALL))
     assert store.num_devices == 0
+
+
+def test_an_untimely_enrollment_checks_token_and_protocol_and_uses_nothing(registry: Registry) -> None:
+    """``fanin doctor`` makes this call: the error names the first check that fails."""
+    good = enrollment_with(registry.new_token(Role.DEVICE))
+    early = replace(CALL, time_us=1)
+    for enrollment, code in (
+        (enrollment_with("wrong"), "FN-0670"),
+        (replace(good, protocol=99), "FN-0675"),
+        (good, "FN-0673"),
+        (good, "FN-0673"),
+    ):
+        with pytest.raises(FaninError) as excinfo:
+            registry.check_enrollment(enrollment, early, sign(early))
+        assert excinfo.value.code == code
 
 
 def test_a_key_enrolls_under_its_own_id_only(registry: Registry, store: SqliteDevices) -> None:

@@ -7,13 +7,14 @@ Reading order:
 
 - ``device/embed``: ``join``, a device inside an app; ``device/client``: ``Client``, its parts
 - ``device/session/``: the state machine of a device; ``device/storage/``: its folder
+- ``device/site/``: its state for its owner; ``doctor/``: the checks of ``fanin doctor``
 - ``flower/``: Flower apps on a device
 - ``data/``: examples, example stores and data sets
 - ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator; ``transfers``: their
   progress; ``administrator``: tokens, devices and the audit log
 - ``versions``: Versions that an operator downloads
 - ``machine``: battery and network of this machine
-- ``route``: direct or through a proxy; ``probe``: why a connection failed
+- ``route``: direct or through a proxy; ``probe``: why a connection failed; ``pins``: an authority by its fingerprint
 - ``planfile``: a Plan as a TOML file
 - ``textfiles``: tokens and other small files; ``arguments``: checks of the arguments of public calls
 """

@@ -26,6 +26,7 @@ PROBE_S: Final = 5.0
 """Seconds for each step of a probe. The caller of a failed call waits for it."""
 MAX_HEADER_BYTES: Final = 16 << 10
 """Longest header of a proxy's reply."""
+_MAX_ISSUER_CHARS: Final = 200
 READ_BYTES: Final = 16 << 10
 """Bytes of a handshake that are read at a time: a TLS record."""
 _OUTDATED: Final = (9, 10)
@@ -38,6 +39,10 @@ _OTHER_NAME: Final = (62, 64)
 """HOSTNAME_MISMATCH and IP_ADDRESS_MISMATCH."""
 _OTHER_AUTHORITY: Final = (2, 7, 18, 19, 20, 21)
 """No issuer among the trusted ones, a wrong signature, and self-signed certificates."""
+_INNER: Final = "_sslobj"
+"""The object inside an ``SSLObject``."""
+_DER: Final = 2
+"""ENCODING_DER of ``_ssl``."""
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 _OTHER_TLS: Final = (
     *("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION"),
@@ -48,22 +53,32 @@ _OTHER_TLS: Final = (
 def cause_of_failure(route: Route, ca_certificate: bytes) -> FaninError | None:
     """Connect once. Return the cause of the failure; None if this connection succeeds."""
     try:
-        with _connection(route) as sock:
+        with _explained(route), _connection(route) as sock:
             if _verified(route, _authority(ca_certificate), sock).selected_alpn_protocol() == "h2":
                 return None
             return _no_coordinator(route, "speaks TLS, but not HTTP/2")
-    except FaninError as exc:
-        return exc
     except ssl.SSLCertVerificationError as exc:
         return _certificate_problem(route, ca_certificate, exc)
+    except FaninError as exc:
+        return exc
+
+
+@contextmanager
+def _explained(route: Route) -> Iterator[None]:
+    """Translate the errors of a handshake, except those of a certificate, to ours."""
+    try:
+        yield
+    except ssl.SSLCertVerificationError:
+        raise
     except ssl.SSLError as exc:
         if exc.reason in _NO_TLS:
-            return _no_coordinator(route, "does not speak TLS")
+            raise _no_coordinator(route, "does not speak TLS") from exc
         if exc.reason in _OTHER_TLS:
-            return _no_coordinator(route, "speaks no TLS version or cipher of this client, expected TLS 1.2 or newer")
-        return _broken(route, str(exc.reason or exc))
+            problem = "speaks no TLS version or cipher of this client, expected TLS 1.2 or newer"
+            raise _no_coordinator(route, problem) from exc
+        raise _broken(route, str(exc.reason or exc)) from exc
     except OSError as exc:
-        return _broken(route, exc.strerror or str(exc))
+        raise _broken(route, exc.strerror or str(exc)) from exc
 
 
 def unreachable(route: Route, error: OSError) -> Unavailable:
@@ -168,7 +183,7 @@ def _certificate_problem(route: Route, ca_certificate: bytes, error: ssl.SSLCert
     if server is not None and code in _OTHER_NAME:
         problem = _name_problem(route, server)
     elif server is not None and code in _OTHER_AUTHORITY:
-        problem = _authority_problem(server, authorities)
+        return _authority_problem(route, server, authorities)
     elif server is not None and code in _OUTDATED and (text := _clock_problem([server, *authorities], now)):
         problem = text
     else:
@@ -176,16 +191,35 @@ def _certificate_problem(route: Route, ca_certificate: bytes, error: ssl.SSLCert
     return Untrusted(f"{route.target}: {problem}{_suffix(route)}", code="FN-0814")
 
 
+def served_chain(route: Route) -> tuple[bytes, ...]:
+    """Return the certificates that the peer presents, in DER and unverified, its own first.
+
+    Trust none of them: this is for a comparison with a known fingerprint, and for messages.
+
+    Raises:
+        Unavailable: The peer cannot be reached.
+        Untrusted: It does not speak TLS.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with _explained(route), _connection(route) as sock:
+        return _unverified_chain(_verified(route, context, sock))
+
+
+def _unverified_chain(tls: ssl.SSLObject) -> tuple[bytes, ...]:
+    # Public from Python 3.13 on. The older versions have the same method one object deeper.
+    read = getattr(tls, "get_unverified_chain", None) or getattr(tls, _INNER).get_unverified_chain
+    chain = read() or ()
+    return tuple(each if isinstance(each, bytes) else each.public_bytes(_DER) for each in chain)
+
+
 def _served_certificate(route: Route) -> "x509.Certificate | None":
     """Return the certificate that the peer presents, unverified. None if it does not present it again."""
     from cryptography import x509
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    with suppress(OSError, FaninError, ValueError), _connection(route) as sock:
-        data = _verified(route, context, sock).getpeercert(binary_form=True)
-        return None if data is None else x509.load_der_x509_certificate(data)
+    with suppress(OSError, FaninError, ValueError):
+        return x509.load_der_x509_certificate(served_chain(route)[0])
     return None
 
 
@@ -221,7 +255,7 @@ def _clock_problem(certificates: "list[x509.Certificate]", now: datetime) -> str
     return ""
 
 
-def _authority_problem(server: "x509.Certificate", authorities: "list[x509.Certificate]") -> str:
+def _authority_problem(route: Route, server: "x509.Certificate", authorities: "list[x509.Certificate]") -> FaninError:
     from cryptography import x509
 
     trusted = ", ".join(
@@ -231,9 +265,21 @@ def _authority_problem(server: "x509.Certificate", authorities: "list[x509.Certi
     with suppress(x509.ExtensionNotFound, ValueError):
         named = server.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
         issuer = issuer if named is None else f"the key {_key_text(named)}"
-    return (
-        f"its certificate is not by the authority of --ca: it is signed by {issuer}, expected {trusted}; give --ca the "
-        "tls/ca.pem of the folder of this very coordinator. If that is the one, another program answers here"
+    problem = f"its certificate is not by the authority of --ca: it is signed by {issuer}, expected {trusted}"
+    if server.issuer in {each.subject for each in authorities}:
+        # An authority of the same name: that of another coordinator.
+        return Untrusted(
+            f"{route.target}: {problem}; give --ca the tls/ca.pem of the folder of this very coordinator. If that is "
+            f"the one, another program answers here{_suffix(route)}",
+            code="FN-0814",
+        )
+    name = server.issuer.rfc4514_string()[:_MAX_ISSUER_CHARS]
+    return Untrusted(
+        f"{route.target}: {problem}. The issuer is {name!r}: a proxy or a firewall that inspects TLS may have replaced "
+        f"the certificate. Ask its administrator to exempt {route.target} from the inspection. Or append the "
+        "certificate of that authority to the file of --ca: whoever holds its key can then read and change all that "
+        f"this machine exchanges with the coordinator, also its token{_suffix(route)}",
+        code="FN-1481",
     )
 
 

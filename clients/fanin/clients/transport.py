@@ -261,7 +261,7 @@ class GrpcTransport:
     def _unary(self, method: str, request: bytes, parse: Callable[[bytes], R], timeout_s: float) -> R:
         try:
             return self._connection.unary(f"{FLEET}{method}", request, parse, self._signed(method, request, timeout_s))
-        except _ClockOff as exc:
+        except ClockOff as exc:
             self._set_clock(exc.offset_s)
             return self._connection.unary(f"{FLEET}{method}", request, parse, self._signed(method, request, timeout_s))
 
@@ -270,7 +270,7 @@ class GrpcTransport:
         """Correct the clock when a stream is rejected; the caller retries from its offset."""
         try:
             yield
-        except _ClockOff as exc:
+        except ClockOff as exc:
             self._set_clock(exc.offset_s)
             raise Unavailable(
                 f"{self._connection.address}: this device's clock was set by {exc.offset_s:.1f} s; call again",
@@ -309,7 +309,7 @@ class GrpcTransport:
         self.traceparent = calls.text(trailing.get(calls.TRACEPARENT))
 
 
-class _ClockOff(Untimely):
+class ClockOff(Untimely):
     """The coordinator rejected the time of a call. ``offset_s`` corrects this device's clock."""
 
     def __init__(self, message: str, offset_s: float, *, code: str = "") -> None:
@@ -381,7 +381,7 @@ def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninErro
     if isinstance(named, Untimely):
         server_time = str(trailing.get(calls.SERVER_TIME, ""))
         offset_s = float(server_time) / calls.MICROSECONDS - call.now() if server_time.isdecimal() else 0.0
-        return _ClockOff(f"{address}: {details}", offset_s, code=named.code)
+        return ClockOff(f"{address}: {details}", offset_s, code=named.code)
     if isinstance(named, Unauthenticated):
         return Unauthenticated(f"{address}: {details}; it expects {call.credential}", code=named.code)
     if named is not None:

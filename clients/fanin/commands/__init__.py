@@ -6,6 +6,7 @@ Reading order:
 
 - ``main``: the table of subcommands and the entry point of ``fanin``
 - ``serve``, ``join``: the two long-running processes, coordinator and device
+- ``site/``: the state of a device, and why it cannot connect, for the people at its machine
 - ``evaluator``: the process that evaluates Versions for a coordinator
 - ``export``, ``assemble``, ``bundle``, ``inspect``, ``infer``: Bundles and model files
 - ``plan``, ``train``: the datacenter

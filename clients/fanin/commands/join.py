@@ -6,6 +6,7 @@ It uses argparse, because the core install has no typer.
 import argparse
 import contextlib
 import logging
+import os
 import random
 import re
 import signal
@@ -20,10 +21,14 @@ from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_heap
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session.tracing import DeviceTraces
+from fanin.clients.device.site.journal import Journal
+from fanin.clients.device.site.record import SitePlace
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training.resuming import DEFAULT_SAVE_S, SavePolicy
 from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.device.updates import Trainer
+from fanin.clients.pins import AUTHORITY_FILE, kept_authority, parse_fingerprint
+from fanin.clients.route import route_to
 from fanin.clients.textfiles import read_public_key, read_text, read_token
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.commands.console.streams import LogFormat, configure_logging
@@ -32,10 +37,11 @@ from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.scopes import LogScope, note_scope
 from fanin.edge.spans import open_spans
-from fanin.protos.addresses import check_remote
+from fanin.protos.addresses import check_remote, parse_page_address
 from fanin.protos.calls import device_id_of
 from fanin.protos.errors import InvalidInput
 
+LOG = logging.getLogger("fanin.clients")
 MAX_APP_FAILURES: Final = 8
 """With the coordinator's growing pauses, the last failure comes after 5 minutes. A temporary cause has ended by that
 time."""
@@ -59,13 +65,14 @@ def main(argv: Sequence[str]) -> int:
 def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None) -> int:
     publisher = read_public_key(Path(options.publisher))
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
-    connection = Connection(options.server, read_text(Path(options.ca), "--ca").encode())
-    give_back()
     with hold_folder(Path(options.state)):
+        connection = Connection(options.server, _authority(options))
+        give_back()
         cache = Cache(Path(options.state), options.cache_mb << 20)
-        device = device_id_of(cache.key().public)
+        key = cache.key()
+        device = device_id_of(key.public)
         note_scope(LogScope(device=device))
-        transport = GrpcTransport(connection, cache.key())
+        transport = GrpcTransport(connection, key)
         spans = open_spans("fanin-device", options.traces)
         parts = ClientParts(
             transport=transport,
@@ -75,14 +82,51 @@ def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None
             rng=random.Random(),
             serving=Serving(runtime, cache, (publisher,)) if options.serve and runtime else None,
             traces=None if spans is None else DeviceTraces(spans, transport, device, time.time),
+            journal=Journal(Path(options.state), _place(options, trainer, publisher), device),
         )
         try:
-            _take_part(options, token, parts)
+            with _page(options):
+                _take_part(options, token, parts)
         finally:
             if spans is not None:
                 spans.close()
-    connection.close()
+        connection.close()
     return 0
+
+
+def _place(options: argparse.Namespace, trainer: Trainer, publisher: str) -> SitePlace:
+    proxy = route_to(check_remote("--server", options.server), os.environ).proxy
+    return SitePlace(
+        server=options.server,
+        proxy="" if proxy is None else str(proxy),
+        ca_file=str(Path(options.ca or Path(options.state) / AUTHORITY_FILE).absolute()),
+        token_file=str(Path(options.token_file).absolute()) if options.token_file else "",
+        data=options.data or f"the app {options.flower}",
+        runtime=trainer.runtime,
+        publishers=(publisher,),
+    )
+
+
+@contextlib.contextmanager
+def _page(options: argparse.Namespace) -> Iterator[None]:
+    """Serve the page of the device, if --web names an address."""
+    if options.web is None:
+        yield
+        return
+    # Imported late: a device without the page would pay for the memory.
+    from fanin.clients.device.site.page import serve_page
+
+    with serve_page(Path(options.state), options.web) as url:
+        LOG.info("page of this device: %s", url)
+        yield
+
+
+def _authority(options: argparse.Namespace) -> bytes:
+    """Return the certificate of the coordinator's authority: of --ca, or by its fingerprint."""
+    if options.ca:
+        return read_text(Path(options.ca), "--ca").encode()
+    with _ending_at_signals():
+        return kept_authority(options.server, options.ca_fingerprint, Path(options.state))
 
 
 def _graphs(options: argparse.Namespace) -> tuple[Trainer, Runtime]:
@@ -170,7 +214,14 @@ def _parser() -> argparse.ArgumentParser:
         "A device that is stopped at any moment resumes when it is started again.",
     )
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="the coordinator")
-    parser.add_argument("--ca", required=True, metavar="FILE", help="certificate of the coordinator's authority")
+    authority = parser.add_mutually_exclusive_group(required=True)
+    authority.add_argument("--ca", metavar="FILE", help="certificate of the coordinator's authority")
+    authority.add_argument(
+        "--ca-fingerprint",
+        metavar="SHA256",
+        help="fingerprint of that certificate, which fanin serve prints: the device reads the certificate from the "
+        "coordinator, checks it, and keeps it in --state",
+    )
     parser.add_argument("--token-file", metavar="FILE", help="enrollment token; default: $FANIN_DEVICE_TOKEN")
     parser.add_argument("--publisher", required=True, metavar="FILE", help="public key whose bundles are trusted")
     parser.add_argument(
@@ -197,6 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="disk space for downloads (256)"
     )
+    _add_flower(parser)
     parser.add_argument(
         "--save-s",
         type=float,
@@ -204,6 +256,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="save a training that was not saved for this long, at the end of the next epoch; a killed device resumes "
         f"from there ({DEFAULT_SAVE_S:g}); inf: never",
+    )
+    parser.add_argument(
+        "--web",
+        metavar="[HOST:]PORT",
+        help="serve a page with the state of this device, on this machine only; 0: any port",
     )
     parser.add_argument("--no-condition", action="store_true", help="do not report battery and network in check-ins")
     _add_flower(parser)
@@ -239,7 +296,7 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flower(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a Flower app."""
+    """Add the options of a device that runs a Flower app."""
     parser.add_argument(
         "--flower",
         metavar="MODULE:APP|FOLDER",
@@ -257,6 +314,10 @@ def _add_flower(parser: argparse.ArgumentParser) -> None:
 def _check_options(options: argparse.Namespace) -> None:
     """Raise InvalidInput for a value out of range, and for options that exclude each other."""
     check_remote("--server", options.server)
+    if options.web is not None:
+        options.web = parse_page_address("--web", options.web)
+    if options.ca_fingerprint is not None:
+        options.ca_fingerprint = parse_fingerprint("--ca-fingerprint", options.ca_fingerprint)
     if options.flower and (options.data or options.serve or options.runtime):
         raise InvalidInput(
             "--flower: got it with --data, --serve or --runtime, expected it alone: the app loads its own data, and "

@@ -152,6 +152,19 @@ def held(folder: Path, remedy: str, *, lock: str = "lock", mode: int = 0o777) ->
         yield
 
 
+def is_held(folder: Path, *, lock: str = "lock") -> bool:
+    """Return whether a process holds a folder (``held``). Raises OSError if the lock cannot be read."""
+    try:
+        with (folder / lock).open() as file:
+            # It is free again at once; a process that starts in this moment would have to be started again.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable: syncing a file does not sync its name."""
     fd = os.open(folder, os.O_RDONLY)

@@ -89,6 +89,24 @@ def check_remote(what: str, text: str) -> Address:
     return address
 
 
+def parse_page_address(what: str, text: str) -> Address:
+    """Return the address of a page for this machine alone. Raises InvalidInput.
+
+    Args:
+        what: Name of the option, for the message.
+        text: PORT, or HOST:PORT with a loopback address; port 0 selects a free port.
+    """
+    is_port = text.isascii() and text.isdecimal() and int(text) <= MAX_PORT
+    address = Address(host="127.0.0.1", port=int(text)) if is_port else parse_address(what, text)
+    if not address.is_loopback:
+        raise InvalidInput(
+            f"{what}: got {text!r}, expected PORT or 127.0.0.1:PORT: the page has no login, so only this machine may "
+            f"read it; from another machine use ssh -L {address.port}:127.0.0.1:{address.port}",
+            code="FN-1485",
+        )
+    return address
+
+
 def _is_host(text: str) -> bool:
     if text.startswith("[") and text.endswith("]"):
         return isinstance(ip_of(text[1:-1]), ipaddress.IPv6Address)

@@ -18,6 +18,7 @@
     telemetry/     metrics and traces
     care/          retention, backups, certificates and the disk over months
     health.py      whether it serves
+    addresses.py   the addresses at which clients reach it
 
 Imports go in one direction: ``service`` -> ``fleet`` -> ``access`` and ``runs``; ``runs`` -> ``rounds`` ->
 ``aggregation`` -> ``storage``. ``runs`` also uses ``strategies``, and ``strategies`` uses ``aggregation``. ``access``

@@ -298,7 +298,7 @@ def _credentials(identity: Callable[[], ServerIdentity]) -> grpc.ServerCredentia
     served = identity()
 
     def configuration(one: ServerIdentity) -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration([(one.key, one.certificate)])
+        return grpc.ssl_server_certificate_configuration([(one.key, one.chain)])
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal served

@@ -15,6 +15,7 @@ Modules, in reading order:
     models.py      the Chunks that a Publication needs, and opening them verified
     serving.py     predictions with the newest Version
     storage/       the device's folder: key, secret, Chunks, Updates, records
+    site/          the state of the device for its owner: a file, and a page
     footprint.py   return unused memory to the system
 
 An Update passes these files on its way from the trainer to the wire:

@@ -29,6 +29,7 @@ from fanin.clients.device.session import machine as s
 from fanin.clients.device.session.progress import progress
 from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.session_driver import DriverParts, SessionDriver, run_blocking
+from fanin.clients.device.site.journal import Journal
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change, Trainer, progress_of
 from fanin.clients.machine import condition_of
@@ -57,6 +58,7 @@ class ClientParts:
         rng: Source of the session's random pauses.
         serving: The model for ``predict``; None for a client that only trains.
         traces: The spans of this device; None for no traces.
+        journal: Writes the state of the device for its owner; None for none.
     """
 
     transport: Transport
@@ -66,6 +68,7 @@ class ClientParts:
     rng: random.Random
     serving: Serving | None = None
     traces: DeviceTraces | None = None
+    journal: Journal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ class Client:
         self._driver = SessionDriver(
             DriverParts(
                 host=self._host,
-                calls=_BlockingCalls(parts.transport, options, self._conditions),
+                calls=_BlockingCalls(parts, options, self._conditions),
                 store=parts.cache,
                 trainer=parts.trainer,
                 trusted=parts.trusted,
@@ -126,6 +129,11 @@ class Client:
             ),
             s.Session(max_failures=options.max_failures),
         )
+
+    @property
+    def session(self) -> s.Session:
+        """The state of the session."""
+        return self._driver.session
 
     @property
     def num_accepted(self) -> int:
@@ -170,6 +178,9 @@ class Client:
         Raises:
             Conflict: The coordinator rejects this device permanently, or ``max_failures`` trainings failed in a row.
         """
+        journal = self._parts.journal
+        if journal is not None:
+            journal.start(partial(progress_of, self._parts.trainer))
         try:
             run_blocking(self._driver.run())
         except BaseException as exc:
@@ -178,6 +189,8 @@ class Client:
             raise
         finally:
             self._host.stop()
+            if journal is not None:
+                journal.stop(self._failure)
 
 
 class _ClientHost:
@@ -187,6 +200,7 @@ class _ClientHost:
         self._client = client
         self._trainer = parts.trainer
         self._traces = parts.traces
+        self._journal = parts.journal
         self._heartbeat = Heartbeat(parts.transport.report, parts.trainer, conditions)
         self._conditions = conditions
         self._max_updates = max_updates
@@ -198,6 +212,8 @@ class _ClientHost:
     async def pause(self, seconds: float) -> bool:
         if self._max_updates and self._client.num_accepted >= self._max_updates:
             return False
+        if self._journal is not None:
+            self._journal.step(self._client.session, seconds, self._client.served_version)
         return not self._conditions.wait(seconds)
 
     async def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
@@ -218,6 +234,8 @@ class _ClientHost:
             LOG.warning("%s: %s", action.label, event.reason)
         if isinstance(event, e.Answered) and isinstance(event.answer, m.Rejected):
             LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)
+        if self._journal is not None and not self._conditions.is_stopping:
+            self._journal.observe(action, event)
         if isinstance(event, e.UpdateStored) and event.warning:
             LOG.warning("%s: %s", action.label, event.warning)
         line = progress(session, event)
@@ -237,7 +255,7 @@ class _ClientHost:
                 LOG.exception("%s: unexpected error", action.label)
             self._logged = action.label, reason
         is_work = isinstance(action, e.Refresh | e.Fetch | e.Train | e.Send)
-        return e.Unable(reason=reason) if is_work else e.Lost(reason=reason)
+        return e.Unable(reason=reason) if is_work else e.Lost(reason=reason, is_local=True)
 
 
 def _note_work(assignment: m.Assignment | None) -> None:
@@ -249,8 +267,9 @@ def _note_work(assignment: m.Assignment | None) -> None:
 class _BlockingCalls:
     """The ``DeviceCalls`` over a Transport: each call blocks the thread until it ends."""
 
-    def __init__(self, transport: Transport, options: ClientOptions, conditions: Conditions) -> None:
-        self._transport = transport
+    def __init__(self, parts: ClientParts, options: ClientOptions, conditions: Conditions) -> None:
+        self._transport = parts.transport
+        self._journal = parts.journal
         self._token = options.token
         self._conditions = conditions
         self._delays = None if options.delay_seed is None else random.Random(options.delay_seed)
@@ -269,7 +288,13 @@ class _BlockingCalls:
     async def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
         if self._delays is not None:
             self._conditions.wait(self._delays.uniform(0.0, MAX_DELAY_S))
-        return self._transport.upload(header, read)
+        return self._transport.upload(header, partial(self._read, header, read))
+
+    def _read(self, header: m.UpdateHeader, read: ReadPayload, offset: int, size_bytes: int) -> bytes:
+        data = read(offset, size_bytes)
+        if self._journal is not None:
+            self._journal.uploading(offset + len(data), len(data), header.payload.size_bytes)
+        return data
 
     async def report(self, report: m.Report) -> m.UploadReply:
         return self._transport.report(report)
@@ -319,7 +344,7 @@ class Heartbeat:
     def _run(self) -> None:
         while (assignment := self._next()) is not None:
             assignment_id = assignment.assignment_id
-            report = m.Report(assignment_id=assignment_id, progress=self._progress_of(assignment_id))
+            report = m.Report(assignment_id=assignment_id, progress=progress_of(self._trainer, assignment_id))
             try:
                 if self._send(report).round_state is m.RoundState.CLOSED:
                     self._end(assignment_id, "the round has closed, or does not need this update")
@@ -335,14 +360,6 @@ class Heartbeat:
         with self._changed:
             if _id(self._assignment) == assignment_id:
                 self._conditions.end_assignment(f"the assignment is over: {reason}")
-
-    def _progress_of(self, assignment_id: str) -> m.TrainingProgress:
-        try:
-            return progress_of(self._trainer, assignment_id)
-        except Exception:
-            # The trainer may be the app's code. The device works, whatever its trainer says about its steps.
-            LOG.debug("progress: the trainer failed", exc_info=True)
-            return m.TrainingProgress()
 
     def _next(self) -> m.Assignment | None:
         """Wait until a report is due, and return its Assignment. Return None at the end."""

@@ -17,11 +17,14 @@ from pathlib import Path
 from fanin.clients.data.stores import ExampleStore
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.site.journal import Journal
+from fanin.clients.device.site.record import SitePlace
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training.resuming import DEFAULT_SAVE_S, SavePolicy
 from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.runtimes.available import open_runtime
+from fanin.protos.calls import device_id_of
 from fanin.protos.errors import Conflict
 from fanin.protos.names import check_key
 
@@ -85,13 +88,17 @@ def join(
     check_key("publisher", settings.publisher)
     with closing(Connection(settings.server, settings.ca)) as line, hold_folder(settings.folder):
         cache = Cache(settings.folder, settings.max_cache_bytes)
+        key = cache.key()
+        trainer = RuntimeTrainer(runtime, store, policy=SavePolicy(save_s=settings.save_s))
+        place = SitePlace(server=settings.server, runtime=trainer.runtime, publishers=(settings.publisher,))
         parts = ClientParts(
-            transport=GrpcTransport(line, cache.key()),
+            transport=GrpcTransport(line, key),
             cache=cache,
-            trainer=RuntimeTrainer(runtime, store, policy=SavePolicy(save_s=settings.save_s)),
+            trainer=trainer,
             trusted=(settings.publisher,),
             rng=random.Random(),
             serving=Serving(runtime, cache, (settings.publisher,)),
+            journal=Journal(settings.folder, place, device_id_of(key.public)),
         )
         options = ClientOptions(token=settings.token, may_work=may_work, shares_condition=settings.shares_condition)
         client = Client(parts, options)

@@ -153,8 +153,15 @@ class ReportsSteps(Protocol):
 
 
 def progress_of(trainer: object, assignment_id: str) -> m.TrainingProgress:
-    """Return the last step of a trainer, without numbers if it does not know them."""
-    return trainer.progress_of(assignment_id) if isinstance(trainer, ReportsSteps) else m.TrainingProgress()
+    """Return how far a trainer is; no steps if it does not know."""
+    if not isinstance(trainer, ReportsSteps):
+        return m.TrainingProgress()
+    try:
+        return trainer.progress_of(assignment_id)
+    except Exception:
+        # The trainer may be the app's code. The device works, whatever its trainer says about its steps.
+        LOG.debug("progress: the trainer failed", exc_info=True)
+        return m.TrainingProgress()
 
 
 @runtime_checkable

@@ -23,9 +23,11 @@ from fanin.commands.console.terminal import (
 from fanin.commands.serve.page import open_page
 from fanin.edge.spans import SpanSink
 from fanin.protos.messages import Role
+from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
+from fanin.server.addresses import announcement
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.token_files import ensure_token
 from fanin.server.care.certificates import Certificates, local_certificates, own_certificates, utc_now
@@ -132,7 +134,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         disk = DiskWatch(settings.state, partial(_num_rounds, state.stores), time.time)
         for care in (certificates.watch(), disk.watch(), manager.keep_alive()):
             stack.callback(asyncio.create_task(care).cancel)
-        _announce(settings, bound.port, page)
+        _announce(settings, bound.port, certificates.current, page)
         manager.tell("READY=1", f"STATUS=serving on port {bound.port}")
         await stop.wait()
         manager.tell("STOPPING=1")
@@ -240,7 +242,7 @@ def _share_descriptors(limits: Limits) -> tuple[Limits, Connections]:
     return lowered, connections
 
 
-def _announce(settings: Settings, port: int, page: PageServer | None) -> None:
+def _announce(settings: Settings, port: int, identity: ServerIdentity, page: PageServer | None) -> None:
     address = replace(settings.address, port=port)
     # The file is for commands on this machine, which cannot connect to 0.0.0.0.
     write_file(settings.state / ADDRESS_FILE, f"{address.loopback}\n".encode())
@@ -251,6 +253,7 @@ def _announce(settings: Settings, port: int, page: PageServer | None) -> None:
         f"  authority for clients  {authority}\n"
         f"  token for devices      {settings.state / DEVICE_TOKEN}\n"
         f"  token for operators    {settings.state / OPERATOR_TOKEN}\n"
+        f"{announcement(address, settings.all_names, identity.fingerprint)}"
         f"{page_line}"
     )
     sys.stdout.flush()

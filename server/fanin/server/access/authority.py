@@ -53,6 +53,21 @@ class ServerIdentity:
     certificate: bytes
     ca_certificate: bytes
 
+    @property
+    def chain(self) -> bytes:
+        """The certificates that the server presents. A client that has only the fingerprint reads the authority's."""
+        return self.certificate + self.ca_certificate
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the authority's certificate, hexadecimal: ``openssl x509 -fingerprint -sha256``.
+
+        Empty if the authority is the operator's own.
+        """
+        if not self.ca_certificate:
+            return ""
+        return x509.load_pem_x509_certificate(self.ca_certificate).fingerprint(hashes.SHA256()).hex()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Authority:

@@ -68,6 +68,7 @@ class Registry:
     def check_enrollment(self, enrollment: Enrollment, call: DeviceCall, signature: bytes) -> EnrolledDevice:
         """Return the device that enrolls, without the database. The caller records it (``Stores.enroll``).
 
+        The order of the checks is that of ``fanin doctor``: the token, the protocol, the key, the time, the signature.
         A device that is enrolled may repeat the call with a token that has expired or is used up since.
 
         Raises:
@@ -80,18 +81,18 @@ class Registry:
         is_known = token is not None and token.role is Role.DEVICE and self._store.find(device.device_id) is not None
         if not is_known:
             check_use(token, self._wall())
-        if call.device_id != device.device_id:
-            raise Unauthenticated(
-                f"enroll: got device id {call.device_id!r}, expected {device.device_id}, of its own key", code="FN-0672"
-            )
-        self._check(device, call, signature)
-        self.check_ban(device)
         if not OLDEST_PROTOCOL <= enrollment.protocol <= PROTOCOL:
             known = f"{OLDEST_PROTOCOL} to {PROTOCOL}"
             raise Conflict(
                 f"protocol: got {enrollment.protocol}, expected {known}; install the coordinator's release of fanin",
                 code="FN-0675",
             )
+        if call.device_id != device.device_id:
+            raise Unauthenticated(
+                f"enroll: got device id {call.device_id!r}, expected {device.device_id}, of its own key", code="FN-0672"
+            )
+        self._check(device, call, signature)
+        self.check_ban(device)
         return device
 
     def device(self, device_id: str) -> EnrolledDevice:

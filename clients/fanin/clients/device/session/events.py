@@ -79,9 +79,14 @@ class Replied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The connection broke, the coordinator requested a retry, or this device's disk is full."""
+    """The connection broke, the coordinator requested a retry, or this device's disk is full.
+
+    ``code`` is that of the error. ``is_local``: the cause is on this device, and the connection may be whole.
+    """
 
     reason: str
+    code: str = ""
+    is_local: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,7 @@ class Moot:
     """The coordinator no longer knows the Assignment, or does not need this Update."""
 
     reason: str
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +106,7 @@ class Unable:
 
     reason: str
     is_lasting: bool = False
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from fanin.protos.errors import (
     NotFound,
     PermissionDenied,
     StorageFull,
+    StorageUnavailable,
     Unauthenticated,
     Unavailable,
     Untrusted,
@@ -27,27 +28,29 @@ def event_of(action: e.SessionAction, error: FaninError | OSError) -> e.SessionE
     """Return the event for an action that raised this error."""
     # A device reports the reason to the coordinator, or logs it. The error that ends a session has its code itself.
     reason = coded(error) if isinstance(error, FaninError) else str(error)
+    code = error.code if isinstance(error, FaninError) else ""
     if isinstance(action, e.Enroll) and isinstance(error, Untrusted):
         # The first call of this process: its address, its authority or its clock is wrong. A device that has enrolled
         # tries again, because a hotel's network or the coordinator's certificate may be the cause, and both pass.
         return _denied(error)
     if isinstance(error, Unavailable | StorageFull | OSError):
-        return e.Lost(reason=reason)
+        is_local = isinstance(error, StorageFull | StorageUnavailable | OSError) or isinstance(action, e.Train)
+        return e.Lost(reason=reason, code=code, is_local=is_local)
     if isinstance(action, e.Train):
         # Training calls no coordinator, so an error of any class is this device's own.
-        return e.Unable(reason=reason)
+        return e.Unable(reason=reason, code=code)
     if isinstance(error, Unauthenticated | PermissionDenied):
         return _denied(error)
     match action:
         case e.Enroll() | e.Poll() | e.Fetch() if isinstance(error, Corrupted):
             # The coordinator's own state is damaged, and its operator can repair it. Until then all other devices would
             # fail, too, so this one keeps its Assignment.
-            return e.Lost(reason=reason)
+            return e.Lost(reason=reason, code=code)
         case e.Refresh() | e.Fetch() | e.Send():
             is_moot = isinstance(error, NotFound | Conflict)
-            return e.Moot(reason=reason) if is_moot else e.Unable(reason=reason)
+            return e.Moot(reason=reason, code=code) if is_moot else e.Unable(reason=reason, code=code)
         case e.Abandon():
-            return e.Moot(reason=reason)
+            return e.Moot(reason=reason, code=code)
         case _:
             # An enrollment or a check-in whose request or reply is invalid: this device cannot repair it.
             return _denied(error)

@@ -1,0 +1,149 @@
+"""The state of a device for its owner: read from its folder, as text and as a JSON object.
+
+The file of a device that was killed still says that it runs. The lock of the folder does not: the kernel frees it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+
+from fanin.clients.device.site.record import Leaving, PastError, SiteRecord, SiteWork, read_record
+from fanin.clients.device.storage.cache import Cache
+from fanin.edge.files import is_held
+from fanin.protos.errors import InvalidInput
+from fanin.protos.texts import counted
+
+NUM_SHOWN_ERRORS = 5
+KILLED = "it was killed, or the machine lost power"
+
+
+class SiteState(Enum):
+    """Whether a device is connected."""
+
+    CONNECTED = "connected"
+    DISCONNECTED = "not connected"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteView:
+    """The state of a device at a time."""
+
+    folder: str
+    state: SiteState
+    record: SiteRecord
+    now: float
+
+    def document(self) -> dict[str, object]:
+        """Return the state as a JSON object."""
+        return {"state": self.state.value, "folder": self.folder, "now": self.now, **asdict(self.record)}
+
+    def text(self) -> str:
+        """Return the state as lines for people."""
+        rows = [*self._state_rows(), *self._work_rows(), *self._error_rows(), *_leaving_rows(self.record.leaving)]
+        width = max(len(label) for label, _ in rows) + 2
+        return "".join(f"{label:{width}}{text}\n" for label, text in rows)
+
+    def _state_rows(self) -> Iterator[tuple[str, str]]:
+        record, link = self.record, self.record.link
+        since = f" since {_time(link.since)}" if link.since else ""
+        yield "device", f"{record.device_id or 'unknown'} in {self.folder}"
+        if self.state is SiteState.STOPPED:
+            yield "state", f"stopped: {record.ended or KILLED}; last seen {_time(record.written_at)}"
+        else:
+            yield "state", f"{self.state.value}{since}"
+        if link.reason:
+            yield "reason", f"{link.reason}{_code(link.code, link.reason)}"
+            yield (
+                "",
+                f"more: fanin doctor --state {self.folder}" + (f"; fanin explain {link.code}" if link.code else ""),
+            )
+        if link.next_try_at and self.state is SiteState.DISCONNECTED:
+            yield "next try", f"in {max(0.0, link.next_try_at - self.now):.0f} s"
+        place = record.place
+        yield "coordinator", f"{place.server or 'unknown'}{f' through {place.proxy}' if place.proxy else ''}"
+        yield "trusts", ", ".join(f"publisher {key[:16]}.." for key in place.publishers) or "unknown publishers"
+        if record.served:
+            yield "serves", f"version {record.served}"
+
+    def _work_rows(self) -> Iterator[tuple[str, str]]:
+        record = self.record
+        if self.state is not SiteState.STOPPED:
+            yield "now", now_text(record.phase, record.work)
+        for run, sent in sorted(record.sent.items(), key=lambda item: -item[1].last_at):
+            last = f", last {_time(sent.last_at)}" if sent.last_at else ""
+            rounds = counted(sent.num_rounds, "round")
+            yield "sent", f"run {run}: {rounds}, {size_text(sent.num_bytes)}{last}"
+            yield "", f"bundle {sent.bundle[:16]}.. of publisher {sent.publisher[:16]}.."
+        if not record.sent:
+            yield "sent", "nothing yet"
+
+    def _error_rows(self) -> Iterator[tuple[str, str]]:
+        for index, error in enumerate(reversed(self.record.errors[-NUM_SHOWN_ERRORS:])):
+            yield "" if index else "errors", error_text(error)
+
+
+def site_view(folder: Path, now: float) -> SiteView:
+    """Return the state of a device from its folder. The device may run, or be stopped.
+
+    Raises:
+        InvalidInput: The folder is not that of a device.
+        OSError: A file in it cannot be read.
+    """
+    record = read_record(folder)
+    if record is None and not Cache.is_device(folder):
+        what = "is that of a coordinator" if (folder / "fanin.db").exists() else "has no device.key and no status.json"
+        raise InvalidInput(
+            f"--state: {folder} {what}, expected the folder of a device; pass that of fanin join --state",
+            code="FN-1484",
+        )
+    record = record or SiteRecord()
+    if not is_held(folder):
+        state = SiteState.STOPPED
+    else:
+        state = SiteState.CONNECTED if record.link.is_connected else SiteState.DISCONNECTED
+    return SiteView(folder=str(folder), state=state, record=record, now=now)
+
+
+def now_text(phase: str, work: SiteWork) -> str:
+    """Return what a device does now."""
+    if not work.run:
+        return {"idle": "waits for work", "enrolling": "enrolls", "refreshing": "downloads a newer version"}.get(
+            phase, phase
+        )
+    steps = f", step {work.step} of {work.num_steps}" if work.num_steps else ""
+    loss = "" if work.loss is None else f", loss {work.loss:.4g}"
+    sent = f", {size_text(work.sent_bytes)} of {size_text(work.update_bytes)}" if work.update_bytes else ""
+    text = {"fetching": "downloads", "training": f"trains{steps}{loss}", "sending": f"sends its update{sent}"}
+    return f"round {work.round} of run {work.run}, from version {work.version}: {text.get(phase, phase)}"
+
+
+def error_text(error: PastError) -> str:
+    """Return an error on one line."""
+    times = f" ({error.times} times)" if error.times > 1 else ""
+    return f"{_time(error.at)} {error.action}: {error.text}{_code(error.code, error.text)}{times}"
+
+
+def size_text(num_bytes: int) -> str:
+    """Return a number of bytes for people."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def _leaving_rows(leaving: Leaving) -> Iterator[tuple[str, str]]:
+    for index, text in enumerate(leaving.leaves):
+        yield "" if index else "leaves", text
+    for index, text in enumerate(leaving.stays):
+        yield "" if index else "never leaves", text
+
+
+def _code(code: str, text: str) -> str:
+    return f" [{code}]" if code and code not in text else ""
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S") if seconds else "never"

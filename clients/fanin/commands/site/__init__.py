@@ -1,0 +1,5 @@
+"""Commands for the people at each machine, without an operator's token. They need the core install alone.
+
+- ``status``: the state of a device
+- ``doctor``: why a device or a coordinator cannot be reached
+"""
