@@ -213,17 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The folder --state holds the device's key, its downloads and its unfinished update. "
         "A device that is stopped at any moment resumes when it is started again.",
     )
-    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="the coordinator")
-    authority = parser.add_mutually_exclusive_group(required=True)
-    authority.add_argument("--ca", metavar="FILE", help="certificate of the coordinator's authority")
-    authority.add_argument(
-        "--ca-fingerprint",
-        metavar="SHA256",
-        help="fingerprint of that certificate, which fanin serve prints: the device reads the certificate from the "
-        "coordinator, checks it, and keeps it in --state",
-    )
-    parser.add_argument("--token-file", metavar="FILE", help="enrollment token; default: $FANIN_DEVICE_TOKEN")
-    parser.add_argument("--publisher", required=True, metavar="FILE", help="public key whose bundles are trusted")
+    _add_coordinator(parser)
     parser.add_argument(
         "--data",
         metavar="FILE.npz",
@@ -248,7 +238,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="disk space for downloads (256)"
     )
-    _add_flower(parser)
     parser.add_argument(
         "--save-s",
         type=float,
@@ -278,6 +267,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_telemetry(parser)
     return parser
+
+
+def _add_coordinator(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name the coordinator, and whom the device trusts."""
+    parser.add_argument("--server", required=True, metavar="HOST:PORT", help="the coordinator")
+    authority = parser.add_mutually_exclusive_group(required=True)
+    authority.add_argument("--ca", metavar="FILE", help="certificate of the coordinator's authority")
+    authority.add_argument(
+        "--ca-fingerprint",
+        metavar="SHA256",
+        help="fingerprint of that certificate, which fanin serve prints: the device reads the certificate from the "
+        "coordinator, checks it, and keeps it in --state",
+    )
+    parser.add_argument("--token-file", metavar="FILE", help="enrollment token; default: $FANIN_DEVICE_TOKEN")
+    parser.add_argument("--publisher", required=True, metavar="FILE", help="public key whose bundles are trusted")
 
 
 def _add_telemetry(parser: argparse.ArgumentParser) -> None:

@@ -45,7 +45,7 @@ def machine_addresses() -> tuple[str, ...]:
                 row = fcntl.ioctl(sock.fileno(), SIOCGIFADDR, struct.pack(_IFREQ, name.encode()[:15]))
                 texts.append(socket.inet_ntoa(row[20:24]))
     with suppress(OSError):
-        rows = (line.split()[0] for line in _IPV6_OF_INTERFACES.read_text().splitlines())
+        rows = (line.split()[0] for line in _IPV6_OF_INTERFACES.read_text("ascii").splitlines())
         texts += [str(ipaddress.IPv6Address(bytes.fromhex(row))) for row in rows]
     if not texts:
         # Other systems: the addresses of the host's own name.

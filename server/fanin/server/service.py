@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, cast
 
 import grpc
 from grpc import aio
@@ -309,7 +309,9 @@ def _credentials(identity: Callable[[], ServerIdentity]) -> grpc.ServerCredentia
         served = current
         return configuration(current)
 
-    return grpc.dynamic_ssl_server_credentials(configuration(served), changed)
+    # grpc's stubs lack that None keeps the configuration.
+    ask = cast("Callable[[], grpc.ServerCertificateConfiguration]", changed)
+    return grpc.dynamic_ssl_server_credentials(configuration(served), ask)
 
 
 def check_free(address: str) -> None:

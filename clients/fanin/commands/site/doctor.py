@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         if options.json == "-":
             sys.stdout.write(text)
         else:
-            Path(options.json).write_text(text)
+            Path(options.json).write_text(text, "utf-8")
     return 1 if num_failed else 0
 
 
@@ -191,7 +191,7 @@ def _text(findings: Sequence[CheckResult], num_failed: int) -> str:
 
 def _line(path: Path) -> str:
     with suppress(OSError):
-        return path.read_text().strip()
+        return path.read_text("utf-8").strip()
     return ""
 
 

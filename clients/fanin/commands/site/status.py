@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
         if options.json == "-":
             sys.stdout.write(text)
         else:
-            Path(options.json).write_text(text)
+            Path(options.json).write_text(text, "utf-8")
     return 0 if view.state is SiteState.CONNECTED else NOT_CONNECTED
 
 

@@ -239,7 +239,8 @@ class Journal:
             return
         now = self._progress(assignment.assignment_id)
         with self._changed:
-            work = replace(self._record.work, step=now.step, num_steps=now.num_steps, loss=now.loss)
+            work = replace(self._record.work, step=now.step, num_steps=now.num_steps)
+            work = replace(work, epoch=now.epoch, num_epochs=now.num_epochs)
             self._change(replace(self._record, work=work))
 
     def _write(self) -> None:

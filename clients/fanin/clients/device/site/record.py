@@ -49,7 +49,8 @@ class SiteWork:
     since: float = 0.0
     step: int = 0
     num_steps: int = 0
-    loss: float | None = None
+    epoch: int = 0
+    num_epochs: int = 0
     sent_bytes: int = 0
     update_bytes: int = 0
 
