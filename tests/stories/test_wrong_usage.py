@@ -14,6 +14,8 @@ WRONG = {
     "demo": (("--rounds", "-1"), "--rounds, --delay-seed: got -1 and -1, expected at least 0 and -1"),
     "serve": (("--listen", "nonsense"), "listen: got 'nonsense', expected HOST:PORT, for example nonsense:7443"),
     "join": ((*SERVER, *DEVICE), ADDRESS),
+    "status": (("--json", "none/x.json"), "--json: none/x.json cannot be written, none is not a folder; create it"),
+    "doctor": ((), "--server: got none, expected HOST:PORT, or --state with the folder of a device or a coordinator"),
     "explain": ((), "Missing argument 'CODE'"),
     "export": (("a.py:app", "--check", "--out", "b"), "--out: got --check too, which writes nothing; expected one of "),
     "assemble": (("spec.toml", "--out", "full"), "--out: full is not empty, expected a new folder; name another one, "),

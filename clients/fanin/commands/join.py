@@ -65,8 +65,10 @@ def main(argv: Sequence[str]) -> int:
 def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None) -> int:
     publisher = read_public_key(Path(options.publisher))
     token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
+    # An authority of --ca is read before the folder is created. One by its fingerprint is kept in the folder.
+    connection = Connection(options.server, read_text(Path(options.ca), "--ca").encode()) if options.ca else None
     with hold_folder(Path(options.state)):
-        connection = Connection(options.server, _authority(options))
+        connection = connection or Connection(options.server, _pinned_authority(options))
         give_back()
         cache = Cache(Path(options.state), options.cache_mb << 20)
         key = cache.key()
@@ -121,10 +123,8 @@ def _page(options: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _authority(options: argparse.Namespace) -> bytes:
-    """Return the certificate of the coordinator's authority: of --ca, or by its fingerprint."""
-    if options.ca:
-        return read_text(Path(options.ca), "--ca").encode()
+def _pinned_authority(options: argparse.Namespace) -> bytes:
+    """Return the certificate of the coordinator's authority by its fingerprint."""
     with _ending_at_signals():
         return kept_authority(options.server, options.ca_fingerprint, Path(options.state))
 

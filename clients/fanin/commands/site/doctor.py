@@ -25,7 +25,7 @@ from fanin.clients.doctor.checks import CheckResult, Level, fail, failed, ok, sk
 from fanin.clients.doctor.machine import disk_finding, files_finding, gpu_finding, release_finding, runtime_findings
 from fanin.clients.doctor.network import network_findings
 from fanin.clients.textfiles import read_text
-from fanin.commands.console.usage import WrongUsage, wrong_usage
+from fanin.commands.console.usage import WrongUsage, check_target, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.edge.files import is_held
 from fanin.protos.addresses import Address, check_remote
@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
             "--server: got none, expected HOST:PORT, or --state with the folder of a device or a coordinator"
         )
     with wrong_usage():
+        check_target("--json", options.json or "")
         patient, findings = _patient(options)
         target = check_remote("--server", patient.server) if patient.server else None
     findings += _findings(patient, target)

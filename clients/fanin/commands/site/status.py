@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.device.site.view import SiteState, site_view
+from fanin.commands.console.usage import check_target, wrong_usage
 
 NOT_CONNECTED: Final = 3
 """Exit status for a device that is not connected or is stopped, as systemctl has it."""
@@ -17,6 +18,8 @@ NOT_CONNECTED: Final = 3
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin status``."""
     options = _parser().parse_args(argv)
+    with wrong_usage():
+        check_target("--json", options.json or "")
     view = site_view(Path(options.state), time.time())
     if options.json is None:
         sys.stdout.write(view.text())
