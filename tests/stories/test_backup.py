@@ -93,6 +93,7 @@ def test_devices_that_saw_later_versions_continue_after_a_restore(site: Site) ->
     assert problems(site.state) == []
 
 
+@pytest.mark.nightly
 def test_a_backup_during_rounds_is_whole_and_a_repeated_one_copies_what_is_new(site: Site) -> None:
     begin(site, replace(PLAN, stop=StopPlan(max_rounds=5000)))
     rows = [back_up(site) for _ in range(3)]

@@ -121,6 +121,7 @@ def test_a_ban_ends_an_upload_and_gives_its_place_to_a_device_that_waits(host: H
             again()
 
 
+@pytest.mark.nightly
 def test_the_devices_own_program_ends_with_a_ban_and_takes_part_again_after_it(host: Hosted, peers: list[Peer]) -> None:
     check = in_background(lambda: check_in(peers[0]))
     check[0].join(10.0)

@@ -42,6 +42,7 @@ def evaluations(site: Site, fanin: Fanin) -> list[Mapping[str, str]]:
     raise AssertionError(rows)
 
 
+@pytest.mark.nightly
 def test_each_version_is_right_in_int8_after_a_kill_and_verify_measures_again(tmp_path: Path, fanin: Fanin) -> None:
     held_out = tmp_path / "held-out.npz"
     write_npz(held_out, DATA.test)

@@ -105,6 +105,7 @@ def steal(site: Site, thief: Site) -> None:
     engine.dispose()
 
 
+@pytest.mark.nightly
 def test_a_publisher_takes_a_run_back_from_a_stolen_state_folder(sites: tuple[Site, Site]) -> None:
     site, thief = sites
     own = site.serve()

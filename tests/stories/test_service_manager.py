@@ -50,6 +50,7 @@ def messages(manager: socket.socket, seconds: float) -> list[str]:
     return received
 
 
+@pytest.mark.nightly
 def test_signs_of_life_end_with_the_event_loop(tmp_path: Path, manager: socket.socket, coordinator: Running) -> None:
     text = manager.recv(4096).decode()
     while not text.startswith("READY=1"):
