@@ -12,7 +12,7 @@ from support.pages import run_page
 
 from fanin.clients.planfile import read_plan
 
-FILES = [".gitignore", "README.md", "app.py", "plan.toml", "split.py", "test_app.py"]
+FILES = [".gitignore", "README.md", "app.py", "plan.toml", "pytest.ini", "split.py", "test_app.py"]
 
 
 @pytest.fixture
