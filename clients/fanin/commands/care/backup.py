@@ -92,6 +92,6 @@ def _restored_text(state: Path, restored: Restored) -> str:
     lines = [f"restored {state} from {restored.manifest.num_files:,} files; start it: fanin serve --state {state}"]
     if restored.waiting:
         lines.append("  devices may have seen later versions, so the publisher continues each run:")
-        lines += [f"    fanin reclaim {run_id} --key publisher.key" for run_id in restored.waiting]
-        lines.append("  then: fanin resume RUN")
+        lines += [f"    fanin reclaim {run_id} --key publisher.key --state {state}" for run_id in restored.waiting]
+        lines.append(f"  then: fanin resume RUN --state {state}")
     return "\n".join(lines) + "\n"
