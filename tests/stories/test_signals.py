@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,10 @@ def join(site: Site, *before: str) -> "subprocess.Popen[bytes]":
     command = [*before, sys.executable, "-m", "fanin.commands.main", "join", *words]
     log = site.folder / "join.log"
     with log.open("wb") as out:
-        device = subprocess.Popen(command, cwd=site.folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        # The tests themselves may run below nohup, and a child inherits that SIGHUP is ignored.
+        heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+        files = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": out}
+        device = subprocess.Popen(command, cwd=site.folder, preexec_fn=heard, **files)
     until = time.monotonic() + 60.0
     while "enrolled" not in log.read_text():
         assert device.poll() is None and time.monotonic() < until, log.read_text()
