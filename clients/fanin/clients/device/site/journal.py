@@ -40,8 +40,6 @@ from fanin.protos.release import __version__
 LOG = logging.getLogger("fanin.clients")
 WRITE_S: Final = 1.0
 """Shortest time between two writes."""
-END_S: Final = 2.0
-"""Longest wait for the last write of the thread."""
 PROGRESS_S: Final = 3.0
 """Seconds between two readings of the progress of a training."""
 Progress = Callable[[str], m.TrainingProgress]
@@ -106,9 +104,7 @@ class Journal:
             self._is_over = True
             self._changed.notify()
         if self._thread is not None:
-            # A signal can end the main thread between any two instructions, also as it takes the lock: then the other
-            # thread never gets it, and must not keep the process from ending.
-            self._thread.join(END_S)
+            self._thread.join()
         ended = (
             "it ended as asked" if error is None or isinstance(error, SystemExit | KeyboardInterrupt) else _text(error)
         )
