@@ -76,3 +76,24 @@ def join(site: Site, *before: str) -> "subprocess.Popen[bytes]":
         assert device.poll() is None and time.monotonic() < until, log.read_text()
         time.sleep(0.02)
     return device
+
+
+def test_a_command_that_is_terminated_ends_its_children(tmp_path: Path) -> None:
+    words = ("bench", "checkins", "--devices", "20000")
+    files = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    command = subprocess.Popen([sys.executable, "-m", "fanin.commands.main", *words], cwd=tmp_path, **files)
+    until = time.monotonic() + 60.0
+    while not (children := children_of(command.pid)):
+        assert command.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    command.terminate()
+    assert command.wait(30.0) == 128 + signal.SIGTERM
+    assert [child for child in children if Path(f"/proc/{child}").exists()] == []
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    stats = [path.read_text() for path in Path("/proc").glob("[0-9]*/stat") if path.exists()]
+    # The name of a program may have spaces and brackets; after it come its state and the process that started it.
+    rows = [(text.partition(" ")[0], text.rpartition(")")[2].split()[1]) for text in stats]
+    return [int(child) for child, parent in rows if int(parent) == pid]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fanin.clients.operator import Operator
 from fanin.commands.console.terminal import ADDRESS_FILE
@@ -23,17 +23,38 @@ POLL_S: Final = 0.005
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1"}
 
 
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
+
+
 class Children:
-    """The child processes of a command; leaving the context ends them."""
+    """The child processes of a command; leaving the context ends them, and SIGTERM and SIGHUP leave it.
+
+    Use it in the main thread.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Children":
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                self._handlers[number] = signal.signal(number, _end)
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        # A second signal must not leave children behind.
+        for number in self._handlers:
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            self._end_children()
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+
+    def _end_children(self) -> None:
         for _, process in self._started:
             process.send_signal(signal.SIGTERM)
         for _, process in self._started:

@@ -81,6 +81,7 @@ class Processes:
         self._children = Children(folder)
 
     def __enter__(self) -> "Processes":
+        self._children.__enter__()
         return self
 
     def __exit__(self, *exception: object) -> None:
