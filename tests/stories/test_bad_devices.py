@@ -78,7 +78,11 @@ def add(healthy: int, *bad: str) -> Callable[[Group], None]:
     return to
 
 
-@pytest.mark.parametrize(("healthy", "bad"), [(7, ("refused",)), (7, ("silent",)), (7, ("silent",) * 3)], ids=str)
+@pytest.mark.parametrize(
+    ("healthy", "bad"),
+    [(7, ("refused",)), (7, ("silent",)), pytest.param(7, ("silent",) * 3, marks=pytest.mark.nightly)],
+    ids=str,
+)
 def test_a_run_ends_well_with_bad_devices(
     play: Callable[[Plan, Callable[[Group], None]], Course], healthy: int, bad: Sequence[str]
 ) -> None:

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from support.models import BATCH_SIZE, NUM_CLASSES, PUBLISHER, app_of, bundle_of, export_bundle, samples
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import open_folder
@@ -273,7 +274,7 @@ def test_an_export_runs_the_module_once_on_its_calibration_data(tmp_path: Path) 
     assert num_batches < len(passes) < 2 * num_batches
 
 
-@pytest.mark.parametrize("graph_format", ["onnx", "tflite"])
+@pytest.mark.parametrize("graph_format", in_ci(["onnx", "tflite"], ["onnx"]))
 def test_a_good_export_imports_no_diagnosis(graph_format: str, tmp_path: Path) -> None:
     code = f"""
 import sys, torch

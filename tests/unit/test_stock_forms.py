@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 import torch
 from support.models import PUBLISHER, export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -300,7 +301,7 @@ def test_complex_values_without_a_form_are_refused_in_tflite_with_the_replacemen
     assert "frames times a matrix of cosines and sines are the same spectrum" in finding.advice
 
 
-@pytest.mark.parametrize("graph_format", FORMATS)
+@pytest.mark.parametrize("graph_format", in_ci(FORMATS, ["onnx"]))
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_of_a_package_is_exported_and_verified(name: str, graph_format: str) -> None:
     make, x = FORMS[name]

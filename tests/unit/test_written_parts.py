@@ -95,7 +95,7 @@ CHANGES: Final = {
 
 
 @pytest.mark.parametrize("name", in_ci(CHANGES, ["of_columns", "of_a_view"]))
-@pytest.mark.parametrize("graph_format", FORMATS)
+@pytest.mark.parametrize("graph_format", in_ci(FORMATS, ["onnx"]))
 def test_writes_into_parts_train(name: str, graph_format: str) -> None:
     # An export compares the steps of its graph with eager torch.
     bundle = export_bundle(app_with(CHANGES[name]), (graph_format,))
