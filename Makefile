@@ -84,7 +84,7 @@ nightly: WORKERS := 3
 nightly: ## the tests that are too long for every change, all property tests on many new examples, other Pythons
 	@$(MAKE) $(PARALLEL) $(VENV)/.installed $(VENV)/.docs $(VENV)/.browser $(VENV)-zoo/.installed $(STAMPS)
 	$(IN_MEMORY) $(BIN)/pytest $(SPREAD) -m "nightly or hypothesis" --hypothesis-profile nightly $(ARGS)
-	@$(MAKE) --no-print-directory pythons
+	@$(MAKE) --no-print-directory pythons newest
 
 # Each version has environments of its own. The last lines name the result of every version, also of one that is not here.
 .PHONY: pythons
@@ -101,6 +101,14 @@ pythons: ## on Python 3.12 and 3.13, if they are here: the light tests, README w
 	        results+="Python $$version: SKIPPED: no python$$version on PATH or in $(PYENV); install it\n"; \
 	    fi; \
 	done; printf "$$results"
+
+# pip takes the newest packages that pyproject.toml allows, and not those of CONSTRAINTS, which the other tests run on. torch
+# stays as it is: the newest one would bring gigabytes of CUDA. flwr is left out, which keeps others from their newest.
+.PHONY: newest
+newest: ## the light tests with the newest package of every range in pyproject.toml, as a user's pip takes them
+	@mkdir -p build && grep '^torch==' $(CONSTRAINTS) > build/newest.txt
+	$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS=build/newest.txt \
+	    EXTRAS=onnx,litert,server,telemetry,export,plots,parquet,simulation,dev light
 
 # What proves most in minutes. README runs a simulation, and the demo with devices that have the wheel and one runtime. The
 # tutorial runs a coordinator over TLS and two devices on onnxruntime.
@@ -197,7 +205,7 @@ wheel: dist/.built ## the wheel, in dist/
 
 .PHONY: clean
 clean: ## remove the environments, what was built and the caches
-	rm -rf $(VENV) $(VENV)-zoo $(DEVICES) $(PYTHONS:%=.venv-%) $(PYTHONS:%=.venv-%-device) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-zoo $(VENV)-newest $(DEVICES) $(PYTHONS:%=.venv-%) $(PYTHONS:%=.venv-%-device) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What builds the wheel: enough for the device environments to be made while the rest is installed.

@@ -274,6 +274,7 @@ def test_a_plan_may_name_another_model(
 def test_an_app_that_always_fails_is_one_error_and_one_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("flwr")
     write_app(tmp_path / "app", "failing_app", CLIENTS.replace("STOP", "0"))
     monkeypatch.chdir(tmp_path / "app")
     assert main(["simulate", "--flower", "failing_app:Failing", "--clients", "3", "--cohort", "2", "--quiet"]) == 1
@@ -287,6 +288,7 @@ def test_an_app_that_always_fails_is_one_error_and_one_traceback(
 def test_each_cause_of_failed_trainings_is_printed_once_and_the_json_has_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("flwr")
     write_app(tmp_path / "app", "uneven_app", CLIENTS.replace("STOP", "0"))
     monkeypatch.chdir(tmp_path / "app")
     command = ["simulate", "--flower", "uneven_app:uneven", "--clients", "6", "--cohort", "6", "--rounds", "3"]
