@@ -180,7 +180,7 @@ MEASUREMENTS: Final[Mapping[str, Measurement]] = MappingProxyType(
                     noise=0.15,
                 )
             },
-            # The first run of all reads the libraries of the formats from the disk: the median pair must be another one.
+            # The first run reads the libraries of the formats from a cold disk: the median pair must be another one.
             repeats=3,
         ),
         "simulation": Measurement(
