@@ -131,6 +131,18 @@ EVALUATION: Final = m.VersionEvaluation(
     time=1_700_000_000.25,
 )
 WARNED: Final = m.RunWarned(code="shared_partition", subject="a b", text="two devices report partition 3")
+LIVE: Final = m.LiveRound(
+    round=4,
+    phase=m.RoundPhase.TRAINING,
+    num_at_work=2,
+    at_work=("a", "b"),
+    deadline_s=12.5,
+    num_gave_up=1,
+    num_refused=2,
+    failures=(m.FailureCount(code="FN-0843", num_times=3, newest="got 7 labels, expected 3 [FN-0843]"),),
+    progress=MappingProxyType({"a": m.TrainingProgress(step=3, num_steps=9, epoch=1, num_epochs=2)}),
+    uploads=MappingProxyType({"b": m.UploadProgress(received_bytes=5, size_bytes=8)}),
+)
 DESCRIPTION: Final = m.RunDescription(
     run=INFO,
     rounds=(
@@ -138,13 +150,8 @@ DESCRIPTION: Final = m.RunDescription(
         m.RoundInfo(round=3, base_version=2, phase=m.RoundPhase.PUBLISHED, num_updates=2, opened_at=1.7e9, version=3),
     ),
     grid=(-9, 3),
-    num_at_work=2,
-    at_work=("a", "b"),
-    deadline_s=12.5,
+    live=LIVE,
     num_devices=100_000,
-    num_gave_up=1,
-    num_refused=2,
-    progress=MappingProxyType({"a": m.TrainingProgress(step=3, num_steps=9, epoch=1, num_epochs=2)}),
     saturated=m.saturated_devices({"a": 3}),
     warnings=(WARNED,),
 )
@@ -318,6 +325,7 @@ def frames() -> dict[str, Frame]:
         "control-chunk-data": _plain(control_pb2.ChunkData(sha256="ab" * 32, data=b"chunk")),
         "access-create-token-request": _frame(TOKEN, access_pb2.CreateTokenRequest),
         "access-audit-entry": _frame(ENTRY, access_pb2.AuditEntry),
+        "control-watch-reply-live": _frame(m.WatchReply(what=LIVE), control_pb2.WatchReply),
         **{f"control-event-{name}": _event(number, event) for number, (name, event) in enumerate(events.items(), 1)},
     }
 

@@ -1,5 +1,6 @@
 """The coordinator's certificate is renewed while it serves. One that clients would refuse is refused at the start."""
 
+import http.client
 import logging
 import os
 import signal
@@ -7,6 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,12 +17,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from stories.test_page_rules import Browser
 from support.processes import Running, start
 
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
 from fanin.server.access.authority import ServerIdentity, local_identity
 from fanin.server.care.certificates import Certificates, local_certificates
+from fanin.server.web.listener import tls_context
 
 NOW = datetime.now(UTC)
 DAYS = timedelta(days=1)
@@ -101,11 +105,11 @@ def until(what: str, is_done: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def serial(folder: Path) -> int:
-    """Return the serial number of the certificate that a new connection gets."""
-    host, _, port = (folder / "state" / "address").read_text().strip().rpartition(":")
+def serial(folder: Path, address: str = "") -> int:
+    """Return the serial number of the certificate that a new connection to an address gets, by default of devices."""
+    host, _, port = (address or (folder / "state" / "address").read_text().strip()).rpartition(":")
     context = ssl.create_default_context(cafile=str(folder / "own-ca.pem"))
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(["http/1.1" if address else "h2"])
     with (
         socket.create_connection((host.strip("[]"), int(port)), timeout=5) as raw,
         context.wrap_socket(raw, server_hostname="localhost") as line,
@@ -140,6 +144,66 @@ def test_a_new_certificate_is_served_after_sighup_and_open_connections_live_on(
         assert operator.runs() == ()
     finally:
         line.close()
+
+
+def test_the_page_serves_a_new_certificate_and_open_streams_live_on(
+    tmp_path: Path, authority: Authority, serve: Callable[..., Running]
+) -> None:
+    first = authority.issue()
+    running = serve("--name", "localhost", "--web", "0.0.0.0:0")
+    until("no page", lambda: "page for browsers" in running.text())
+    address = running.text().partition("https://")[2].partition("/")[0]
+    assert serial(tmp_path, address) == first
+    context = ssl.create_default_context(cafile=str(tmp_path / "own-ca.pem"))
+    line = http.client.HTTPSConnection("localhost", int(address.rpartition(":")[2]), timeout=10, context=context)
+    line.request("GET", "/healthz")
+    assert line.getresponse().read() == b"alive\n"
+    second = authority.issue()
+    os.kill(running.process.pid, signal.SIGHUP)
+    until("the page does not serve the new certificate", lambda: serial(tmp_path, address) == second)
+    assert serial(tmp_path) == second
+    # A key of another certificate changes nothing.
+    authority.write(ec.generate_private_key(ec.SECP256R1()))
+    os.kill(running.process.pid, signal.SIGHUP)
+    until("the mistake is not logged", lambda: "FN-1446" in running.text())
+    assert serial(tmp_path, address) == second
+    # The connection from before the renewal lives on, and no key was left behind.
+    line.request("GET", "/healthz")
+    assert line.getresponse().read() == b"alive\n"
+    line.close()
+    assert [path.name for path in (tmp_path / "state").glob("page-*")] == []
+    token = (tmp_path / "state" / "tokens" / "operator.token").read_text().strip()
+    browser = Browser("localhost", int(address.rpartition(":")[2]), context=context)
+    browser.login(token)
+    settings = browser.get("/settings").text
+    assert ">leaf</th>" in settings and "Used by this coordinator" in settings
+
+
+def handshake(server: ssl.SSLContext, ca: bytes) -> int:
+    """Return the serial number of the certificate that a handshake in memory gets."""
+    client = ssl.create_default_context(cadata=ca.decode())
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for end in (*ends, *ends, *ends):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+    data = ends[0].getpeercert(binary_form=True)
+    assert data is not None
+    return x509.load_der_x509_certificate(data).serial_number
+
+
+def test_the_page_follows_the_certificate_of_the_local_authority(tmp_path: Path) -> None:
+    time_now = [NOW]
+    certificates = local_certificates(tmp_path / "tls", frozenset({"localhost"}), lambda: time_now[0])
+    context = tls_context(lambda: certificates.current, tmp_path)
+    first = handshake(context, certificates.current.ca_certificate)
+    assert handshake(context, certificates.current.ca_certificate) == first
+    (tmp_path / "tls" / "server.pem").unlink()
+    certificates.renew()
+    assert handshake(context, certificates.current.ca_certificate) != first
 
 
 @pytest.mark.parametrize("code", ["FN-1446", "FN-1447", "FN-1448"])

@@ -23,8 +23,16 @@ from fanin.edge.bundles.bundle import open_folder
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import decode_parameters
 from fanin.protos.errors import FaninError, InvalidBundle, InvalidInput, InvalidVersion, NotFound
-from fanin.protos.messages import MAX_DESCRIBED_ROUNDS, Command, Pause, RoundClosed, RoundPhase, Stop, VersionWithBundle
-from fanin.server.runs.describe import MAX_NAMED_DEVICES
+from fanin.protos.messages import (
+    MAX_DESCRIBED_ROUNDS,
+    MAX_LIVE_DEVICES,
+    Command,
+    Pause,
+    RoundClosed,
+    RoundPhase,
+    Stop,
+    VersionWithBundle,
+)
 from fanin.v1 import control_pb2
 
 STRANGER = SigningKey(bytes(range(1, 33)))
@@ -132,21 +140,21 @@ def test_a_paused_run_and_a_stopped_run_are_described(host: Hosted) -> None:
         operator.command(Command(command_id="stop-it", run_id="other", what=Stop()))
         description = operator.describe("other")
     assert (paused_round.phase, description.rounds[0].phase) == (RoundPhase.PAUSED, RoundPhase.FAILED)
-    assert (description.num_at_work, description.deadline_s) == (0, 0.0)
+    assert (description.live.num_at_work, description.live.deadline_s) == (0, 0.0)
 
 
 def test_at_most_a_hundred_devices_are_named(fanin: Fanin, tmp_path: Path) -> None:
     host = Hosted(tmp_path).start()
     try:
         bundle = f.bundle_in(tmp_path, f.SMALL_SHAPES)
-        host.start_run(f.plan(num_spare=MAX_NAMED_DEVICES), bundle, f.PUBLISHER)
-        for device in f.peers(host, bundle, tmp_path, MAX_NAMED_DEVICES + 2):
+        host.start_run(f.plan(num_spare=MAX_LIVE_DEVICES), bundle, f.PUBLISHER)
+        for device in f.peers(host, bundle, tmp_path, MAX_LIVE_DEVICES + 2):
             device.begin()
         with host.operator() as operator:
             description = operator.describe("run")
     finally:
         host.stop()
-    assert (description.num_at_work, len(description.at_work)) == (MAX_NAMED_DEVICES + 2, MAX_NAMED_DEVICES)
+    assert (description.live.num_at_work, len(description.live.at_work)) == (MAX_LIVE_DEVICES + 2, MAX_LIVE_DEVICES)
 
 
 def test_a_version_is_fetched_as_a_file_of_arrays(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:

@@ -92,8 +92,8 @@ def test_the_progress_of_fanin_join_is_described(tmp_path: Path) -> None:
     device = join(host)
     try:
         with host.operator() as operator:
-            until(lambda: any(each.step for each in operator.describe("run", 1).progress.values()), device)
-            (progress,) = operator.describe("run", 1).progress.values()
+            until(lambda: any(each.step for each in operator.describe("run", 1).live.progress.values()), device)
+            (progress,) = operator.describe("run", 1).live.progress.values()
         assert (progress.num_steps, progress.num_epochs) == (10 * NUM_STEPS, 10 * EPOCHS)
         assert progress.epoch == progress.step // 40 + 1
     finally:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from house.tree import ROOT
 from stories.test_page_rules import PageSite, serve
+from stories.test_page_week import administrator, viewer
 from support.federations import bundle_in
 from support.long_record import write_record
 from support.processes import Site
@@ -106,6 +107,27 @@ def test_a_page_follows_a_run_over_a_kill_of_the_coordinator(tmp_path: Path) -> 
         assert [each.times is not None for each in published].count(True) >= NUM_ROUNDS - 1
         page.goto(f"{served.url}runs/run/events")
         assert page.locator("#feed tbody tr").count() == min(len(events), 50)
+
+
+@pytest.mark.nightly
+def test_an_open_page_asks_to_sign_in_again_once_its_token_is_revoked(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    with ExitStack() as stack:
+        stack.callback(site.close)
+        served = serve(site, "--web", "127.0.0.1:0")
+        browser = stack.enter_context(chromium())
+        # Behind a proxy reading needs a session.
+        page = browser.new_context(extra_http_headers={"X-Forwarded-For": "203.0.113.7"}).new_page()
+        for name in ("first", "second"):
+            page.goto(f"{served.url}login?next=/activity") if name == "first" else page.click("#link a")
+            page.fill("#token", viewer(site, name))
+            page.click("main button")
+            page.wait_for_url("**/activity")
+            assert page.locator("#link[data-state=on]").text_content(timeout=LIVE_MS) == "live"
+            with administrator(site) as desk:
+                desk.revoke_token(name)
+            assert page.locator("#link[data-state=out]").inner_text(timeout=LIVE_MS) == "sign in again"
+            assert page.locator("#link a").get_attribute("href") == "/login?next=%2Factivity"
 
 
 @pytest.mark.nightly

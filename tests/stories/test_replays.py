@@ -117,7 +117,7 @@ def test_a_replayed_failure_does_not_take_the_place_of_a_device_that_came_back(h
     with pytest.raises(Untimely):
         report.send()
     with host.operator() as operator:
-        assert operator.describe("run", 1).at_work == (device.device_id,)
+        assert operator.describe("run", 1).live.at_work == (device.device_id,)
 
 
 def test_a_replayed_check_in_does_not_end_the_one_that_waits(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_watched_round_that_waits_is_shown(host: Hosted, capsys: pytest.Captur
     timer.start()
     with host.operator() as operator:
         watched = Watched(json_target=target, pauses=PAUSES)
-        outcome = follow(operator.watch("run"), watched, describe=lambda: operator.describe("run", 1))
+        outcome = follow(operator.watch_live("run"), watched)
         assert outcome is RunState.STOPPED
     timer.join()
     out = capsys.readouterr().out
@@ -60,4 +60,4 @@ def test_a_watched_round_that_waits_is_shown(host: Hosted, capsys: pytest.Captur
 def test_a_description_has_the_last_failure_and_the_waiting_devices(host: Hosted) -> None:
     with host.operator() as operator:
         description = operator.describe("run")
-    assert (description.last_failure, description.num_waiting) == (REASON, 0)
+    assert (description.live.last_failure, description.live.num_waiting) == (REASON, 0)

@@ -30,6 +30,7 @@ from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
 from fanin.server.rounds.worker import LogObserver
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.stream import LiveStream
 from fanin.server.service import Services, bind_server
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import ThreadLane
@@ -145,6 +146,7 @@ class Hosted:
         services = Services(
             coordinator=coordinator,
             runs=runs,
+            stream=(stream := LiveStream(runs, state.history)),
             registry=registry,
             stores=state.stores,
             pruner=Pruner(state.stores, state.files),
@@ -160,6 +162,7 @@ class Hosted:
         self.ca = identity.ca_certificate
         self._ready.set()
         await self._stop.wait()
+        stream.close()
         await coordinator.stop()
         await bound.drain(1.0)
         await runs.stop()

@@ -49,7 +49,8 @@ def write_record(folder: Path, num_rounds: int, num_devices: int) -> None:
         rows = ["INSERT INTO rounds (run_id, round, base_version, grid, state, opened_at, accepted, next_grid)"]
         rows.append("VALUES (?, ?, ?, '[-20, -18]', 'published', ?, ?, '[-20, -18]')")
         connection.executemany(" ".join(rows), _rounds(num_rounds, devices))
-        connection.executemany("INSERT INTO versions VALUES (?, ?, ?, ?)", _versions(version, num_rounds))
+        columns = "(run_id, number, version_proto, round, published_at)"
+        connection.executemany(f"INSERT INTO versions {columns} VALUES (?, ?, ?, ?, ?)", _versions(version, num_rounds))
         connection.execute("DELETE FROM events WHERE run_id = ?", (RUN,))
         connection.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", _events(version, num_rounds, devices))
         connection.execute("UPDATE runs SET state = 'finished', reason = '' WHERE run_id = ?", (RUN,))
@@ -89,7 +90,7 @@ def _opened(number: int) -> float:
 def _versions(version: m.Version, num_rounds: int):
     for number in range(1, num_rounds + 1):
         row = replace(version, number=number, parent=number - 1)
-        yield RUN, number, to_proto(row, fleet_pb2.Version).SerializeToString(), number
+        yield RUN, number, to_proto(row, fleet_pb2.Version).SerializeToString(), number, _opened(number) + 27.5
 
 
 def _events(version: m.Version, num_rounds: int, devices: list[str]):

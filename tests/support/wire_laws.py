@@ -43,6 +43,7 @@ SENT: Final[dict[type, type[Message]]] = {
     m.VersionWithBundle: control_pb2.GetVersionReply,
     m.AcceptedDevices: control_pb2.AcceptedDevicesReply,
     m.LoggedEvent: control_pb2.Event,
+    m.WatchReply: control_pb2.WatchReply,
     m.NewToken: access_pb2.CreateTokenRequest,
     m.TokenPage: access_pb2.ListTokensReply,
     m.DeviceQuery: access_pb2.ListDevicesRequest,

@@ -74,9 +74,7 @@ def test_the_settings_of_the_newest_round_are_described() -> None:
         RoundInfo(round=number, base_version=0, phase=RoundPhase.TRAINING, num_updates=0, opened_at=0.0, version=0)
         for number in (2, 1)
     )
-    description = RunDescription(
-        run=run, rounds=rounds, grid=(), num_at_work=0, at_work=(), deadline_s=0.0, num_devices=4
-    )
+    description = RunDescription(run=run, rounds=rounds, grid=(), num_devices=4)
     lines = description_text(description).splitlines()
     assert "            schedule: from_round 2, epochs 4, flower.config {local-epochs = 8}" in lines
     assert "            schedule: from_round 9, proximal_weight 0.5" in lines
@@ -98,7 +96,7 @@ def test_the_settings_of_the_newest_round_are_described() -> None:
 
 def test_the_numbers_of_a_run_with_a_damaged_record_are_unknown() -> None:
     run = RunInfo(run_id="run-1", state=RunState.PAUSED, reason="the record is damaged")
-    description = RunDescription(run=run, rounds=(), grid=(), num_at_work=0, at_work=(), deadline_s=0.0, num_devices=4)
+    description = RunDescription(run=run, rounds=(), grid=(), num_devices=4)
     lines = description_text(description).splitlines()
     assert {"  version   unknown", "  rounds    unknown that ended in a version"} <= set(lines)
     row = description_row(description)

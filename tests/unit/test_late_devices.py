@@ -63,7 +63,7 @@ def test_a_run_without_devices_keeps_waiting(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         await asyncio.sleep(10_000.0)
         assert (await scene.place.runs.info("run")).state is RunState.RUNNING
-        assert (await scene.place.runs.describe("run", 1)).deadline_s == 0.0
+        assert (await scene.place.runs.describe("run", 1)).live.deadline_s == 0.0
 
     assert not [event for event in play(tmp_path, story, TWO, devices=0) if isinstance(event, RoundFailed)]
 

@@ -71,6 +71,7 @@ WRONG: list[tuple[Callable[[Any], object], str]] = [
     (lambda operator: operator.parameters(None), "parameters: version: got NoneType, expected Version"),
     (lambda operator: operator.parameter_bytes(3), "parameters: version: got int, expected Version"),
     (lambda operator: operator.watch(7), "watch: run_id: got int, expected str"),
+    (lambda operator: operator.watch_live(7), "watch_live: run_id: got int, expected str"),
     (lambda operator: operator.watch("run", "0"), "watch: from_sequence: got str, expected int"),
     (lambda operator: operator.chunk(b"sha256"), "chunk: sha256: got bytes, expected str"),
 ]

@@ -1,6 +1,5 @@
-"""Parts of the page without a coordinator: vendored files, cookies, forms of values, and slow readers of the stream."""
+"""Parts of the page without a coordinator: vendored files, cookies, and forms of values."""
 
-import asyncio
 import hashlib
 import re
 
@@ -9,7 +8,6 @@ import pytest
 from fanin.server.rounds.recent import WorkTimes, round_times
 from fanin.server.web.rendering import STATIC, clean, duration, environment, moment, number, size
 from fanin.server.web.sessions import SESSION_S, Sessions
-from fanin.server.web.stream import MAX_QUEUED, StreamReader
 
 
 def test_vendored_files_are_those_of_their_digests() -> None:
@@ -61,19 +59,6 @@ def test_forms_of_values() -> None:
     assert [size(each) for each in (0, 999, 1500, 2.5e9, 3e15)] == ["0 B", "999 B", "1.5 kB", "2.5 GB", "3000.0 TB"]
     assert (number(1234567), number(float("nan"))) == ("1\u202f234\u202f567", "\N{EN DASH}")
     assert moment(0.0) == '<time datetime="1970-01-01T00:00:00.000+00:00">1970-01-01 00:00:00 UTC</time>'
-
-
-def test_a_reader_that_does_not_read_is_dropped() -> None:
-    async def main() -> None:
-        reader = StreamReader()
-        for index in range(MAX_QUEUED):
-            reader.send(f"{index}".encode())
-        assert await reader.next() == b"0"
-        for _ in range(2):
-            reader.send(b"one too many")
-        assert await reader.next() == b""
-
-    asyncio.run(main())
 
 
 def test_the_parts_of_a_round_add_up_to_its_duration() -> None:

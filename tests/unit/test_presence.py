@@ -76,7 +76,7 @@ async def report(place: Place, device: str, work: m.Assignment, step: int = 0) -
 
 
 async def at_work(place: Place) -> tuple[str, ...]:
-    return (await place.runs.describe("run", 1)).at_work
+    return (await place.runs.describe("run", 1)).live.at_work
 
 
 def gone(place: Place) -> list[DevicesGone]:

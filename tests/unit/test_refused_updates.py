@@ -96,7 +96,7 @@ def test_the_place_of_a_refused_device_is_free_at_once(tmp_path: Path) -> None:
         # A report of the failure changes nothing more.
         report = m.Report(assignment_id=work.assignment_id, failure="refused")
         assert (await place.coordinator.report("a", report)).update_state is m.UpdateState.DISCARDED
-        assert (await place.runs.describe("run", 1)).at_work == ("b",)
+        assert (await place.runs.describe("run", 1)).live.at_work == ("b",)
         info = await place.runs.info("run")
         assert info.reason == ""
         assert (await send(place, "b", answer.assignment)).update_state is m.UpdateState.ACCEPTED
@@ -154,8 +154,8 @@ def test_an_assignment_is_over_after_a_report_of_a_failure_or_a_refused_update(
         assert await place.coordinator.report("a", progress) == over
         assert (await send(place, "a", work)).update_state is m.UpdateState.DISCARDED
         description = await place.runs.describe("run", 1)
-        assert (description.at_work, description.rounds[0].num_updates) == ((), 0)
-        assert (description.num_gave_up, description.num_refused) == (not is_refused, is_refused)
+        assert (description.live.at_work, description.rounds[0].num_updates) == ((), 0)
+        assert (description.live.num_gave_up, description.live.num_refused) == (not is_refused, is_refused)
         named = "1 device was refused, the last with: 'update: trained" if is_refused else "1 device gave up, the last"
         assert named in description.run.reason
         await asyncio.sleep(10.0)
@@ -285,10 +285,12 @@ def test_a_described_run_has_the_last_report_of_each_device_at_work(tmp_path: Pa
         last = m.TrainingProgress(step=3, num_steps=9, epoch=1, num_epochs=2)
         await place.coordinator.report("a", m.Report(assignment_id=work.assignment_id, progress=last))
         description = await place.runs.describe("run", 1)
-        assert description.progress == {"a": last}
+        assert description.live.progress == {"a": last}
         assert "            a  step 3 of 9, epoch 1 of 2\n" in description_text(description)
-        assert waits_text(description) == "round 1 waits: 1 device at work, 33 to 33 % trained, 0 waiting, 0 gave up"
+        assert (
+            waits_text(description.live) == "round 1 waits: 1 device at work, 33 to 33 % trained, 0 waiting, 0 gave up"
+        )
         progress = {"step": 3, "num_steps": 9, "epoch": 1, "num_epochs": 2}
-        assert waits_row(description)["progress"] == {"a": progress}
+        assert waits_row(description.live)["progress"] == {"a": progress}
 
     run(tmp_path, ONE, story)

@@ -188,7 +188,7 @@ def test_a_device_that_was_silent_takes_no_place_of_a_required_one(tmp_path: Pat
         await take_part(place, D)
         report = m.Report(assignment_id=answer.assignment.assignment_id, progress=m.TrainingProgress(step=1))
         await place.coordinator.report(A, report)
-        assert (await place.runs.describe("run", 1)).at_work == ()
+        assert (await place.runs.describe("run", 1)).live.at_work == ()
         # Nor does its late Update fill the Round.
         late = await send(place, A, answer.assignment)
         assert late.update_state is m.UpdateState.DISCARDED

@@ -12,7 +12,7 @@ from support.values import assignment
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.site.journal import Journal
-from fanin.clients.device.site.leaving import UPDATE_FIELDS, leaving
+from fanin.clients.device.site.leaving import FIELDS, SUMS, UPDATE_FIELDS, fields_text, leaving
 from fanin.clients.device.site.page import serve_page
 from fanin.clients.device.site.record import MAX_ERRORS, SitePlace, SiteRecord, from_json, read_record, to_json
 from fanin.clients.device.site.view import SiteState, site_view
@@ -94,18 +94,20 @@ def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
     assert from_json(to_json(one.record)) == one.record
 
 
-def test_every_field_of_an_update_is_described() -> None:
+def test_every_field_that_leaves_is_described() -> None:
     assert set(UPDATE_FIELDS) == {each.name for each in fields(m.UpdateHeader)}
+    for kind, meanings in FIELDS.items():
+        assert set(meanings) == {each.name for each in fields(kind)}
 
 
 def test_what_leaves_follows_from_the_assignment() -> None:
     before, work = leaving("data.npz", None), replace(assignment(), range_examples=8, progress_s=2.0)
     assert any("Nothing about the examples" in text for text in before.leaves)
     after = " ".join(leaving("data.npz", work).leaves)
-    for name in (*(each.name for each in work.statistics), *(each.name for each in fields(m.Telemetry)), "8 examples"):
-        assert name in after
-    for each in fields(m.CheckIn):
-        assert each.name in after
+    for text in (*(SUMS.get(each.name, each.name) for each in work.statistics), "8 examples"):
+        assert text in after
+    for kind in FIELDS:
+        assert fields_text(kind) in after
     assert "read from data.npz" in leaving("data.npz", work).stays[0]
 
 

@@ -69,11 +69,11 @@ def test_a_run_that_another_coordinator_drives_is_described_from_its_record(tmp_
         open_round, published_round = description.rounds
         # Only the driver knows that all places are taken, and which devices hold them.
         assert (open_round.phase, live_description.rounds[0].phase) == (RoundPhase.SELECTING, RoundPhase.TRAINING)
-        assert (description.num_at_work, live_description.at_work) == (0, ("b",))
+        assert (description.live.num_at_work, live_description.live.at_work) == (0, ("b",))
         assert published_round == live_description.rounds[1]
         assert isinstance(published_round, RoundInfo)
-        assert description.deadline_s == pytest.approx(live_description.deadline_s, abs=0.1)
-        assert 590.0 < description.deadline_s < 600.0
+        assert description.live.deadline_s == pytest.approx(live_description.live.deadline_s, abs=0.1)
+        assert 590.0 < description.live.deadline_s < 600.0
         # Reading does not change the database.
         assert snapshot(tmp_path / "state").rows == rows
         await stop(older, newer)

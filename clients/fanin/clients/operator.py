@@ -27,6 +27,7 @@ from fanin.protos.messages import (
     BundleRef,
     Command,
     ListedRuns,
+    LiveRound,
     LoggedEvent,
     Prune,
     Pruned,
@@ -37,6 +38,7 @@ from fanin.protos.messages import (
     Version,
     VersionEvaluation,
     VersionWithBundle,
+    WatchReply,
 )
 from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import MAX_TIMES, Plan
@@ -332,19 +334,27 @@ class Operator:
         """
         check_text("watch: run_id", run_id)
         check_number("watch: from_sequence", from_sequence, MAX_NUMBER)
-        return self._watch(run_id, from_sequence)
+        messages = self._stream(pb.WatchRequest(run_id=run_id, from_sequence=from_sequence))
+        return (each for each in messages if isinstance(each, LoggedEvent))
 
-    def _watch(self, run_id: str, from_sequence: int) -> Iterator[LoggedEvent]:
+    def watch_live(self, run_id: str) -> Iterator[LoggedEvent | LiveRound]:
+        """Yield the events of a Run as ``watch`` does, and its Round under way: at first, and after each change."""
+        check_text("watch_live: run_id", run_id)
+        return self._stream(pb.WatchRequest(run_id=run_id, live=True))
+
+    def _stream(self, request: pb.WatchRequest) -> Iterator[LoggedEvent | LiveRound]:
         has_begun, num_tries = False, 0
         while True:
-            request = pb.WatchRequest(run_id=run_id, from_sequence=from_sequence).SerializeToString()
             began_s = time.monotonic()
             try:
-                for event in self._connection.unary_stream(
-                    f"{CONTROL}Watch", request, pb.Event.FromString, self._endless
+                for reply in self._connection.unary_stream(
+                    f"{CONTROL}Watch", request.SerializeToString(), pb.WatchReply.FromString, self._endless
                 ):
-                    has_begun, num_tries, from_sequence = True, 0, event.sequence + 1
-                    yield from_proto(LoggedEvent, event)
+                    has_begun, num_tries = True, 0
+                    message = from_proto(WatchReply, reply).what
+                    if isinstance(message, LoggedEvent):
+                        request.from_sequence = message.sequence + 1
+                    yield message
                 return
             except Unavailable as exc:
                 if time.monotonic() - began_s > STEADY_S:

@@ -883,6 +883,71 @@ Global___RoundInfo: _TypeAlias = RoundInfo  # noqa: Y015
 class RunDescription(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    RUN_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    GRID_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    SATURATED_FIELD_NUMBER: _builtins.int
+    NUM_DIGEST_ONLY_FIELD_NUMBER: _builtins.int
+    NUM_WITHOUT_PARAMETERS_FIELD_NUMBER: _builtins.int
+    COVERAGE_FIELD_NUMBER: _builtins.int
+    num_devices: _builtins.int
+    """All devices that have enrolled at this coordinator."""
+    num_digest_only: _builtins.int
+    """Versions that fanin verify cannot recompute, and Versions without parameters, because retention removed them."""
+    num_without_parameters: _builtins.int
+    @_builtins.property
+    def run(self) -> Global___RunInfo: ...
+    @_builtins.property
+    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundInfo]:
+        """Newest first."""
+
+    @_builtins.property
+    def grid(self) -> _fleet_pb2.Grid:
+        """Grid of the newest Round."""
+
+    @_builtins.property
+    def live(self) -> Global___LiveRound: ...
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunWarned]:
+        """The warnings of the Run, oldest first."""
+
+    @_builtins.property
+    def saturated(self) -> Global___SaturatedDevices:
+        """Those of the Round that published the newest Version."""
+
+    @_builtins.property
+    def coverage(self) -> Global___Coverage: ...
+    def __init__(
+        self,
+        *,
+        run: Global___RunInfo | None = ...,
+        rounds: _abc.Iterable[Global___RoundInfo] | None = ...,
+        grid: _fleet_pb2.Grid | None = ...,
+        live: Global___LiveRound | None = ...,
+        num_devices: _builtins.int = ...,
+        warnings: _abc.Iterable[Global___RunWarned] | None = ...,
+        saturated: Global___SaturatedDevices | None = ...,
+        num_digest_only: _builtins.int = ...,
+        num_without_parameters: _builtins.int = ...,
+        coverage: Global___Coverage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "grid", b"grid", "live", b"live", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "grid", b"grid", "live", b"live", "num_devices", b"num_devices", "num_digest_only", b"num_digest_only", "num_without_parameters", b"num_without_parameters", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunDescription: _TypeAlias = RunDescription  # noqa: Y015
+
+@_typing.final
+class LiveRound(_message.Message):
+    """The Round under way and the devices that work for it: what changes without an event."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     @_typing.final
     class ProgressEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
@@ -904,94 +969,140 @@ class RunDescription(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    RUN_FIELD_NUMBER: _builtins.int
-    ROUNDS_FIELD_NUMBER: _builtins.int
-    GRID_FIELD_NUMBER: _builtins.int
+    @_typing.final
+    class UploadsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___UploadProgress: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___UploadProgress | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    ROUND_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
     NUM_AT_WORK_FIELD_NUMBER: _builtins.int
     AT_WORK_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
-    NUM_DEVICES_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
     NUM_GAVE_UP_FIELD_NUMBER: _builtins.int
     NUM_REFUSED_FIELD_NUMBER: _builtins.int
-    NUM_WAITING_FIELD_NUMBER: _builtins.int
-    LAST_FAILURE_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
-    WARNINGS_FIELD_NUMBER: _builtins.int
-    SATURATED_FIELD_NUMBER: _builtins.int
-    NUM_DIGEST_ONLY_FIELD_NUMBER: _builtins.int
-    NUM_WITHOUT_PARAMETERS_FIELD_NUMBER: _builtins.int
-    COVERAGE_FIELD_NUMBER: _builtins.int
+    UPLOADS_FIELD_NUMBER: _builtins.int
+    round: _builtins.int
+    """0: no Round is under way, and the other fields are empty."""
+    phase: Global___RoundPhase.ValueType
     num_at_work: _builtins.int
-    """Devices that have an Assignment in the open Round, and the first 100 of them."""
+    """Devices that have an Assignment in it, and 100 of them."""
     deadline_s: _builtins.float
-    """Seconds left in the open Round; 0: its clock does not run."""
-    num_devices: _builtins.int
-    """All devices that have enrolled at this coordinator."""
-    num_gave_up: _builtins.int
-    """Devices that gave up an Assignment of the open Round."""
-    num_refused: _builtins.int
-    """Devices whose Update for the open Round was refused."""
+    """Seconds left until its deadline; 0: its clock does not run."""
     num_waiting: _builtins.int
     """Devices whose check-in waits for work at this coordinator."""
-    last_failure: _builtins.str
-    """The reason of the last device that gave up or was refused in the open Round, with its code."""
-    num_digest_only: _builtins.int
-    """Versions that fanin verify cannot recompute, and Versions without parameters, because retention removed them."""
-    num_without_parameters: _builtins.int
-    @_builtins.property
-    def run(self) -> Global___RunInfo: ...
-    @_builtins.property
-    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundInfo]:
-        """Newest first."""
-
-    @_builtins.property
-    def grid(self) -> _fleet_pb2.Grid:
-        """Grid of the newest Round."""
-
+    num_gave_up: _builtins.int
+    """Devices that gave up an Assignment of it, and devices whose Update for it was refused."""
+    num_refused: _builtins.int
     @_builtins.property
     def at_work(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailureCount]:
+        """Why they did, by the code of the reason: the newest reason last."""
+
     @_builtins.property
     def progress(self) -> _containers.MessageMap[_builtins.str, _fleet_pb2.TrainingProgress]:
         """The last report of each device in at_work that reports progress."""
 
     @_builtins.property
-    def warnings(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunWarned]:
-        """The warnings of the Run, oldest first."""
+    def uploads(self) -> _containers.MessageMap[_builtins.str, Global___UploadProgress]:
+        """The uploads under way, of at most 100 devices."""
 
-    @_builtins.property
-    def saturated(self) -> Global___SaturatedDevices:
-        """Those of the Round that published the newest Version."""
-
-    @_builtins.property
-    def coverage(self) -> Global___Coverage: ...
     def __init__(
         self,
         *,
-        run: Global___RunInfo | None = ...,
-        rounds: _abc.Iterable[Global___RoundInfo] | None = ...,
-        grid: _fleet_pb2.Grid | None = ...,
+        round: _builtins.int = ...,
+        phase: Global___RoundPhase.ValueType | None = ...,
         num_at_work: _builtins.int = ...,
         at_work: _abc.Iterable[_builtins.str] | None = ...,
         deadline_s: _builtins.float = ...,
-        num_devices: _builtins.int = ...,
+        num_waiting: _builtins.int = ...,
         num_gave_up: _builtins.int = ...,
         num_refused: _builtins.int = ...,
-        num_waiting: _builtins.int = ...,
-        last_failure: _builtins.str = ...,
+        failures: _abc.Iterable[Global___FailureCount] | None = ...,
         progress: _abc.Mapping[_builtins.str, _fleet_pb2.TrainingProgress] | None = ...,
-        warnings: _abc.Iterable[Global___RunWarned] | None = ...,
-        saturated: Global___SaturatedDevices | None = ...,
-        num_digest_only: _builtins.int = ...,
-        num_without_parameters: _builtins.int = ...,
-        coverage: Global___Coverage | None = ...,
+        uploads: _abc.Mapping[_builtins.str, Global___UploadProgress] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "grid", b"grid", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_phase", b"_phase", "phase", b"phase"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "coverage", b"coverage", "deadline_s", b"deadline_s", "grid", b"grid", "last_failure", b"last_failure", "num_at_work", b"num_at_work", "num_devices", b"num_devices", "num_digest_only", b"num_digest_only", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "num_without_parameters", b"num_without_parameters", "progress", b"progress", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_phase", b"_phase", "at_work", b"at_work", "deadline_s", b"deadline_s", "failures", b"failures", "num_at_work", b"num_at_work", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "round", b"round", "uploads", b"uploads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__phase: _TypeAlias = _typing.Literal["phase"]  # noqa: Y015
+    _WhichOneofArgType__phase: _TypeAlias = _typing.Literal["_phase", b"_phase"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__phase) -> _WhichOneofReturnType__phase | None: ...
+
+Global___LiveRound: _TypeAlias = LiveRound  # noqa: Y015
+
+@_typing.final
+class FailureCount(_message.Message):
+    """The devices that gave up or were refused for one reason."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    NUM_TIMES_FIELD_NUMBER: _builtins.int
+    NEWEST_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """The code, such as FN-0843. Empty: reasons without one, and those beyond 20 codes."""
+    num_times: _builtins.int
+    """How often it was the reason."""
+    newest: _builtins.str
+    """The newest text, with its code."""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        num_times: _builtins.int = ...,
+        newest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "newest", b"newest", "num_times", b"num_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RunDescription: _TypeAlias = RunDescription  # noqa: Y015
+Global___FailureCount: _TypeAlias = FailureCount  # noqa: Y015
+
+@_typing.final
+class UploadProgress(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    received_bytes: _builtins.int
+    size_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        received_bytes: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_bytes", b"received_bytes", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UploadProgress: _TypeAlias = UploadProgress  # noqa: Y015
 
 @_typing.final
 class GetVersionRequest(_message.Message):
@@ -1099,22 +1210,54 @@ class WatchRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     FROM_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     from_sequence: _builtins.int
     """Events with a lower sequence number are skipped."""
+    live: _builtins.bool
+    """Whether the Round under way is sent, too: at first, and within 2 s after it has changed."""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         from_sequence: _builtins.int = ...,
+        live: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_sequence", b"from_sequence", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_sequence", b"from_sequence", "live", b"live", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class WatchReply(_message.Message):
+    """A message of the stream of a Run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGGED_EVENT_FIELD_NUMBER: _builtins.int
+    LIVE_ROUND_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def logged_event(self) -> Global___Event: ...
+    @_builtins.property
+    def live_round(self) -> Global___LiveRound: ...
+    def __init__(
+        self,
+        *,
+        logged_event: Global___Event | None = ...,
+        live_round: Global___LiveRound | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["live_round", b"live_round", "logged_event", b"logged_event", "what", b"what"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["live_round", b"live_round", "logged_event", b"logged_event", "what", b"what"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["logged_event", "live_round"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
+
+Global___WatchReply: _TypeAlias = WatchReply  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):

@@ -123,7 +123,7 @@ class ControlStub:
         self.Watch = channel.unary_stream(
                 '/fanin.v1.Control/Watch',
                 request_serializer=fanin_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
-                response_deserializer=fanin_dot_v1_dot_control__pb2.Event.FromString,
+                response_deserializer=fanin_dot_v1_dot_control__pb2.WatchReply.FromString,
                 _registered_method=True)
 
 
@@ -364,7 +364,7 @@ def add_ControlServicer_to_server(servicer, server):
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=fanin_dot_v1_dot_control__pb2.WatchRequest.FromString,
-                    response_serializer=fanin_dot_v1_dot_control__pb2.Event.SerializeToString,
+                    response_serializer=fanin_dot_v1_dot_control__pb2.WatchReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -852,7 +852,7 @@ class Control:
             target,
             '/fanin.v1.Control/Watch',
             fanin_dot_v1_dot_control__pb2.WatchRequest.SerializeToString,
-            fanin_dot_v1_dot_control__pb2.Event.FromString,
+            fanin_dot_v1_dot_control__pb2.WatchReply.FromString,
             options,
             channel_credentials,
             insecure,

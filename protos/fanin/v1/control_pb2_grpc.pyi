@@ -110,7 +110,7 @@ class ControlStub:
     """Returns the evaluations of a Run on the data that its Plan names, one page a call, in the order of the Versions. Call
     it again with from_version one above the last Version received, until a page is empty.
     """
-    Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]
+    Watch: _grpc.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.WatchReply]
     """Streams the past events of a Run and then new ones, until the Run has finished, failed or been stopped."""
 
 @_typing.type_check_only
@@ -179,7 +179,7 @@ class ControlAsyncStub(ControlStub):
     """Returns the evaluations of a Run on the data that its Plan names, one page a call, in the order of the Versions. Call
     it again with from_version one above the last Version received, until a page is empty.
     """
-    Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.Event]  # type: ignore[assignment]
+    Watch: _aio.UnaryStreamMultiCallable[_control_pb2.WatchRequest, _control_pb2.WatchReply]  # type: ignore[assignment]
     """Streams the past events of a Run and then new ones, until the Run has finished, failed or been stopped."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
@@ -353,7 +353,7 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _control_pb2.WatchRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_control_pb2.Event], _abc.AsyncIterator[_control_pb2.Event]]:
+    ) -> _typing.Union[_abc.Iterator[_control_pb2.WatchReply], _abc.AsyncIterator[_control_pb2.WatchReply]]:
         """Streams the past events of a Run and then new ones, until the Run has finished, failed or been stopped."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

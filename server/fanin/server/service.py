@@ -7,6 +7,7 @@ import errno
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final, cast
 
@@ -25,6 +26,7 @@ from fanin.protos.messages import (
     Reclaim,
     StartRun,
     Version,
+    WatchReply,
     check_described_rounds,
     check_from_sequence,
     check_version_number,
@@ -48,6 +50,7 @@ from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
 from fanin.server.fleet.servicer import FleetService
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.stream import LiveStream
 from fanin.server.storage.stores import Stores
 from fanin.server.telemetry.calls import CallInterceptor
 from fanin.server.telemetry.instruments import Instruments
@@ -74,8 +77,8 @@ SERVER_OPTIONS: Final = (
 class ControlService(control_pb2_grpc.ControlServicer):
     """``fanin.v1.Control`` over the Runs. Calls that change something are in the audit log."""
 
-    def __init__(self, runs: Runs, audit: AuditLog, pruner: Pruner) -> None:
-        self._runs, self._audit, self._pruner = runs, audit, pruner
+    def __init__(self, runs: Runs, stream: LiveStream, audit: AuditLog, pruner: Pruner) -> None:
+        self._runs, self._stream, self._audit, self._pruner = runs, stream, audit, pruner
 
     async def MissingChunks(
         self, request: control_pb2.MissingChunksRequest, context: object
@@ -193,11 +196,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
             evaluations=[to_proto(each, control_pb2.VersionEvaluation) for each in page]
         )
 
-    async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.Event]:
+    async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.WatchReply]:
         """See control.proto."""
         check_from_sequence(request.from_sequence)
-        async for entry in self._runs.watch(request.run_id, request.from_sequence):
-            yield to_proto(entry, control_pb2.Event)
+        messages = self._stream.watch(request.run_id, request.from_sequence, has_live=request.live)
+        async with aclosing(messages):
+            async for message in messages:
+                yield to_proto(WatchReply(what=message), control_pb2.WatchReply)
 
 
 def page_of_runs(page: ListedRuns) -> control_pb2.ListRunsReply:
@@ -219,6 +224,7 @@ class Services:
 
     coordinator: Coordinator
     runs: Runs
+    stream: LiveStream
     registry: Registry
     stores: Stores
     pruner: Pruner
@@ -276,7 +282,7 @@ def bind_server(services: Services, identity: Callable[[], ServerIdentity], addr
     fleet = FleetService(services.coordinator, services.registry, services.stores)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     stores, registry, runs = services.stores, services.registry, services.runs
-    control = ControlService(runs, AuditLog(stores), services.pruner)
+    control = ControlService(runs, services.stream, AuditLog(stores), services.pruner)
     control_pb2_grpc.add_ControlServicer_to_server(control, server)
     devices = Devices(stores=stores, registry=registry, coordinator=services.coordinator, runs=runs)
     access = AccessService(Tokens(stores=stores, registry=registry), devices, stores.audit)

@@ -15,6 +15,7 @@ from fanin.protos.messages import (
     DevicesGone,
     DeviceSpread,
     Evaluation,
+    LiveRound,
     LoggedEvent,
     Principal,
     RoundClosed,
@@ -23,7 +24,6 @@ from fanin.protos.messages import (
     RoundLacks,
     RoundOpened,
     RoundPhase,
-    RunDescription,
     RunEvent,
     RunInfo,
     RunRested,
@@ -102,31 +102,31 @@ def evaluation_text(evaluation: VersionEvaluation) -> str:
     )
 
 
-def waits_row(description: RunDescription) -> dict[str, object]:
+def waits_row(live: LiveRound) -> dict[str, object]:
     """Return the JSON row of the devices of an open Round. It is no event of the record, so it has no sequence."""
     return {
         "event": "RoundWaits",
-        "round": description.rounds[0].round,
-        "num_at_work": description.num_at_work,
-        "num_waiting": description.num_waiting,
-        "num_gave_up": description.num_gave_up,
-        "num_refused": description.num_refused,
-        "last_failure": description.last_failure,
-        "progress": {device: asdict(each) for device, each in description.progress.items()},
+        "round": live.round,
+        "num_at_work": live.num_at_work,
+        "num_waiting": live.num_waiting,
+        "num_gave_up": live.num_gave_up,
+        "num_refused": live.num_refused,
+        "last_failure": live.last_failure,
+        "progress": {device: asdict(each) for device, each in live.progress.items()},
     }
 
 
-def waits_text(description: RunDescription) -> str:
+def waits_text(live: LiveRound) -> str:
     """Return the devices of an open Round as text; empty without one."""
-    if not description.rounds or description.rounds[0].phase not in OPEN_PHASES:
+    if live.phase not in OPEN_PHASES:
         return ""
-    shares = [100 * each.step // each.num_steps for each in description.progress.values() if each.num_steps]
+    shares = [100 * each.step // each.num_steps for each in live.progress.values() if each.num_steps]
     counts = [f"{min(shares)} to {max(shares)} % trained"] if shares else []
-    counts += [f"{description.num_waiting} waiting", f"{description.num_gave_up} gave up"]
-    counts += [f"{description.num_refused} refused"] * bool(description.num_refused)
-    failure = f", the last with: {description.last_failure!r}" if description.last_failure else ""
-    at_work = f"{counted(description.num_at_work, 'device')} at work"
-    return f"round {description.rounds[0].round} waits: {', '.join([at_work, *counts])}{failure}"
+    counts += [f"{live.num_waiting} waiting", f"{live.num_gave_up} gave up"]
+    counts += [f"{live.num_refused} refused"] * bool(live.num_refused)
+    failure = f", the last with: {live.last_failure!r}" if live.last_failure else ""
+    at_work = f"{counted(live.num_at_work, 'device')} at work"
+    return f"round {live.round} waits: {', '.join([at_work, *counts])}{failure}"
 
 
 def event_row(entry: LoggedEvent) -> dict[str, object]:

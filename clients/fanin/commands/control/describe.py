@@ -62,23 +62,25 @@ def describe(
 
 def description_row(description: RunDescription) -> dict[str, object]:
     """Return the JSON row of a described Run. JSON writes an infinite number as null."""
+    live = description.live
     return {
         **run_row(description.run),
         "plan": None if description.run.plan is None else asdict(description.run.plan),
         "num_devices": description.num_devices,
-        "num_at_work": description.num_at_work,
-        "at_work": list(description.at_work),
-        "progress": {device: asdict(each) for device, each in description.progress.items()},
-        "num_gave_up": description.num_gave_up,
-        "num_refused": description.num_refused,
-        "num_waiting": description.num_waiting,
-        "last_failure": description.last_failure,
+        "num_at_work": live.num_at_work,
+        "at_work": list(live.at_work),
+        "progress": {device: asdict(each) for device, each in live.progress.items()},
+        "num_gave_up": live.num_gave_up,
+        "num_refused": live.num_refused,
+        "num_waiting": live.num_waiting,
+        "last_failure": live.last_failure,
+        "failures": [asdict(each) for each in live.failures],
         "saturated": {
             "num_devices": description.saturated.num_devices,
             "num_values": dict(description.saturated.num_values),
         },
         "coverage": None if description.coverage is None else asdict(_plain(description.coverage)),
-        "deadline_s": description.deadline_s,
+        "deadline_s": live.deadline_s,
         "grid": list(description.grid),
         "num_digest_only": description.num_digest_only,
         "num_without_parameters": description.num_without_parameters,
@@ -138,20 +140,20 @@ def description_text(description: RunDescription) -> str:
         )
     if grid := description.grid:
         lines.append(f"  grid      {counted(len(grid), 'block')}, steps 2^{min(grid)} to 2^{max(grid)}")
-    deadline = f", {description.deadline_s:.0f} s left" if description.deadline_s else ""
-    num_at_work, at_work = description.num_at_work, description.at_work
+    live = description.live
+    deadline = f", {live.deadline_s:.0f} s left" if live.deadline_s else ""
+    num_at_work, at_work = live.num_at_work, live.at_work
     lines.append(f"  devices   {num_at_work} at work of {description.num_devices} enrolled{deadline}")
-    lines += [f"            {device}{_progress_text(description.progress.get(device))}" for device in at_work]
+    lines += [f"            {device}{_progress_text(live.progress.get(device))}" for device in at_work]
     if len(at_work) < num_at_work:
         lines.append(f"            and {num_at_work - len(at_work)} more")
-    if description.num_waiting:
-        lines.append(f"  waiting   {counted(description.num_waiting, 'device')} for work of any run")
-    if description.num_gave_up:
-        lines.append(f"  gave up   {description.num_gave_up} in this round")
-    if description.num_refused:
-        lines.append(f"  refused   {description.num_refused} in this round")
-    if description.last_failure:
-        lines.append(f"  reason    {description.last_failure!r}; the coordinator's log has all reasons")
+    if live.num_waiting:
+        lines.append(f"  waiting   {counted(live.num_waiting, 'device')} for work of any run")
+    if live.num_gave_up:
+        lines.append(f"  gave up   {live.num_gave_up} in this round")
+    if live.num_refused:
+        lines.append(f"  refused   {live.num_refused} in this round")
+    lines += [f"  reason    {each.num_times} x {each.newest!r}" for each in reversed(live.failures)]
     lines += [f"  warning   {warning.text}" for warning in description.warnings]
     if description.saturated.num_devices:
         lines.append(f"  saturated in version {info.version}: {saturated_text(description.saturated)}")

@@ -5,7 +5,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -122,13 +121,8 @@ def run(
             write_json(json, run_row(info))
         outcome = RunState.RUNNING
         if watch:
-            describe = partial(operator.describe, info.run_id, 1)
-            outcome = follow(
-                operator.watch(info.run_id),
-                Watched(json_target=json, verbose=verbose),
-                run_row(info),
-                describe=describe,
-            )
+            watched = Watched(json_target=json, verbose=verbose)
+            outcome = follow(operator.watch_live(info.run_id), watched, run_row(info))
     return int(outcome in (RunState.FAILED, RunState.STOPPED))
 
 

@@ -1,7 +1,6 @@
 """``fanin watch``: the events of a Run, past and future, until it ends."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -37,6 +36,5 @@ def watch(
 ) -> int:
     """Follow a run until it ends. Exit status 1 if it failed or was stopped. With --json, print one object a line."""
     with connect(state, server, ca, token_file) as operator:
-        watched = Watched(json_target=json, verbose=verbose)
-        outcome = follow(operator.watch(run_id), watched, describe=partial(operator.describe, run_id, 1))
+        outcome = follow(operator.watch_live(run_id), Watched(json_target=json, verbose=verbose))
     return int(outcome in (RunState.FAILED, RunState.STOPPED))

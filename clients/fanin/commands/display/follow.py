@@ -3,8 +3,9 @@
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -13,8 +14,10 @@ from typing import Final
 from fanin.commands.console.show import event_row, finite, waits_row, waits_text
 from fanin.commands.display.screen import Screen
 from fanin.commands.display.view import EventView
-from fanin.protos.errors import FaninError, Unavailable
-from fanin.protos.messages import LoggedEvent, RunDescription, RunRested, RunState
+from fanin.protos.errors import FaninError
+from fanin.protos.messages import LiveRound, LoggedEvent, RunRested, RunState
+
+Message = LoggedEvent | LiveRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +48,16 @@ class Watched:
 
 
 def follow(
-    events: Iterable[LoggedEvent],
+    messages: Iterable[Message],
     watched: Watched = Watched(),
     before: Mapping[str, object] | None = None,
-    *,
-    describe: Callable[[], RunDescription],
 ) -> RunState:
     """Print the events of a Run as they arrive, and the devices of a Round that waits for them.
 
     Args:
-        events: The events. Another thread reads them.
+        messages: The events, and the Round under way after each change. Another thread reads them.
         watched: How they are shown.
         before: A first JSON line.
-        describe: Returns the Run with its newest Round.
 
     Returns:
         The state in which the Run ended.
@@ -77,42 +77,42 @@ def follow(
 
         if before is not None:
             write(before)
-        entries, shown, pause_s = _arrivals(events), "", pauses.first_s
+        entries, live, shown, due_s = _arrivals(messages), LiveRound(), "", time.monotonic() + pauses.first_s
         while True:
             try:
-                entry = entries.get(timeout=pause_s)
+                entry = entries.get(timeout=max(due_s - time.monotonic(), 0.0))
             except Empty:
-                pause_s = pauses.next_s
-                # A coordinator that restarts: the other thread connects again.
-                with suppress(Unavailable):
-                    description = describe()
-                    # The devices are shown again only if they have changed.
-                    text = waits_text(description)
-                    if text != shown and view is not None:
-                        view.waits(text)
-                    if text not in ("", shown):
-                        write(waits_row(description))
-                    shown = text
+                due_s = time.monotonic() + pauses.next_s
+                # The devices are shown again only if they have changed.
+                text = waits_text(live)
+                if text != shown and view is not None:
+                    view.waits(text)
+                if text not in ("", shown):
+                    write(waits_row(live))
+                shown = text
                 continue
             if entry is None:
                 return outcome
             if isinstance(entry, FaninError):
                 raise entry
+            if isinstance(entry, LiveRound):
+                live = entry
+                continue
             write(event_row(entry))
             if view is not None:
                 view.event(entry.event)
-            shown, pause_s = "", pauses.first_s
+            shown, due_s = "", time.monotonic() + pauses.first_s
             if isinstance(entry.event, RunRested):
                 outcome = entry.event.state
 
 
-def _arrivals(events: Iterable[LoggedEvent]) -> "SimpleQueue[LoggedEvent | FaninError | None]":
-    """Return a queue of the events: another thread reads them. Their error, or None, is the last entry."""
-    entries: SimpleQueue[LoggedEvent | FaninError | None] = SimpleQueue()
+def _arrivals(messages: Iterable[Message]) -> "SimpleQueue[Message | FaninError | None]":
+    """Return a queue of the messages: another thread reads them. Their error, or None, is the last entry."""
+    entries: SimpleQueue[Message | FaninError | None] = SimpleQueue()
 
     def read() -> None:
         try:
-            for entry in events:
+            for entry in messages:
                 entries.put(entry)
         except FaninError as exc:
             entries.put(exc)

@@ -20,7 +20,7 @@ from fanin.commands.console.terminal import (
     DEVICE_TOKEN,
     OPERATOR_TOKEN,
 )
-from fanin.commands.serve.page import open_page
+from fanin.commands.serve.page import Care, open_page
 from fanin.edge.spans import SpanSink
 from fanin.protos.messages import Role
 from fanin.server.access.authority import ServerIdentity
@@ -43,6 +43,7 @@ from fanin.server.health import Readiness, watch_storage
 from fanin.server.rounds.worker import Observer
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.recorded_setup import Parts
+from fanin.server.runs.stream import LiveStream
 from fanin.server.service import Services, bind_server, check_free
 from fanin.server.settings import Settings
 from fanin.server.storage.collector import Collector
@@ -104,7 +105,9 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     bound = bind_server(services, lambda: certificates.current, settings.listen)
     readiness = Readiness()
     address = replace(settings.address, port=bound.port)
-    page = open_page(replace(settings, listen=str(address)), services, state, composed.limits, readiness)
+    disk = DiskWatch(settings.state, partial(_num_rounds, state.stores), time.time)
+    care = Care(certificates=certificates, disk=disk, readiness=readiness)
+    page = open_page(replace(settings, listen=str(address)), services, state, composed.limits, care)
     async with AsyncExitStack() as stack:
         # Each part stops, in the reverse order, also after an error of another one such as a full disk. Otherwise a
         # running driver would end with a traceback.
@@ -120,6 +123,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         stack.push_async_callback(evaluator.stop)
         stack.push_async_callback(collector.stop)
         stack.push_async_callback(pruner.stop)
+        stack.callback(services.stream.close)
         await audit.start()
         coordinator.activity.start()
         await runs.start()
@@ -131,9 +135,8 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         health = asyncio.create_task(watch_storage(state.check, bound.report, readiness), name="health")
         stack.callback(health.cancel)
         manager = ServiceManager()
-        disk = DiskWatch(settings.state, partial(_num_rounds, state.stores), time.time)
-        for care in (certificates.watch(), disk.watch(), manager.keep_alive()):
-            stack.callback(asyncio.create_task(care).cancel)
+        for work in (certificates.watch(), disk.watch(), manager.keep_alive()):
+            stack.callback(asyncio.create_task(work).cancel)
         _announce(settings, bound.port, certificates.current, page)
         manager.tell("READY=1", f"STATUS=serving on port {bound.port}")
         await stop.wait()
@@ -167,6 +170,7 @@ def _compose(
     services = Services(
         coordinator=coordinator,
         runs=runs,
+        stream=LiveStream(runs, state.history),
         registry=registry,
         stores=state.stores,
         pruner=pruner,

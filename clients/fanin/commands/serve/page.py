@@ -1,10 +1,13 @@
 """The page of ``fanin serve``, composed: its application on its port."""
 
 import time
+from dataclasses import dataclass
 
 from fanin.server.access.limits import Limits
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.devices import Devices
+from fanin.server.care.certificates import Certificates
+from fanin.server.care.forecast import DiskWatch
 from fanin.server.health import Readiness
 from fanin.server.service import Services
 from fanin.server.settings import Settings
@@ -12,21 +15,37 @@ from fanin.server.storage.stores import CoordinatorState
 from fanin.server.telemetry.exposition import Exposition, MetricSources
 from fanin.server.web.app import PageParts, build_app, metrics_route
 from fanin.server.web.guard import Entrance
-from fanin.server.web.listener import PageServer, open_listener
+from fanin.server.web.listener import PageServer, open_listener, tls_context
 from fanin.server.web.overview import Overview
 from fanin.server.web.sessions import Sessions, session_key
 
 SESSION_KEY = "tokens/page.key"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Care:
+    """What the coordinator knows of its own condition.
+
+    Attributes:
+        certificates: Its certificate.
+        disk: The forecast of its disk.
+        readiness: Whether it can serve.
+    """
+
+    certificates: Certificates
+    disk: DiskWatch
+    readiness: Readiness
+
+
 def open_page(
-    settings: Settings, services: Services, state: CoordinatorState, limits: Limits, readiness: Readiness
+    settings: Settings, services: Services, state: CoordinatorState, limits: Limits, care: Care
 ) -> PageServer | None:
     """Return the server of the page, whose port is bound; None without a page. Raises Conflict if the port is taken."""
     if not settings.has_page:
         return None
     listener = open_listener(settings.web_address)
     tls = settings.state / "tls"
+    own = settings.own_files
     is_local = settings.is_local_page
     entrance = Entrance(
         sessions=Sessions(session_key(settings.state / SESSION_KEY), time.time),
@@ -38,7 +57,8 @@ def open_page(
     overview = Overview(
         settings=settings,
         limits=limits,
-        files=state.files,
+        certificates=care.certificates,
+        disk=care.disk,
         audit=state.stores.audit,
         num_devices=lambda: state.devices.num_devices,
         url=f"{'http' if is_local else 'https'}://{listener.address}/",
@@ -48,10 +68,13 @@ def open_page(
         state=state,
         coordinator=services.coordinator,
         limits=limits,
-        readiness=readiness,
+        readiness=care.readiness,
         instruments=services.instruments,
         folder=settings.state,
-        certificates={"server": tls / "server.pem", "authority": tls / "ca.pem"},
+        certificates={
+            "server": tls / "server.pem" if own is None else own.certificate,
+            "authority": tls / "ca.pem",
+        },
     )
     devices = Devices(
         stores=services.stores, registry=services.registry, coordinator=services.coordinator, runs=services.runs
@@ -59,15 +82,16 @@ def open_page(
     parts = PageParts(
         runs=services.runs,
         history=state.history,
-        uploading=services.coordinator.uploading,
+        stream=services.stream,
         audit=AuditLog(state.stores),
         devices=devices,
         join_line=f"fanin join --server {settings.address.loopback} --ca ca.pem --token-file device.token "
         "--publisher publisher.pub --data data.npz",
         overview=overview,
         entrance=entrance,
-        readiness=readiness,
+        readiness=care.readiness,
     )
-    app, hub = build_app(parts)
+    app = build_app(parts)
     app.routes.append(metrics_route(Exposition(sources).render))
-    return PageServer(app, listener, None if is_local else (tls / "server.pem", tls / "server.key"), hub.close)
+    context = None if is_local else tls_context(lambda: care.certificates.current, settings.state)
+    return PageServer(app, listener, context, services.stream.close)

@@ -119,7 +119,7 @@ async def _unfinished(federation: Federation, scenario: Scenario) -> str:
     run, current = description.run, description.rounds[-1]
     state = (
         f"round {current.round} is {current.phase.name} with {counted(current.num_updates, 'update')} of at least "
-        f"{scenario.plan.cohort.quorum}, and {counted(description.num_at_work, 'device')} at work"
+        f"{scenario.plan.cohort.quorum}, and {counted(description.live.num_at_work, 'device')} at work"
     )
     problem = run.reason or state
     return (

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import OneOf
 from fanin.protos.messages.principals import Principal
-from fanin.protos.messages.runs import Coverage, RunState, RunWarned, SaturatedDevices
+from fanin.protos.messages.runs import Coverage, LiveRound, RunState, RunWarned, SaturatedDevices
 from fanin.protos.names import MAX_NUMBER
 
 MAX_LISTED_DEVICES: Final = 1000
@@ -337,4 +337,14 @@ class LoggedEvent:
     time: float
     event: Annotated[
         RunEvent, OneOf(unknown="event: got {}, expected a kind that this fanin knows; install a newer one")
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchReply:
+    """A message of the stream of a Run: an event, or the Round under way after a change."""
+
+    what: Annotated[
+        LoggedEvent | LiveRound,
+        OneOf(unknown="watch: got {}, expected an event or the round under way; install a newer fanin"),
     ]

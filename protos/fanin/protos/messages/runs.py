@@ -27,6 +27,10 @@ MAX_WARNINGS: Final = 50
 """Most warnings of a Run. Devices cause some of them, and one message holds all of them."""
 MAX_PAGE_DEVICES: Final = 10_000
 """Devices on one page of a Round's accepted devices."""
+MAX_LIVE_DEVICES: Final = 100
+"""Devices at work that a message names: enough to look for one. A cohort of a million would not fit."""
+MAX_FAILURE_CODES: Final = 20
+"""Reasons of devices in one message. A device chooses its code."""
 MAX_SATURATED_DEVICES: Final = 50
 """Devices with many saturated values that an event names."""
 
@@ -191,6 +195,65 @@ def saturated_devices(num_values: Mapping[str, int]) -> SaturatedDevices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCount:
+    """The devices that gave up or were refused for one reason.
+
+    Attributes:
+        code: The code of the reason. Empty for reasons without one, and for those beyond ``MAX_FAILURE_CODES``.
+        num_times: How often it was the reason.
+        newest: The newest text, with its code.
+    """
+
+    code: str
+    num_times: int
+    newest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadProgress:
+    """How far an upload is."""
+
+    received_bytes: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRound:
+    """The Round under way and the devices that work for it: what changes without an event.
+
+    Attributes:
+        round: Its number; 0 if no Round is under way, and the other fields have their defaults.
+        phase: Its phase, None without a Round.
+        num_at_work: Devices with an Assignment in it.
+        at_work: Ids of ``MAX_LIVE_DEVICES`` of them, sorted.
+        deadline_s: Seconds left until its deadline; 0 if its clock does not run.
+        num_waiting: Devices whose check-in waits for work at this coordinator.
+        num_gave_up: Devices that gave up an Assignment of it.
+        num_refused: Devices whose Update for it was refused.
+        failures: Why they did, by the code of the reason. The newest reason is the last one.
+        progress: The last report of each device in ``at_work`` that reports progress.
+        uploads: The uploads under way, of at most ``MAX_LIVE_DEVICES`` devices.
+    """
+
+    round: int = 0
+    phase: RoundPhase | None = None
+    num_at_work: int = 0
+    at_work: tuple[str, ...] = ()
+    deadline_s: float = 0.0
+    num_waiting: int = 0
+    num_gave_up: int = 0
+    num_refused: int = 0
+    failures: tuple[FailureCount, ...] = ()
+    progress: Mapping[str, TrainingProgress] = field(default_factory=lambda: MappingProxyType({}))
+    uploads: Mapping[str, UploadProgress] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def last_failure(self) -> str:
+        """The reason of the last device that gave up or was refused; empty without one."""
+        return self.failures[-1].newest if self.failures else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunDescription:
     """A Run with its latest Rounds and some of the devices that work in it.
 
@@ -198,15 +261,8 @@ class RunDescription:
         run: Summary of the Run.
         rounds: The latest Rounds, newest first.
         grid: Grid of the newest Round (num_blocks,).
-        num_at_work: Devices with an Assignment in the open Round.
-        at_work: Ids of some of these devices.
-        deadline_s: Seconds left in the open Round; 0 if its clock does not run.
+        live: The Round under way.
         num_devices: Devices that are enrolled at this coordinator.
-        num_gave_up: Devices that gave up an Assignment of the open Round.
-        num_refused: Devices whose Update for the open Round was refused.
-        num_waiting: Devices whose check-in waits for work at this coordinator.
-        last_failure: The reason of the last device that gave up or was refused in the open Round, with its code.
-        progress: The last report of each device in ``at_work`` that reports progress.
         warnings: The warnings of the Run, oldest first.
         saturated: Devices with many saturated values in the Round that published the newest Version.
         num_digest_only: Versions that cannot be recomputed, because retention removed Updates.
@@ -217,15 +273,8 @@ class RunDescription:
     run: RunInfo
     rounds: tuple[RoundInfo, ...]
     grid: tuple[int, ...]
-    num_at_work: int
-    at_work: tuple[str, ...]
-    deadline_s: float
     num_devices: int
-    num_gave_up: int = 0
-    num_refused: int = 0
-    num_waiting: int = 0
-    last_failure: str = ""
-    progress: Mapping[str, TrainingProgress] = field(default_factory=lambda: MappingProxyType({}))
+    live: LiveRound = field(default_factory=LiveRound)
     warnings: tuple[RunWarned, ...] = ()
     saturated: SaturatedDevices = field(default_factory=SaturatedDevices)
     num_digest_only: int = 0

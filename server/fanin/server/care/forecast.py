@@ -69,6 +69,11 @@ class Forecast:
     bytes_per_round: float | None = None
     days_left: float | None = None
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the disk will be full soon."""
+        return self.days_left is not None and self.days_left < WARN_DAYS
+
 
 def forecast(history: tuple[DiskUse, ...]) -> Forecast:
     """Return the forecast after one or more measurements, oldest first."""
@@ -127,14 +132,13 @@ class DiskWatch:
             await asyncio.sleep(PERIOD_S)
 
     def _warn(self, expected: Forecast, now_s: float) -> None:
-        days = expected.days_left
-        if days is None or days >= WARN_DAYS or now_s < self._warned_at_s + DAY_S:
+        if not expected.is_short or now_s < self._warned_at_s + DAY_S:
             return
         self._warned_at_s = now_s
         LOG.warning(
             "the disk of %s is full in %.1f days: %.0f MB are free, and it grows by %.0f MB a day; free space, or let "
             "retention keep less (fanin prune RUN shows what would go)",
-            *(self._folder, days, expected.now.free_bytes / 1e6, (expected.bytes_per_day or 0.0) / 1e6),
+            *(self._folder, expected.days_left, expected.now.free_bytes / 1e6, (expected.bytes_per_day or 0.0) / 1e6),
         )
 
 

@@ -37,7 +37,6 @@ class Coordinator:
         report: ``Uploads.report``.
         refuse: ``Uploads.refuse``.
         uploads: The uploads under way.
-        uploading: ``Uploads.progress``.
         activity: The last check-ins of devices.
     """
 
@@ -50,7 +49,7 @@ class Coordinator:
         self.check_in, self.stop = checkins.check_in, checkins.stop
         self.download = downloads.download
         self.upload, self.report, self.refuse = uploads.upload, uploads.report, uploads.refuse
-        self.uploading = uploads.progress
+        runs.drivers.uploading = uploads.progress
         self._end_wait = checkins.end
         runs.subscribe(checkins.on_change)
         runs.subscribe(uploads.on_change)

@@ -157,10 +157,12 @@ class Uploads:
         for driver in self._drivers.running():
             driver.updates.refuse_any(device, reason)
 
-    def progress(self, run_id: str) -> dict[str, tuple[int, int]]:
-        """Return the received bytes and the size of the Updates of a Run that are being uploaded, by device."""
+    def progress(self, run_id: str) -> dict[str, m.UploadProgress]:
+        """Return the uploads of a Run that are under way, by device."""
         return {
-            each.device: (each.upload.received_bytes, each.upload.header.payload.size_bytes)
+            each.device: m.UploadProgress(
+                received_bytes=each.upload.received_bytes, size_bytes=each.upload.header.payload.size_bytes
+            )
             for each in self._transfers
             if each.upload is not None and each.driver.run_id == run_id
         }

@@ -11,5 +11,6 @@ Modules, in reading order:
     validation.py    the checks of an Update's header against its Assignment
     publications.py  Versions for devices without an Assignment
     suitability.py   whether a device can take part
+    stream.py        events and Rounds under way, for ``fanin watch`` and the page
     describe.py      the description of a Run for operators
 """

@@ -334,19 +334,27 @@ class Runs:
             driver = self.drivers.find(run_id)
             changed = None if driver is None else driver.course.changed
             # Before the events are read, so that none of the last ones is missed.
-            has_ended = driver is None and await self._has_ended(await self.view(run_id))
-            while page := await self._stores.runs.event_page(run_id, sequence):
+            has_ended = await self.has_ended(run_id)
+            while page := await self.event_page(run_id, sequence):
                 for entry in page:
                     sequence = entry.sequence + 1
                     yield entry
-            if driver is None or changed is None:
-                if has_ended:
-                    return
-                await asyncio.sleep(FOLLOW_S)
-            elif not driver.run.state.is_live and driver.is_idle and driver.course.changed is changed:
+            if has_ended and (driver is None or driver.course.changed is changed):
                 return
-            else:
-                await changed.wait()
+            await (asyncio.sleep(FOLLOW_S) if changed is None else changed.wait())
+
+    async def event_page(self, run_id: str, from_sequence: int) -> tuple[LoggedEvent, ...]:
+        """Return the next recorded events of a Run, oldest first; none if there are no more."""
+        return await self._stores.runs.event_page(run_id, from_sequence)
+
+    async def has_ended(self, run_id: str) -> bool:
+        """Return whether a Run rests without a Round under way, so that no event follows. Raises NotFound."""
+        driver = self.drivers.find(run_id)
+        if driver is not None:
+            return not driver.run.state.is_live and driver.is_idle
+        view = await self.view(run_id)
+        last = await self._stores.rounds.last(run_id)
+        return not view.state.is_live and (last is None or last.mark.is_final)
 
     async def evaluations(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
         """Return a page of the evaluations of a Run's Versions on held-out data. Raises NotFound."""
@@ -360,10 +368,6 @@ class Runs:
         if page is None:
             raise NotFound(f"run {run_id}: has no round {round_number}", code="FN-0611")
         return page
-
-    async def _has_ended(self, view: RunView) -> bool:
-        last = await self._stores.rounds.last(view.run_id)
-        return not view.state.is_live and (last is None or last.mark.is_final)
 
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:
         async with self.drivers.starting:

@@ -1,16 +1,12 @@
 """The description of a Run for operators: its record, and the state of the Round under way if it is driven here."""
 
-from types import MappingProxyType
-
 from fanin.protos.errors import Corrupted
-from fanin.protos.messages import RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
+from fanin.protos.messages import LiveRound, RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.runs.view import LiveRun, RunView
 from fanin.server.storage.records import RoundMark, RoundSummary
 from fanin.server.storage.stores import Stores
 
-MAX_NAMED_DEVICES = 100
-"""Devices at work that a description names: enough to look for one. A cohort of a million would not fit."""
 _PHASES = {
     RoundMark.OPEN: RoundPhase.SELECTING,
     RoundMark.CLOSED: RoundPhase.FOLDING,
@@ -57,21 +53,11 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
     latest = await stores.rounds.latest(view.run_id, max(num_rounds, 1))
     publication = await stores.runs.publication(view.run_id, view.newest.number)
     removed = await stores.retention.removed(view.run_id)
-    remaining_s = live.left_s
-    if live.phase is None and latest:
-        remaining_s = _recorded_remaining_s(latest[0], stores.wall())
     return RunDescription(
         run=await run_info(view, live, stores),
-        rounds=tuple(_info(one, live.phase if one is latest[0] else None) for one in latest[:num_rounds]),
+        rounds=tuple(_info(one, live.round.phase if one is latest[0] else None) for one in latest[:num_rounds]),
         grid=latest[0].record.grid if latest else (),
-        num_at_work=len(live.at_work),
-        at_work=(at_work := live.at_work[:MAX_NAMED_DEVICES]),
-        progress=MappingProxyType({device: last for device in at_work if (last := live.progress(device)) is not None}),
-        num_gave_up=live.num_gave_up,
-        num_refused=live.num_refused,
-        num_waiting=live.num_waiting,
-        last_failure=live.last_failure,
-        deadline_s=remaining_s,
+        live=live.round if live.round.round or not latest else _recorded_round(latest[0], stores.wall()),
         num_devices=stores.devices.num_devices,
         warnings=await stores.runs.warnings(view.run_id),
         saturated=SaturatedDevices() if publication is None else publication.saturated,
@@ -87,18 +73,19 @@ def damaged_description(info: RunInfo, stores: Stores) -> RunDescription:
         run=info,
         rounds=(),
         grid=(),
-        num_at_work=0,
-        at_work=(),
-        deadline_s=0.0,
         num_devices=stores.devices.num_devices,
     )
 
 
-def _recorded_remaining_s(summary: RoundSummary, now_s: float) -> float:
-    """Return the seconds to the deadline of a Round that is not driven here."""
+def _recorded_round(summary: RoundSummary, now_s: float) -> LiveRound:
+    """Return a Round that is not driven here, if it is under way."""
     record = summary.record
-    is_running = record.mark is RoundMark.OPEN and record.deadline_at_s is not None
-    return max(record.deadline_at_s - now_s, 0.0) if is_running and record.deadline_at_s is not None else 0.0
+    if record.mark.is_final:
+        return LiveRound()
+    deadline_s = 0.0
+    if record.mark is RoundMark.OPEN and record.deadline_at_s is not None:
+        deadline_s = max(record.deadline_at_s - now_s, 0.0)
+    return LiveRound(round=record.round, phase=_PHASES[record.mark], deadline_s=deadline_s)
 
 
 def _info(summary: RoundSummary, phase: RoundPhase | None) -> RoundInfo:

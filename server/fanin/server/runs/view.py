@@ -6,12 +6,18 @@ coordinator answers these for every Run of the record, also for one that another
 continued.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
+from typing import Final
 
-from fanin.protos.messages import RoundPhase, RunState, TrainingProgress, Version
+from fanin.protos.messages import MAX_FAILURE_CODES, FailureCount, LiveRound, RunState, Version
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.records import RunRecord
+
+MAX_SHOWN: Final = 200
+"""Characters of a device's reason that are shown to operators."""
+_CODE: Final = re.compile(r" \[FN-\d{4}\]\Z", re.ASCII)
+"""The code at the end of a device's reason (``protos.errors.coded``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,25 +54,43 @@ class LiveRun:
 
     Attributes:
         trouble: The obstacle to the Run's progress, other than missing Updates; empty without one.
-        phase: The phase of the Round under way, None without one.
-        at_work: The devices at work in the open Round, sorted.
-        num_gave_up: Devices that gave up in the open Round.
-        num_refused: Devices whose Update was refused in the open Round.
-        num_waiting: Devices whose check-in waits for work.
-        last_failure: The reason of the last device that gave up or was refused in the open Round.
-        progress: Returns the last report of progress of a device, None without one.
-        left_s: Seconds to the deadline of the open Round, 0.0 if its clock does not run.
+        round: The Round under way.
     """
 
     trouble: str = ""
-    phase: RoundPhase | None = None
-    at_work: tuple[str, ...] = ()
-    num_gave_up: int = 0
-    num_refused: int = 0
-    num_waiting: int = 0
-    last_failure: str = ""
-    progress: Callable[[str], TrainingProgress | None] = lambda _device: None
-    left_s: float = 0.0
+    round: LiveRound = field(default_factory=LiveRound)
+
+
+class Failures:
+    """Why devices gave up or were refused in a Round, by the code of the reason.
+
+    A device chooses its text and its code. So a text is cut, and codes beyond ``MAX_FAILURE_CODES`` count as none.
+    """
+
+    def __init__(self) -> None:
+        # The newest one is the last one.
+        self._counts: dict[str, FailureCount] = {}
+
+    @property
+    def newest(self) -> str:
+        """The newest reason; empty without one."""
+        return next((each.newest for each in reversed(self._counts.values())), "")
+
+    def note(self, text: str) -> None:
+        """Count a reason."""
+        match = _CODE.search(text)
+        end = "" if match is None else match.group()
+        code = end.strip(" []")
+        if code not in self._counts and len(self._counts) >= MAX_FAILURE_CODES:
+            code = ""
+        before = self._counts.pop(code, None)
+        newest = text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - len(end)]}{end}"
+        num_times = 1 if before is None else before.num_times + 1
+        self._counts[code] = FailureCount(code=code, num_times=num_times, newest=newest)
+
+    def counts(self) -> tuple[FailureCount, ...]:
+        """Return all reasons, the newest one last."""
+        return tuple(self._counts.values())
 
 
 async def read_view(run_id: str, runs: RunRecords) -> RunView | None:

@@ -28,13 +28,14 @@ from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.devices import Devices
 from fanin.server.health import Readiness
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.stream import LiveStream
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.web.actions import HOME, Actions
 from fanin.server.web.devices import DeviceViews
 from fanin.server.web.guard import METRICS_PATH, Entrance, Guard
 from fanin.server.web.overview import Overview
 from fanin.server.web.rendering import STATIC, page
-from fanin.server.web.stream import Hub, StreamResponse
+from fanin.server.web.stream import OpenPages, StreamResponse
 from fanin.server.web.views import RunViews
 
 LOG = logging.getLogger("fanin.server.web.app")
@@ -54,8 +55,8 @@ class PageParts:
 
     Attributes:
         runs: The Runs.
+        stream: Their live stream.
         history: The record in pages.
-        uploading: Returns received bytes and sizes of the uploads of a Run, by device.
         audit: The log of commands.
         devices: The devices.
         join_line: The command with which a device joins.
@@ -65,8 +66,8 @@ class PageParts:
     """
 
     runs: Runs
+    stream: LiveStream
     history: HistoryStore
-    uploading: Callable[[str], dict[str, tuple[int, int]]]
     audit: AuditLog
     devices: Devices
     join_line: str
@@ -75,10 +76,10 @@ class PageParts:
     readiness: Readiness
 
 
-def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
-    """Return the application of the page, and its stream, which the caller closes first."""
-    hub = Hub(parts.runs, parts.history, parts.uploading)
-    views = RunViews(runs=parts.runs, history=parts.history, uploading=parts.uploading, overview=parts.overview)
+def build_app(parts: PageParts) -> Starlette:
+    """Return the application of the page."""
+    pages = OpenPages(parts.stream, parts.history)
+    views = RunViews(runs=parts.runs, history=parts.history, overview=parts.overview)
     devices = DeviceViews(desk=parts.devices, join_line=parts.join_line)
     actions = Actions(runs=parts.runs, audit=parts.audit, entrance=parts.entrance)
 
@@ -87,17 +88,18 @@ def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
 
     async def readyz(request: Request) -> Response:
         problem = parts.readiness.problem
-        return PlainTextResponse(f"{problem or 'ready'}\n", status_code=503 if problem else 200)
+        texts = (problem or "ready", *parts.overview.alarms())
+        return PlainTextResponse("".join(f"{text}\n" for text in texts), status_code=503 if problem else 200)
 
     async def home(request: Request) -> Response:
         return RedirectResponse(HOME, status_code=303)
 
-    async def stream(request: Request) -> StreamResponse:
-        reader = await hub.join(request.headers.get("last-event-id", ""))
-        return StreamResponse(hub, reader, partial(parts.entrance.may_read, request))
+    async def stream(request: Request) -> Response | StreamResponse:
+        last_id = request.headers.get("last-event-id", "") or request.query_params.get("after", "")
+        return pages.open(last_id, partial(parts.entrance.may_read, request))
 
     run = "/runs/{run_id}"
-    app = Starlette(
+    return Starlette(
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),
@@ -125,7 +127,6 @@ def build_app(parts: PageParts) -> tuple[Starlette, Hub]:
         middleware=[Middleware(Guard, entrance=parts.entrance)],
         exception_handlers=error_handlers(),
     )
-    return app, hub
 
 
 def error_handlers() -> dict[object, Callable[[Request, Exception], Awaitable[Response]]]:

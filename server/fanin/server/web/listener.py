@@ -1,16 +1,18 @@
 """The socket of the page, and its HTTP server in the coordinator's event loop.
 
 The socket is bound before any Run changes, so a port in use is an error of the start. The server installs no signal
-handlers: the coordinator ends it.
+handlers: the coordinator ends it. Its certificate is that of the coordinator, also after a renewal.
 """
 
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import uvicorn
@@ -18,6 +20,7 @@ from starlette.types import ASGIApp
 
 from fanin.protos.addresses import Address
 from fanin.protos.errors import Conflict
+from fanin.server.access.authority import ServerIdentity
 
 LOG = logging.getLogger("fanin.server.web.listener")
 DEFAULT_WEB: Final = Address(host="127.0.0.1", port=7480)
@@ -72,6 +75,43 @@ def _listen(address: Address) -> Listener:
     return Listener(socket=listener, address=replace(address, port=listener.getsockname()[1]).loopback)
 
 
+def tls_context(identity: Callable[[], ServerIdentity], folder: Path) -> ssl.SSLContext:
+    """Return a context whose new connections get the certificate that ``identity`` returns then.
+
+    Args:
+        identity: Returns the certificate as it is now.
+        folder: A private folder. Python reads keys from files alone, so each certificate is written there and removed.
+    """
+
+    def context_of(one: ServerIdentity) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        with TemporaryDirectory(dir=folder, prefix="page-") as scratch:
+            chain, key = Path(scratch, "chain.pem"), Path(scratch, "key.pem")
+            chain.write_bytes(one.chain)
+            key.write_bytes(one.key)
+            context.load_cert_chain(chain, key)
+        return context
+
+    served = identity()
+    fresh = first = context_of(served)
+
+    def choose(line: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal served, fresh
+        current = identity()
+        if current is not served:
+            # One that cannot be loaded is tried once: the connections keep the one before.
+            served = current
+            try:
+                fresh = context_of(current)
+            except OSError as exc:
+                LOG.error("page: the new certificate is not served, but the one before: %s", exc)
+        line.context = fresh
+
+    # Called at the begin of each handshake, also of a client that sends no name.
+    first.sni_callback = choose
+    return first
+
+
 class _Quiet(uvicorn.Server):
     """A uvicorn server that leaves the signals of the process to the coordinator."""
 
@@ -87,17 +127,14 @@ class PageServer:
     Args:
         app: The application.
         listener: Its listener.
-        tls: The files of the certificate and of its key; None for plain HTTP.
+        tls: The certificate (``tls_context``); None for plain HTTP.
         close: Ends the streams, which would otherwise hold the end of the server.
 
     Attributes:
         url: Where a browser on this machine opens the page.
     """
 
-    def __init__(
-        self, app: ASGIApp, listener: Listener, tls: tuple[Path, Path] | None, close: Callable[[], None]
-    ) -> None:
-        certificate, key = tls or (None, None)
+    def __init__(self, app: ASGIApp, listener: Listener, tls: ssl.SSLContext | None, close: Callable[[], None]) -> None:
         config = uvicorn.Config(
             app,
             loop="none",
@@ -112,12 +149,11 @@ class PageServer:
             proxy_headers=False,
             limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=GRACE_S,
-            ssl_certfile=certificate,
-            ssl_keyfile=key,
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
         config.load()
-        self.url = f"{'https' if config.is_ssl else 'http'}://{listener.address}/"
+        config.ssl = tls
+        self.url = f"{'http' if tls is None else 'https'}://{listener.address}/"
         self._server = _Quiet(config)
         self._socket = listener.socket
         self._close = close

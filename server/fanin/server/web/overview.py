@@ -1,23 +1,25 @@
 """What the page of settings shows: the effective settings, certificates, the disk, and versions."""
 
 import platform
-import shutil
 import sqlite3
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
 from importlib import metadata
-from pathlib import Path
 from typing import Final
 
-from cryptography import x509
+from markupsafe import Markup
 
 from fanin.protos.messages import MAX_NUMBER
 from fanin.protos.release import __version__
+from fanin.server.access.authority import RENEW_DAYS
 from fanin.server.access.limits import Limits
+from fanin.server.care.certificates import CertificateEnd, Certificates, utc_now
+from fanin.server.care.forecast import DiskWatch, Forecast
 from fanin.server.settings import Settings
 from fanin.server.storage.protocols.audit import AuditStore
-from fanin.server.storage.stores import Files
-from fanin.server.web.rendering import moment, number, size
+from fanin.server.storage.retention import DAY_S
+from fanin.server.web.rendering import duration, moment, number, size
 
 LIBRARIES: Final = ("grpcio", "SQLAlchemy", "starlette", "uvicorn", "numpy", "cryptography")
 Rows = tuple[tuple[str, object], ...]
@@ -30,7 +32,8 @@ class Overview:
     Attributes:
         settings: Its settings.
         limits: The limits of its load.
-        files: Reads the disk.
+        certificates: Its certificate.
+        disk: The forecast of its disk.
         audit: The audit log.
         num_devices: Returns the number of enrolled devices.
         url: The address of the page.
@@ -38,10 +41,30 @@ class Overview:
 
     settings: Settings
     limits: Limits
-    files: Files
+    certificates: Certificates
+    disk: DiskWatch
     audit: AuditStore
     num_devices: Callable[[], int]
     url: str
+
+    def alarms(self) -> tuple[str, ...]:
+        """Return what needs a hand within weeks, in words: a disk that fills up, certificates that end."""
+        texts, expected = [], self.disk.forecast
+        if expected is not None and expected.is_short:
+            left = duration((expected.days_left or 0.0) * DAY_S)
+            texts.append(
+                f"The disk is full in {left}: {size(expected.now.free_bytes)} are free, and it grows by "
+                f"{size(expected.bytes_per_day)} a day. Free space, or let retention keep less: fanin prune RUN shows "
+                "what would go."
+            )
+        now = utc_now()
+        for each in self.certificates.ends():
+            name = each.name.removeprefix("CN=")
+            if each.ends_at - now < timedelta(days=RENEW_DAYS):
+                texts.append(
+                    f"The certificate of {name} ends on {each.ends_at:%Y-%m-%d}. No client connects from then on."
+                )
+        return tuple(texts)
 
     async def sections(self) -> dict[str, Rows]:
         """Return the facts by section."""
@@ -60,37 +83,44 @@ class Overview:
         return {
             "Coordinator": own,
             "Audit log": (("Entries", number(log.num_entries)), ("Head, to keep elsewhere", log.head)),
-            "Disk": await self.files.run(_disk, settings.state),
-            "Certificates": await self.files.run(_certificates, settings.state / "tls"),
-            "Limits": tuple((_words(each.name), _limit(getattr(self.limits, each.name))) for each in fields(Limits)),
+            "Disk": _disk(self.disk.forecast),
+            "Certificates": _certificates(self.certificates.ends()),
+            "Limits": _limits(self.limits),
             "Versions": _versions(),
         }
 
 
-def _words(name: str) -> str:
-    text = name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
-    return f"{text[:1].upper()}{text[1:]}" + (", seconds" if name.endswith("_s") else "")
-
-
-def _limit(value: object) -> str:
-    return number(value) if isinstance(value, int | float) else str(value)
-
-
-def _disk(folder: Path) -> Rows:
-    usage = shutil.disk_usage(folder)
-    database = sum(path.stat().st_size for path in folder.glob("fanin.db*"))
+def _limits(limits: Limits) -> Rows:
     return (
-        ("Free", f"{size(usage.free)} of {size(usage.total)}"),
-        ("Database", size(database)),
+        ("Devices that wait for work", number(limits.max_parked)),
+        ("Uploads at a time", number(limits.max_uploads)),
+        ("A check-in waits for", duration(limits.max_wait_s)),
+        ("A transfer that stands still ends after", duration(limits.stall_s)),
     )
 
 
-def _certificates(folder: Path) -> Rows:
-    rows = []
-    for name, path in (("Coordinator's certificate ends", "server.pem"), ("Authority ends", "ca.pem")):
-        certificate = x509.load_pem_x509_certificate((folder / path).read_bytes())
-        rows.append((name, moment(certificate.not_valid_after_utc.timestamp())))
-    return tuple(rows)
+def _disk(expected: Forecast | None) -> Rows:
+    if expected is None:
+        return (("Use", "being measured"),)
+    now = expected.now
+    growth = left = "known after two hours"
+    if expected.bytes_per_day is not None:
+        growth = f"{size(expected.bytes_per_day)} a day" if expected.bytes_per_day > 0 else "none"
+        left = "not expected" if expected.days_left is None else duration(expected.days_left * DAY_S)
+    return (
+        ("Free", size(now.free_bytes)),
+        ("Used by this coordinator", size(now.used_bytes)),
+        *((f"{name[:1].upper()}{name[1:]}", size(each)) for name, each in now.parts.items()),
+        ("Growth, over at most a week", growth),
+        ("Growth of a Round", size(expected.bytes_per_round)),
+        ("Full in", left),
+        ("Measured", moment(now.at_s)),
+    )
+
+
+def _certificates(ends: Iterable[CertificateEnd]) -> Rows:
+    until = Markup("until {}")
+    return tuple((each.name.removeprefix("CN="), until.format(moment(each.ends_at.timestamp()))) for each in ends)
 
 
 def _versions() -> Rows:

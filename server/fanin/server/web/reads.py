@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from fanin.protos.messages import (
+    LiveRound,
     LoggedEvent,
-    RunDescription,
     RunInfo,
     RunState,
     VersionEvaluation,
@@ -19,12 +19,14 @@ from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import KeyField, fields_of
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.protocols.history import HistoryStore
-from fanin.server.storage.records import FeedEntry, RoundSummary, VersionRow
+from fanin.server.storage.records import FeedEntry, RoundRecord, RoundSummary, VersionRow
 
 PAGE_ROWS: Final = 25
 FEED_ROWS: Final = 50
 CHART_POINTS: Final = 100
 """Versions in a chart. A longer Run is sampled evenly."""
+GRID_POINTS: Final = 40
+"""Rounds in the chart of the grid. Each is a read of its own."""
 LOSS_SPREAD: Final = "validation_loss"
 ACCURACY_SPREAD: Final = "validation_accuracy"
 
@@ -90,6 +92,44 @@ class RoundEntry:
 
     summary: RoundSummary
     published: VersionPublished | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridPoint:
+    """The grid of a Round: exponents of the steps of its blocks."""
+
+    round: int
+    finest: int
+    median: int
+    coarsest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRow:
+    """A block of the grid: one tensor.
+
+    Attributes:
+        name: The tensor; "" if the Run is not driven here.
+        num_values: Its values, 0 likewise.
+        step: The exponent of its step in the newest Round.
+        range: The largest magnitude that an Update can have in it, with the largest shift.
+        moves: Steps in the Rounds of the chart, from old to new, without repetitions.
+    """
+
+    name: str
+    num_values: int
+    step: int
+    range: float
+    moves: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridView:
+    """The grid of a Run: its blocks in the newest Round, and how it moved."""
+
+    points: tuple[GridPoint, ...]
+    rows: tuple[BlockRow, ...]
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +212,40 @@ async def _published(
     return {row.version.number: row.published for row in rows if row.published is not None}
 
 
+async def grid_view(history: HistoryStore, runs: Runs, info: RunInfo) -> GridView | None:
+    """Return the grid of a Run, None before its first Round. A long Run is sampled evenly, up to the newest Round."""
+    newest = await history.rounds_before(info.run_id, None, 1)
+    if not newest or info.plan is None:
+        return None
+    last = newest[0].record
+    numbers = {max(last.round * index // GRID_POINTS, 1) for index in range(1, GRID_POINTS)}
+    sampled = [await history.rounds_before(info.run_id, number + 1, 1) for number in sorted(numbers - {last.round})]
+    records = [*(each[0].record for each in sampled if each), last]
+    points = tuple(_grid_point(one) for one in records)
+    driver, codec = runs.drivers.find(info.run_id), info.plan.codec
+    specs = driver.setup.table.specs if driver is not None else ()
+    largest = (2 ** (codec.bits - 1) - 1) * 2.0**codec.max_shift
+    rows = []
+    for index, step in enumerate(last.grid[:FEED_ROWS]):
+        steps = [one.grid[index] for one in records]
+        spec = specs[index] if len(specs) == len(last.grid) else None
+        rows.append(
+            BlockRow(
+                name="" if spec is None else spec.name,
+                num_values=0 if spec is None else spec.num_values,
+                step=step,
+                range=largest * 2.0**step,
+                moves=tuple(now for before, now in zip([None, *steps], steps, strict=False) if now != before),
+            )
+        )
+    return GridView(points=points, rows=tuple(rows), num_blocks=len(last.grid))
+
+
+def _grid_point(record: RoundRecord) -> GridPoint:
+    steps = sorted(record.grid)
+    return GridPoint(round=record.round, finest=steps[0], median=steps[len(steps) // 2], coarsest=steps[-1])
+
+
 async def find_round(history: HistoryStore, run_id: str, number: int) -> RoundEntry | None:
     """Return a Round by its number, None if there is none."""
     page = await rounds_page(history, run_id, number + 1, 1)
@@ -200,12 +274,11 @@ async def feed_page(history: HistoryStore, before: int | None, run_id: str = "")
     return Page(rows=shown, older=older, is_first=before is None)
 
 
-def work_of(description: RunDescription, uploads: Mapping[str, tuple[int, int]]) -> tuple[DeviceWork, ...]:
-    """Return the devices at work in the open Round, the ones that upload first."""
+def work_of(live: LiveRound) -> tuple[DeviceWork, ...]:
+    """Return the devices at work in the Round under way, the ones that upload first."""
     rows = []
-    for device in dict.fromkeys((*sorted(uploads), *description.at_work)):
-        progress = description.progress.get(device)
-        sent, size = uploads.get(device, (0, 0))
+    for device in dict.fromkeys((*sorted(live.uploads), *live.at_work)):
+        progress, upload = live.progress.get(device), live.uploads.get(device)
         rows.append(
             DeviceWork(
                 device_id=device,
@@ -213,8 +286,8 @@ def work_of(description: RunDescription, uploads: Mapping[str, tuple[int, int]])
                 num_steps=0 if progress is None else progress.num_steps,
                 epoch=0 if progress is None else progress.epoch,
                 num_epochs=0 if progress is None else progress.num_epochs,
-                sent_bytes=sent,
-                size_bytes=size,
+                sent_bytes=0 if upload is None else upload.received_bytes,
+                size_bytes=0 if upload is None else upload.size_bytes,
             )
         )
     return tuple(rows)

@@ -28,6 +28,7 @@ REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 SHORT_CHARS: Final = 12
 NONE: Final = "\N{EN DASH}"
 """The text of a value that is not recorded."""
+_ABOVE: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _KEPT: Final = frozenset("\n\t")
 _SECONDS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
@@ -65,6 +66,11 @@ def size(value: float | None) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def power(exponent: int) -> str:
+    """Return a power of two with its exponent above the line."""
+    return "2" + str(exponent).translate(_ABOVE)
 
 
 def duration(value: float | None) -> str:
@@ -129,6 +135,7 @@ def environment() -> Environment:
         "percent": percent,
         "size": size,
         "duration": duration,
+        "power": power,
         "moment": moment,
         "short": short,
         "segment": segment,

@@ -1,13 +1,13 @@
-"""The live stream of the page: server-sent events, from the same record as ``Control.Watch``.
+"""The live stream of the page: the messages of the coordinator's stream (``runs.stream``) as server-sent events.
 
     event: hello   {"boot": ...}       the life of this coordinator
-    event: event   {"run": ..., ...}   an event of a Run; its id continues the stream (Last-Event-ID)
-    event: live    {"runs": ...}       the open Rounds, when they have changed
+    event: event   {"run": ..., ...}   an event of a Run; its id continues the stream (Last-Event-ID, or ?after=)
+    event: live    {"run": ..., ...}   the Round under way of a Run after a change: ``LiveRound`` of control.proto
     event: reset   {}                  events were skipped: read the page again
+    event: over    {}                  the session has ended, or its token is no longer valid: sign in again
 
-The coordinator reads new events once for all readers. A reader has a bounded queue; one that does not read is dropped,
-and its browser connects again where it was. After a restart of the coordinator positions may differ, so an id of
-another life gets ``reset``.
+A reader that does not read is dropped, and its browser connects again where it was. After a restart of the coordinator
+positions may differ, so an id of another life gets ``reset``.
 
 Reference:
     https://html.spec.whatwg.org/multipage/server-sent-events.html
@@ -15,229 +15,155 @@ Reference:
 
 import asyncio
 import json
-import logging
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Final
 
+from google.protobuf.json_format import MessageToDict
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from fanin.protos.errors import FaninError, Unavailable, coded
-from fanin.server.runs.catalog import Runs
+from fanin.protos.errors import Unavailable, coded
+from fanin.protos.wire import to_proto
+from fanin.server.runs.stream import LiveStream, Streamed, StreamReader
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.storage.records import FeedEntry
 from fanin.server.web.rendering import clean
 from fanin.server.web.texts import event_kind, event_text, is_bad
+from fanin.v1 import control_pb2
 
-LOG = logging.getLogger("fanin.server.web.stream")
 MAX_READERS: Final = 64
-MAX_QUEUED: Final = 256
 MAX_RESUMED: Final = 500
 """Events that a reader receives after a break. With more it reads its page again."""
-GATHER_S: Final = 0.2
-"""Shortest time between two reads of new events."""
-LIVE_S: Final = 2.0
-"""Seconds between two looks at the open Rounds."""
+CHECK_S: Final = 2.0
+"""Seconds between two checks whether the session is still valid."""
 HEARTBEAT_S: Final = 15.0
 SEND_S: Final = 20.0
 """Time in which a browser must read what it was sent."""
 RETRY_MS: Final = 1000
-_END: Final = b""
 
 
-class Hub:
-    """The readers of the stream, and the task that reads for them.
+class OpenPages:
+    """The open pages that follow the stream.
 
     Args:
-        runs: The Runs.
+        stream: The stream.
         history: The events of all Runs.
-        uploading: Returns the Updates of a Run that are being uploaded.
     """
 
-    def __init__(
-        self, runs: Runs, history: HistoryStore, uploading: Callable[[str], Mapping[str, tuple[int, int]]]
-    ) -> None:
-        self._runs = runs
+    def __init__(self, stream: LiveStream, history: HistoryStore) -> None:
+        self._stream = stream
         self._history = history
-        self._uploading = uploading
-        self.boot = secrets.token_hex(4)
-        self._readers: set[StreamReader] = set()
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self._position = 0
-        self._live: dict[str, object] = {}
-        self._is_closed = False
-        runs.subscribe(self._changed.set)
+        self._boot = secrets.token_hex(4)
+        self._num_open = 0
 
-    def close(self) -> None:
-        """End all streams."""
-        self._is_closed = True
-        for reader in tuple(self._readers):
-            reader.end()
-        if self._task is not None:
-            self._task.cancel()
+    def open(self, last_id: str, may_read: Callable[[], bool]) -> "Response | StreamResponse":
+        """Return the response of a page that continues after an event, or an error if there are too many."""
+        if self._num_open >= MAX_READERS:
+            text = f"stream: {MAX_READERS} pages read it, expected fewer; close some, and connect again"
+            return PlainTextResponse(coded(Unavailable(text, code="FN-1428")), status_code=503)
+        return StreamResponse(lambda: self._messages(last_id, may_read))
 
-    async def join(self, last_id: str) -> "StreamReader":
-        """Return a new reader that continues after an event. Raises Unavailable if there are too many."""
-        if len(self._readers) >= MAX_READERS or self._is_closed:
-            raise Unavailable(
-                f"stream: {MAX_READERS} pages read it, expected fewer; close some, and connect again", code="FN-1428"
-            )
-        reader = StreamReader()
-        reader.send(_message("hello", {"boot": self.boot}, head=f"retry: {RETRY_MS}\n"))
-        if not self._readers:
-            self._position = await self._newest()
-        self._readers.add(reader)
-        boot, _, position = last_id.partition("-")
-        if last_id:
-            is_ours = boot == self.boot and position.isdecimal()
-            missed = await self._history.feed_after(int(position), MAX_RESUMED + 1) if is_ours else ()
-            if not is_ours or len(missed) > MAX_RESUMED:
-                reader.send(_message("reset", {}))
-            else:
-                for entry in missed:
-                    if entry.position <= self._position:
-                        reader.send(self._event(entry))
-        if self._live:
-            reader.send(_message("live", {"runs": self._live}))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._follow(), name="stream")
-        return reader
+    async def _messages(self, last_id: str, may_read: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+        """Yield the messages of a page until it lags, may no longer read, or the coordinator ends."""
+        self._num_open += 1
+        try:
+            async with self._stream.reader() as reader:
+                yield _message("hello", {"boot": self._boot}, head=f"retry: {RETRY_MS}\n")
+                for text in await self._missed(last_id, reader):
+                    yield text
+                async with aclosing(self._following(reader, may_read)) as texts:
+                    async for text in texts:
+                        yield text
+        finally:
+            self._num_open -= 1
 
-    def leave(self, reader: "StreamReader") -> None:
-        """Forget a reader."""
-        self._readers.discard(reader)
-
-    async def _newest(self) -> int:
-        newest = await self._history.feed(None, 1)
-        return newest[0].position if newest else 0
-
-    async def _follow(self) -> None:
-        """Read for the readers, as long as there are some."""
-        while self._readers:
-            self._changed.clear()
+    async def _following(self, reader: StreamReader, may_read: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+        loop = asyncio.get_running_loop()
+        check_at, beat_at = 0.0, loop.time() + HEARTBEAT_S
+        while True:
+            if loop.time() >= check_at:
+                check_at = loop.time() + CHECK_S
+                if not may_read():
+                    yield _message("over", {})
+                    return
             try:
-                while entries := await self._history.feed_after(self._position, MAX_QUEUED // 4):
-                    self._position = entries[-1].position
-                    for entry in entries:
-                        self._publish(self._event(entry))
-                live = self._look()
-            except FaninError as exc:
-                LOG.warning("the stream of the page waits: %s", coded(exc))
-                await asyncio.sleep(LIVE_S)
+                async with asyncio.timeout_at(check_at):
+                    message = await reader.next()
+            except TimeoutError:
+                if loop.time() >= beat_at:
+                    beat_at = loop.time() + HEARTBEAT_S
+                    yield b": \n\n"
                 continue
-            if live != self._live:
-                self._live = live
-                self._publish(_message("live", {"runs": live}))
-            await asyncio.sleep(GATHER_S)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LIVE_S):
-                    await self._changed.wait()
-        self._live = {}
+            if message is None:
+                return
+            yield self._text(message)
 
-    def _look(self) -> dict[str, object]:
-        """Return what changes in the open Rounds without an event."""
-        rounds: dict[str, object] = {}
-        for driver in self._runs.running():
-            live = driver.live
-            if live.phase is None:
-                continue
-            progress = [one for device in live.at_work if (one := live.progress(device)) is not None]
-            sent = self._uploading(driver.run_id)
-            rounds[driver.run_id] = {
-                "phase": live.phase.value,
-                "at_work": len(live.at_work),
-                "waiting": live.num_waiting,
-                "steps": sum(each.step for each in progress),
-                "sent": sum(received for received, _ in sent.values()),
-                "uploads": len(sent),
-                "failed": live.num_gave_up + live.num_refused,
-            }
-        return rounds
+    async def _missed(self, last_id: str, reader: StreamReader) -> tuple[bytes, ...]:
+        """Return the messages since an event of the page."""
+        if not last_id:
+            return ()
+        boot, _, position = last_id.partition("-")
+        is_ours = boot == self._boot and position.isdecimal() and position.isascii()
+        missed = await self._history.feed_after(int(position), MAX_RESUMED + 1) if is_ours else ()
+        if not is_ours or len(missed) > MAX_RESUMED:
+            return (_message("reset", {}),)
+        return tuple(self._text(entry) for entry in missed if entry.position <= reader.begin)
 
-    def _event(self, entry: FeedEntry) -> bytes:
-        event = entry.logged.event
+    def _text(self, message: Streamed) -> bytes:
+        if not isinstance(message, FeedEntry):
+            live = MessageToDict(to_proto(message.round, control_pb2.LiveRound), preserving_proto_field_name=True)
+            return _message("live", {"run": message.run_id, **live})
+        event = message.logged.event
         data = {
-            "run": entry.run_id,
-            "sequence": entry.logged.sequence,
-            "time": entry.logged.time,
+            "run": message.run_id,
+            "sequence": message.logged.sequence,
+            "time": message.logged.time,
             "kind": event_kind(event),
             "text": clean(event_text(event)),
             "bad": is_bad(event),
         }
-        return _message("event", data, head=f"id: {self.boot}-{entry.position}\n")
-
-    def _publish(self, message: bytes) -> None:
-        for reader in tuple(self._readers):
-            reader.send(message)
-
-
-class StreamReader:
-    """One reader: its messages until it has read them."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[bytes] = asyncio.Queue(MAX_QUEUED)
-        self._has_ended = False
-
-    def send(self, message: bytes) -> None:
-        """Queue a message. A reader whose queue is full ends."""
-        if self._has_ended:
-            return
-        try:
-            self._queue.put_nowait(message)
-        except asyncio.QueueFull:
-            self.end()
-
-    def end(self) -> None:
-        """End the stream, without what it has not read."""
-        self._has_ended = True
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._queue.put_nowait(_END)
-
-    async def next(self) -> bytes:
-        """Return the next message; empty at the end, a comment if there is none for a while."""
-        try:
-            async with asyncio.timeout(HEARTBEAT_S):
-                return await self._queue.get()
-        except TimeoutError:
-            return b": \n\n"
+        return _message("event", data, head=f"id: {self._boot}-{message.position}\n")
 
 
 class StreamResponse:
-    """The response of a stream. It ends when the browser leaves, does not read, or may no longer read.
+    """The response of a stream. It ends when the browser leaves or does not read.
 
     Args:
-        hub: The hub.
-        reader: A reader of it.
-        may_read: Whether the session is still valid.
+        messages: Returns the messages. They are closed with the response.
     """
 
-    def __init__(self, hub: Hub, reader: StreamReader, may_read: Callable[[], bool]) -> None:
-        self._hub = hub
-        self._reader = reader
-        self._may_read = may_read
+    def __init__(self, messages: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+        self._messages = messages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send messages until the end."""
-        gone = asyncio.create_task(_until_gone(receive))
-        gone.add_done_callback(lambda _: self._reader.end())
+        sending = asyncio.ensure_future(self._send(send))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            sending.cancel()
+            await asyncio.wait((sending, gone))
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            raise error
+
+    async def _send(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"x-accel-buffering", b"no")]
         try:
             async with asyncio.timeout(SEND_S):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while (message := await self._reader.next()) and self._may_read():
-                async with asyncio.timeout(SEND_S):
-                    await send({"type": "http.response.body", "body": message, "more_body": True})
+            async with aclosing(self._messages()) as messages:
+                async for message in messages:
+                    async with asyncio.timeout(SEND_S):
+                        await send({"type": "http.response.body", "body": message, "more_body": True})
             async with asyncio.timeout(SEND_S):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             # It reads nothing. The server closes its connection, and the browser connects again.
             pass
-        finally:
-            self._hub.leave(self._reader)
-            gone.cancel()
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -1,7 +1,7 @@
 """The pages that show something: each reads its model (``reads``) and renders its template."""
 
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
@@ -35,13 +35,11 @@ class RunViews:
     Attributes:
         runs: The Runs.
         history: The record in pages.
-        uploading: Returns received bytes and sizes of the uploads of a Run, by device.
         overview: What the page of settings shows.
     """
 
     runs: Runs
     history: HistoryStore
-    uploading: Callable[[str], dict[str, tuple[int, int]]]
     overview: Overview
 
     async def runs_list(self, request: Request) -> Response:
@@ -65,7 +63,7 @@ class RunViews:
         run_id = description.run.run_id
         rounds = await reads.rounds_page(self.history, run_id, None, 1)
         last = rounds.rows[0] if rounds.rows else None
-        work = reads.work_of(description, self.uploading(run_id))
+        work = reads.work_of(description.live)
         return page(request, "live.html", {**self._common(request, description), "last": last, "work": work})
 
     async def round(self, request: Request) -> Response:
@@ -101,7 +99,10 @@ class RunViews:
         """Show the Plan of a Run, its codec and its grid."""
         description = await self._describe(request)
         plan = description.run.plan
-        values = {"sections": {} if plan is None else reads.plan_rows(plan)}
+        values = {
+            "sections": {} if plan is None else reads.plan_rows(plan),
+            "grid": await reads.grid_view(self.history, self.runs, description.run),
+        }
         return page(request, "plan.html", {**self._common(request, description), **values})
 
     async def events(self, request: Request) -> Response:
@@ -113,11 +114,13 @@ class RunViews:
     async def activity(self, request: Request) -> Response:
         """Show the events of all Runs, newest first."""
         feed = await reads.feed_page(self.history, cursor_of(request))
-        return page(request, "activity.html", feed_values(feed))
+        return page(request, "activity.html", {**feed_values(feed), "alarms": self.overview.alarms()})
 
     async def settings(self, request: Request) -> Response:
         """Show the effective settings of the coordinator."""
-        return page(request, "settings.html", {"sections": await self.overview.sections()})
+        return page(
+            request, "settings.html", {"sections": await self.overview.sections(), "alarms": self.overview.alarms()}
+        )
 
     async def parameters(self, request: Request) -> Response:
         """Send the parameters of a Version: its canonical bytes."""

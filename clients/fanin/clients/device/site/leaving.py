@@ -5,7 +5,6 @@ of the messages with those that are described here, so a new field cannot leave 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from typing import Final
 
 from fanin.clients.device.site.record import Leaving
@@ -34,9 +33,59 @@ STAYS: Final = (
 )
 
 
-def names_of(kind: type) -> str:
-    """Return the names of the fields of a message."""
-    return ", ".join(each.name for each in fields(kind))
+FIELDS: Final[Mapping[type, Mapping[str, str]]] = {
+    m.CheckIn: {
+        "protocol": "the version of the protocol",
+        "fanin_version": "the version of fanin",
+        "capabilities": "what this device can run",
+        "wait_s": "how long it waits for an answer",
+        "served": "the Version that it serves",
+        "condition": "battery and network (unless fanin join has --no-condition)",
+    },
+    m.Capabilities: {
+        "codecs": "codecs",
+        "runtimes": "runtimes with their versions",
+        "graph_formats": "formats of graphs",
+        "max_download_bytes": "the largest download",
+        "stages": "stages of Updates",
+        "reports_progress": "whether it reports progress",
+    },
+    m.Telemetry: {
+        "runtime": "the runtime",
+        "train_s": "the seconds of the training",
+        "num_steps": "the number of its steps",
+        "bytes_downloaded": "the bytes of downloads",
+        "bytes_resumed": "those of downloads that were resumed",
+        "fanin_version": "the version of fanin",
+        "partition": "the number of its part of the data, if it has one",
+    },
+    m.TrainingProgress: {
+        "step": "the step",
+        "num_steps": "the number of steps",
+        "epoch": "the epoch",
+        "num_epochs": "the number of epochs",
+    },
+}
+"""The meaning of each field of the other messages."""
+SUMS: Final[Mapping[str, str]] = {
+    m.EXAMPLES: "the number of examples",
+    m.TRAINED: "those in the training",
+    m.TRAIN_LOSS: "their loss",
+    m.ROUNDED: "values that encoding rounded to zero",
+    m.SATURATED: "values at the end of the range",
+    m.EVAL_EXAMPLES: "the number of validation examples",
+    m.EVAL_LOSS: "their loss",
+    m.EVAL_PREDICTIONS: "their predictions",
+    m.EVAL_CORRECT_FLOAT: "the correct ones in float",
+    m.EVAL_CORRECT_INT8: "the correct ones in int8",
+    m.EVAL_AGREE: "those on which both agree",
+}
+"""The meaning of the sums of fanin; those of a Plan have their names."""
+
+
+def fields_text(kind: type) -> str:
+    """Return the fields of a message in words."""
+    return ", ".join(FIELDS[kind].values())
 
 
 def leaving(data: str, assignment: m.Assignment | None) -> Leaving:
@@ -48,7 +97,8 @@ def leaving(data: str, assignment: m.Assignment | None) -> Leaving:
     """
     leaves = [
         "At the enrollment: the token, and the public key of this device",
-        f"With each check-in: {names_of(m.CheckIn)}, of which capabilities are {names_of(m.Capabilities)}",
+        f"With each check-in: {fields_text(m.CheckIn)}",
+        f"What it can run: {fields_text(m.Capabilities)}",
         "With every connection: the network address of this machine",
     ]
     if assignment is None:
@@ -69,11 +119,13 @@ def _of_assignment(assignment: m.Assignment) -> Iterable[str]:
         yield f"With it, {UPDATE_FIELDS['statistics']}: {', '.join(map(_statistic, assignment.statistics))}"
     if assignment.range_examples:
         yield f"With it, {UPDATE_FIELDS['ranges']} on at most {assignment.range_examples} examples"
-    yield f"With it, {UPDATE_FIELDS['telemetry']}: {names_of(m.Telemetry)}"
+    yield f"With it, {UPDATE_FIELDS['telemetry']}: {fields_text(m.Telemetry)}"
     if assignment.progress_s:
-        yield f"Every {assignment.progress_s:g} s of a training: {names_of(m.TrainingProgress)}"
+        yield f"Every {assignment.progress_s:g} s of a training: {fields_text(m.TrainingProgress)}"
     yield f"If the training fails: the text of the error, at most {m.MAX_FAILURE_CHARS} characters"
 
 
 def _statistic(statistic: Statistic) -> str:
+    if statistic.name in SUMS:
+        return SUMS[statistic.name]
     return f"{statistic.name}{f' ({statistic.unit})' if statistic.unit else ''}"

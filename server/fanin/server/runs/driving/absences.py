@@ -87,7 +87,7 @@ class Absences:
             obstacle = self._intake.refusal(parked.check_in.capabilities)
             pause_s = self._intake.pause_s(info.device_id)
             if not obstacle and pause_s:
-                obstacle = f"it pauses for {pause_s:.0f} s after failures: {course.last_failure}"
+                obstacle = f"it pauses for {pause_s:.0f} s after failures: {course.failures.newest}"
         elif not is_at_work and (info.rejected_at or 0.0) >= (info.last_seen or 0.0):
             obstacle = info.last_rejection
         return ExpectedDevice(

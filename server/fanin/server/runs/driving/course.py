@@ -22,6 +22,7 @@ from fanin.server.rounds.opening import Moment, begin_round
 from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds, WorkTimes
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import Worker
+from fanin.server.runs.view import Failures
 from fanin.server.selection.coverage import Lack, Members
 from fanin.server.selection.participation import Participation
 from fanin.server.selection.presence import Presence, interval_of
@@ -60,7 +61,7 @@ class Course:
         storage_problem: Why the last upload could not be stored; empty if it could.
         passed_over: Devices that waited while the selection policy chose no device for the open Round.
         refused: Devices that lost their place in the open Round because their Update was refused.
-        last_failure: The reason of the last device that gave up or was refused in the open Round.
+        failures: Why devices gave up or were refused in the open Round.
         members: The devices that the Plan requires.
         lack_text: The missing participants for which an overdue Round waits.
         changed: Set, and replaced by a new event, at each change.
@@ -91,7 +92,7 @@ class Course:
         self.storage_problem = ""
         self.passed_over: set[str] = set()
         self.refused: set[str] = set()
-        self.last_failure = ""
+        self.failures = Failures()
         self.members = Members(run.start.plan.participants)
         self.lack_text = ""
         self.changed = asyncio.Event()
@@ -281,7 +282,7 @@ class Course:
         self.lack_text = ""
         self.passed_over.clear()
         self.refused.clear()
-        self.last_failure = ""
+        self.failures = Failures()
 
     def leave(self, superseded: Superseded) -> None:
         """Leave the Run to the driver that has taken it. Devices resume their uploads there."""

@@ -7,12 +7,16 @@ reason in its record, and the Run opens the next Round or rests.
 
 import logging
 from collections.abc import Mapping
+from itertools import islice
+from types import MappingProxyType
 from typing import Final, assert_never
 
 from fanin.edge.codecs.scaffold import declared_devices
 from fanin.edge.scopes import about_run
 from fanin.protos.messages import (
+    MAX_LIVE_DEVICES,
     MAX_NUMBER,
+    LiveRound,
     RoundPhase,
     RunRested,
     RunState,
@@ -36,7 +40,7 @@ from fanin.server.runs.driving.absences import Absences
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.intake import Intake, Parked
 from fanin.server.runs.driving.participants import Participants
-from fanin.server.runs.driving.shortage import failures_of, shortage_of, shown_failure
+from fanin.server.runs.driving.shortage import failures_of, shortage_of
 from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.driving.updates import UpdateDecisions
 from fanin.server.runs.driving.warnings import UpdateWarnings
@@ -126,20 +130,29 @@ class RunDriver:
     @property
     def live(self) -> LiveRun:
         """The facts for operators that the Run's record does not have."""
-        machine = self.course.round
-        if machine is None or not machine.is_open:
-            return LiveRun(trouble=self.trouble, phase=None if machine is None else machine.phase)
-        return LiveRun(
-            trouble=self.trouble,
-            phase=machine.phase,
-            at_work=tuple(sorted(machine.cohort.at_work)),
-            num_gave_up=self.course.num_gave_up,
-            num_refused=len(self.course.refused),
+        course = self.course
+        machine, work = course.round, course.work
+        if machine is None or work is None:
+            return LiveRun(trouble=self.trouble)
+        number, phase = work.record.round, machine.phase
+        if not machine.is_open:
+            return LiveRun(trouble=self.trouble, round=LiveRound(round=number, phase=phase))
+        # Not all of them are sorted: a cohort of a million would hold the event loop.
+        at_work = tuple(sorted(islice(machine.cohort.at_work, MAX_LIVE_DEVICES)))
+        reports = {device: last for device in at_work if (last := course.presence.of(device)) is not None}
+        live = LiveRound(
+            round=number,
+            phase=phase,
+            num_at_work=len(machine.cohort.at_work),
+            at_work=at_work,
+            deadline_s=0.0 if machine.deadline is None else max(machine.deadline - course.now(), 0.0),
             num_waiting=self.intake.num_waiting,
-            last_failure=shown_failure(self.course.last_failure),
-            progress=self.course.presence.of,
-            left_s=0.0 if machine.deadline is None else max(machine.deadline - self.course.now(), 0.0),
+            num_gave_up=course.num_gave_up,
+            num_refused=len(course.refused),
+            failures=course.failures.counts(),
+            progress=MappingProxyType(reports),
         )
+        return LiveRun(trouble=self.trouble, round=live)
 
     async def start(self) -> None:
         """Continue the Run where its record ends."""

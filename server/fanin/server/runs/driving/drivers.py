@@ -6,15 +6,17 @@ coordinator drives it: its driver is stopped, and a task follows its record for 
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
+from types import MappingProxyType
 
 from fanin.edge.scopes import about_run
 from fanin.protos.chunks import short
 from fanin.protos.errors import Conflict, Corrupted, FaninError, NotFound, Superseded, Unavailable, public
-from fanin.protos.messages import RunState
+from fanin.protos.messages import MAX_LIVE_DEVICES, RunState, UploadProgress
 from fanin.protos.names import check_name
 from fanin.server.rounds.troubles import RepeatedTroubles, reason_of
 from fanin.server.rounds.worker import Observer, Worker
@@ -43,6 +45,7 @@ class Drivers:
         troubles: Failures of work for the Runs, which operators read with them.
         starting: Held while the driver of a Run starts.
         parked: The check-ins that wait for work, by device.
+        uploading: Returns the uploads of a Run that are under way, by device. The receiver of uploads sets it.
     """
 
     def __init__(self, stores: Stores, files: Files, observer: Observer, parts: Parts) -> None:
@@ -59,6 +62,7 @@ class Drivers:
         self._followers = Followers(self._notify, self.troubles)
         self.starting = asyncio.Lock()
         self.parked: dict[str, Parked] = {}
+        self.uploading: Callable[[str], Mapping[str, UploadProgress]] = lambda _run_id: {}
         self._listeners: list[Callable[[], None]] = []
 
     def subscribe(self, listener: Callable[[], None]) -> None:
@@ -161,7 +165,11 @@ class Drivers:
         """Return what only the driver of a Run knows, and its troubles."""
         driver = self._drivers.get(run_id)
         live = LiveRun(trouble=self._broken.get(run_id, "")) if driver is None else driver.live
-        return replace(live, trouble="; ".join(filter(None, (live.trouble, *self.troubles.of(run_id)))))
+        trouble = "; ".join(filter(None, (live.trouble, *self.troubles.of(run_id))))
+        if not live.round.round:
+            return replace(live, trouble=trouble)
+        uploads = MappingProxyType(dict(islice(self.uploading(run_id).items(), MAX_LIVE_DEVICES)))
+        return LiveRun(trouble=trouble, round=replace(live.round, uploads=uploads))
 
     async def take_up(self, run_id: str) -> None:
         """Start the driver of a recorded Run, unless it has one. The caller holds ``starting``. Raises Conflict."""

@@ -1,15 +1,7 @@
 """Why an open Round waits for devices: the texts for operators. They follow from the state of the Run alone."""
 
-import re
-from typing import Final
-
 from fanin.protos.texts import counted
 from fanin.server.runs.driving.course import Course
-
-MAX_SHOWN: Final = 200
-"""Characters of a device's reason that are shown to operators."""
-CODE: Final = re.compile(r" \[FN-\d{4}\]\Z", re.ASCII)
-"""The code at the end of a device's reason (``protos.errors.coded``)."""
 
 
 def starvation_of(course: Course) -> str:
@@ -27,14 +19,7 @@ def failures_of(course: Course) -> str:
     parts = [f"{counted(course.num_gave_up, 'device')} gave up"] if course.num_gave_up else []
     parts += [f"{counted(num_refused, 'device')} {'was' if num_refused == 1 else 'were'} refused"] * bool(num_refused)
     # Quoted, because it may be a peer's text.
-    return f"{' and '.join(parts)}, the last with: {shown_failure(course.last_failure)!r}" if parts else ""
-
-
-def shown_failure(text: str) -> str:
-    """Return a device's reason for operators: cut, with the code at its end."""
-    code = CODE.search(text)
-    end = "" if code is None else code.group()
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - len(end)]}{end}"
+    return f"{' and '.join(parts)}, the last with: {course.failures.newest!r}" if parts else ""
 
 
 def shortage_of(course: Course) -> str:

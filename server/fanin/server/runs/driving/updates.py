@@ -230,7 +230,7 @@ class UpdateDecisions:
             return False
         course.stop_working(device)
         if self._counts(round_number, device):
-            course.last_failure = failure
+            course.failures.note(failure)
             course.step(e.GaveUp(device=device))
             course.announce_places()
         return True

@@ -16,11 +16,19 @@ const CHARTS = {
     axis: (value) => `${Number((100 * value).toPrecision(3))} %`,
   },
   bytes: {
+    isFromZero: true,
     x: "number",
     lines: [["down", "down", "--s1"], ["up", "up", "--s2"]],
     format: size,
   },
-  seconds: { x: "number", lines: [["round_s", "Round", "--s1"]], format: (value) => `${value.toFixed(1)} s` },
+  grid: {
+    x: "round",
+    unit: "Round",
+    lines: [["coarsest", "coarsest", "--s2"], ["median", "median", "--s1"], ["finest", "finest", "--download"]],
+    format: power,
+    incrs: [1, 2, 5, 10, 20, 50],
+  },
+  seconds: { isFromZero: true, x: "number", lines: [["round_s", "Round", "--s1"]], format: (value) => `${value.toFixed(1)} s` },
 };
 const drawn = new Map();
 
@@ -30,6 +38,10 @@ function size(value) {
     value /= 1000;
   }
   return `${value.toFixed(1)} TB`;
+}
+
+function power(exponent) {
+  return `2${[...String(exponent)].map((char) => (char === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[char])).join("")}`;
 }
 
 function rowsOf(table) {
@@ -68,7 +80,7 @@ function draw(place, spec, rows) {
   const data = [xs, ...used.map((key) => xs.map((x) => points.get(x)[key] ?? null))];
   const text = (value) => (value === null || value === undefined ? "–" : spec.format(value));
   const series = [
-    { label: "Version", value: (_, value) => (value === null || value === undefined ? "–" : String(value)) },
+    { label: spec.unit ?? "Version", value: (_, value) => (value === null || value === undefined ? "–" : String(value)) },
     ...band.map((key, index) => ({ label: index ? "p90" : "p10", width: 0, points: { show: false }, value: (_, value) => text(value) })),
     ...lines.map(([, label, name], index) => ({
       label,
@@ -87,10 +99,10 @@ function draw(place, spec, rows) {
     height: HEIGHT,
     series,
     bands: band.length ? [{ series: [2, 1], fill: colour("--band") }] : [],
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, ...(spec.isFromZero && { y: { range: (_, min, max) => [0, max * 1.1 || 1] } }) },
     axes: [
       { ...axisStyle, size: 34, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000] },
-      { ...axisStyle, size: 74, values: (_, values) => values.map((value) => (spec.axis ?? spec.format)(value)) },
+      { ...axisStyle, size: 74, ...(spec.incrs && { incrs: spec.incrs }), values: (_, values) => values.map((value) => (spec.axis ?? spec.format)(value)) },
     ],
     cursor: { drag: { x: true, y: false } },
   };

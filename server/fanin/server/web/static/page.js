@@ -2,11 +2,14 @@
 import { drawCharts } from "./charts.js";
 
 const MIN_REFRESH_MS = 800;
+const MIN_PAUSE_MS = 500;
+const MAX_PAUSE_MS = 30000;
 const link = document.getElementById("link");
 const announce = document.getElementById("announce");
 
 function showTimes(root) {
-  const format = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const dateStyle = innerWidth < 640 ? "short" : "medium";
+  const format = new Intl.DateTimeFormat(undefined, { dateStyle, timeStyle: "medium" });
   for (const time of root.querySelectorAll("time[datetime]")) {
     time.title = time.textContent;
     time.textContent = format.format(new Date(time.dateTime));
@@ -29,11 +32,8 @@ async function refresh() {
       isStale = false;
       await new Promise((resolve) => setTimeout(resolve, Math.max(0, lastRead + MIN_REFRESH_MS - Date.now())));
       lastRead = Date.now();
-      const response = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "follow" });
-      if (response.redirected && new URL(response.url).pathname === "/login") {
-        location.href = response.url;
-        return;
-      }
+      const response = await fetch(location.href, { headers: { accept: "text/html" }, redirect: "manual" });
+      if (response.type === "opaqueredirect") return signIn();
       if (response.ok) replaceRegions(new DOMParser().parseFromString(await response.text(), "text/html"));
       document.documentElement.dataset.read = String(Date.now());
     } while (isStale);
@@ -67,40 +67,86 @@ function setLink(state, text) {
   link.textContent = text;
 }
 
+// The stream. It is connected again by this module, not by the browser: with pauses that grow, and after the last event.
+let source = null;
 let boot = "";
+let lastId = "";
+let pause = MIN_PAUSE_MS;
+let waiting = 0;
+
+function isShown(run) {
+  return !location.pathname.startsWith("/runs/") || location.pathname.split("/")[2] === encodeURIComponent(run);
+}
 
 function connect() {
-  const source = new EventSource("/stream");
+  disconnect();
+  source = new EventSource(`/stream${lastId && `?after=${encodeURIComponent(lastId)}`}`);
   source.addEventListener("hello", (message) => {
     const now = JSON.parse(message.data).boot;
     // After a break anything may have changed.
     if (boot || link.dataset.state === "lost") refresh();
+    if (boot !== now) lastId = "";
     boot = now;
+    pause = MIN_PAUSE_MS;
     setLink("on", "live");
   });
   source.addEventListener("event", (message) => {
+    lastId = message.lastEventId;
     const event = JSON.parse(message.data);
-    const isShown = !location.pathname.startsWith("/runs/") || location.pathname.split("/")[2] === encodeURIComponent(event.run);
-    if (!isShown) return;
+    if (!isShown(event.run)) return;
     announce.textContent = `${event.run}: ${event.kind}. ${event.text}`;
     refresh();
   });
-  source.addEventListener("live", () => {
-    if (document.querySelector("[data-progress], #tiles")) refresh();
+  source.addEventListener("live", (message) => {
+    if (document.querySelector("[data-progress], #tiles") && isShown(JSON.parse(message.data).run)) refresh();
   });
-  source.addEventListener("reset", refresh);
-  source.addEventListener("error", () => {
-    setLink("lost", "reconnecting …");
-    // The browser gives up after an answer that is no stream, such as that of a coordinator which is starting.
-    if (source.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+  source.addEventListener("reset", () => {
+    lastId = "";
+    refresh();
   });
-  // The back-forward cache must not hold a stream open.
-  addEventListener("pagehide", () => source.close(), { once: true });
+  source.addEventListener("over", again);
+  source.addEventListener("error", again);
+}
+
+function disconnect() {
+  clearTimeout(waiting);
+  source?.close();
+  source = null;
+}
+
+// Connects again after a pause, unless the page needs a session that it does not have any more.
+async function again() {
+  disconnect();
+  setLink("lost", "reconnecting …");
+  const wait = pause * (0.5 + Math.random());
+  pause = Math.min(2 * pause, MAX_PAUSE_MS);
+  waiting = setTimeout(async () => {
+    try {
+      const answer = await fetch(location.href, { method: "HEAD" });
+      if (answer.status === 401) return signIn();
+    } catch {
+      return again();
+    }
+    connect();
+  }, wait);
+}
+
+function signIn() {
+  disconnect();
+  const anchor = Object.assign(document.createElement("a"), {
+    href: `/login?next=${encodeURIComponent(location.pathname + location.search)}`,
+    textContent: "sign in again",
+  });
+  link.dataset.state = "out";
+  link.replaceChildren(anchor);
+  announce.textContent = "The session has ended. Sign in again.";
 }
 
 addEventListener("pageshow", (event) => {
   if (event.persisted) connect();
 });
+// The back-forward cache must not hold a stream open.
+addEventListener("pagehide", disconnect);
 document.getElementById("theme").addEventListener("click", () => {
   const root = document.documentElement;
   const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
