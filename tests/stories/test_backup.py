@@ -79,9 +79,14 @@ def test_devices_that_saw_later_versions_continue_after_a_restore(site: Site) ->
     text = fanin(site, "restore", "backup", "--state", "state")
     assert "fanin reclaim run --key publisher.key" in text
     assert problems(site.state) == []
+    for words in (("describe", "run"), ("reclaim", "run", "--key", "publisher.key"), ("token", "list")):
+        text = fanin(site, *words, "--state", "state", status=1)
+        assert "[FN-1497]" in text and "fanin serve --state state" in text
     site.serve()
     with site.operator() as operator:
-        assert operator.run("run").version == 2
+        info = operator.run("run")
+    assert info.version == 2
+    assert info.reason.endswith("waits for its publisher: fanin reclaim run --key publisher.key, then fanin resume run")
     # A device that knows nothing must not get what is stale.
     assert "FN-1445" in fanin(site, "resume", "run", "--rounds", "1", "--state", "state", status=1)
     fanin(site, "reclaim", "run", "--key", "publisher.key", "--rounds", "2", "--state", "state")

@@ -200,6 +200,7 @@ def test_join_with_a_broken_key_or_a_wrong_token(
     (tmp_path / "device" / "device.key").unlink()
     (tmp_path / "token").write_text("wrong")
     assert one_line(fanin("join", *words), "join") == (
-        f"{host.address}: not authenticated; it expects an enrollment token that was made there (--token-file)"
+        f"{host.address}: enroll: this coordinator has no token with this secret; check that it is of this "
+        "coordinator, and that nobody has replaced it (fanin token rotate)"
     )
     assert snapshot(host.state) == before

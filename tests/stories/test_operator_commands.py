@@ -14,7 +14,9 @@ from support.commands import STEP, Fanin, fanin_in_process, one_line, uncoded
 from support.hosted import Hosted
 from support.snapshot import snapshot
 
+from fanin.clients.administrator import new_secret
 from fanin.edge.bundles.keys import SigningKey
+from fanin.protos.messages import NewToken, Role
 from fanin.simulation import synthetic_bundle
 
 PLAN = """
@@ -155,6 +157,26 @@ def test_a_plan_that_the_app_cannot_carry_out_is_refused_before_the_export(
     assert snapshot(host.state) == before
 
 
+def test_the_id_and_the_role_are_checked_before_the_export(fanin: Fanin, host: Hosted) -> None:
+    source = host.folder / "apps.py"
+    source.write_text('from support.models import app_of\n\napp = app_of("mlp")\n')
+    plan = host.folder / "app.toml"
+    plan.write_text(PLAN.replace('bundle = "bundle"', f'app = "{source}:app"'))
+    words = ("run", plan, "--state", host.state, "--key", host.folder / "publisher.key")
+    secret, sha256 = new_secret()
+    with host.administrator() as administrator:
+        administrator.create_token(NewToken(name="eve", role=Role.VIEWER, sha256=sha256))
+    (host.folder / "viewer.token").write_text(secret)
+    for more, status, code in (
+        (("--run-id", "a b"), 2, "FN-0105"),
+        (("--run-id", "x" * 65), 2, "FN-0105"),
+        (("--run-id", "run"), 1, "FN-0604"),
+        (("--token-file", host.folder / "viewer.token"), 1, "FN-1416"),
+    ):
+        outcome = fanin(*words, *more)
+        assert (outcome.status, "exporting" in outcome.err) == (status, False) and f"[{code}]" in outcome.err, outcome
+
+
 def test_run_without_a_plan_a_key_or_the_publishers_bundle(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
     before = snapshot(host.state)
     words = ("run", host.folder / "plan.toml", "--state", host.state, "--key")
@@ -259,7 +281,8 @@ def test_an_operator_without_a_coordinator_or_a_token(
     )
     (tmp_path / "token").write_text("wrong")
     assert message("--state", state, "--token-file", tmp_path / "token") == (
-        f"{host.address}: not authenticated; it expects an operator's token that was made there (--token-file)"
+        f"{host.address}: control: this coordinator has no token with this secret; check that it is of this "
+        "coordinator, and that nobody has replaced it (fanin token rotate)"
     )
 
 

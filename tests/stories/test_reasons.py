@@ -69,6 +69,8 @@ class Device:
     def joining(self, server: str, environment: Mapping[str, str] | None = None, *more: str) -> Iterator[Running]:
         """Join until the context ends."""
         files = {"ca": "ca.pem", "publisher": "publisher.pub", "token-file": "token", "data": "data.npz"}
+        if not (self.folder / "token").exists():
+            del files["token-file"]
         words = [str(word) for name, file in files.items() for word in (f"--{name}", self.folder / file)]
         if "--ca-fingerprint" in more:
             del words[:2]
@@ -94,6 +96,11 @@ class Device:
 @pytest.fixture
 def device(tmp_path: Path, host: Hosted) -> Device:
     """A device of the coordinator."""
+    return device_of(tmp_path, host)
+
+
+def device_of(tmp_path: Path, host: Hosted) -> Device:
+    """Return a device of a coordinator, with its files in a folder."""
     (tmp_path / "ca.pem").write_bytes(host.ca)
     (tmp_path / "token").write_text(host.device_token)
     (tmp_path / "token").chmod(0o600)
@@ -229,8 +236,22 @@ def test_a_proxy_that_inspects_tls_is_named_with_two_ways_out(
 
 def test_a_token_that_the_coordinator_does_not_know(fanin: Fanin, device: Device, host: Hosted) -> None:
     (device.folder / "token").write_text("wrong")
-    text = check_cause(fanin, device, host.address, "FN-0009", "token")
-    assert "--token-file" in text
+    text = check_cause(fanin, device, host.address, "FN-0670", "token")
+    assert "no token with this secret" in text
+
+
+@pytest.mark.parametrize(("listen", "other"), [("127.0.0.1", "[::1]"), ("[::1]", "127.0.0.1")])
+def test_a_coordinator_that_listens_on_the_other_family(fanin: Fanin, tmp_path: Path, listen: str, other: str) -> None:
+    host = Hosted(tmp_path / "host", names=(*NAMES, "::1"), listen=listen).start()
+    try:
+        device = device_of(tmp_path, host)
+        server = f"{other}:{host.port}"
+        text = check_cause(fanin, device, server, "FN-1498", "port")
+        assert f"{listen}:{host.port}" in text
+        outcome = fanin("runs", "--server", server, "--ca", tmp_path / "ca.pem", "--token-file", tmp_path / "token")
+        assert outcome.status == 1 and "[FN-1498]" in outcome.err
+    finally:
+        host.stop()
 
 
 def test_the_doctor_uses_no_token_up_and_knows_the_device(fanin: Fanin, device: Device, host: Hosted) -> None:
@@ -242,6 +263,11 @@ def test_the_doctor_uses_no_token_up_and_knows_the_device(fanin: Fanin, device: 
     levels = {each["check"]: each["level"] for each in json.loads(outcome.out)["findings"]}
     checks = ("process", "tls", "clock", "protocol", "token", "device")
     assert {name: levels[name] for name in checks} == dict.fromkeys(checks, "ok")
+    # An enrolled device needs no token, and without its file the doctor has nothing to complain about.
+    (device.folder / "token").unlink()
+    with device.joining(host.address) as running:
+        device.await_link(running, is_connected=True)
+        assert fanin("doctor", "--state", device.state).status == 0
     # The process was killed: the file says connected, the lock says stopped.
     outcome = fanin("status", "--state", device.state)
     assert outcome.status == 3 and "it was killed, or the machine lost power" in outcome.out

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import doors
-from support.commands import uncoded
+from support.commands import fanin_in_process, uncoded
 from support.hosted import Hosted
 from support.linear import NUM_CLASSES, NUM_INPUTS, linear_graphs
 from support.processes import Running, start
@@ -120,6 +120,32 @@ def test_run_join_and_fetch_through_a_proxy_with_a_password(host: Hosted, tmp_pa
         status, out = run(host, proxy, "runs", *operator(host))
         assert status == 1 and f"the proxy {proxy} of $https_proxy does not connect to it (HTTP 407" in out, out
         assert "it expects a user and a password: https_proxy=http://USER:PASSWORD@" in out and "secret" not in out
+
+
+def test_a_run_is_started_described_and_watched_through_a_proxy(
+    host: Hosted, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assemble(linear_graphs(), tmp_path / "bundle", PUBLISHER)
+    (tmp_path / "publisher.key").write_text(PUBLISHER.private_bytes().hex())
+    (tmp_path / "plan.toml").write_text(
+        'bundle = "bundle"\n[cohort]\nconcurrency = 1\n[training]\nlearning_rate = 0.1\n'
+    )
+    fanin = fanin_in_process(capsys, monkeypatch)
+    with (
+        doors.proxy(host.address) as (behind, requests),
+        tinyproxy(tmp_path, f"upstream http {behind}", "BasicAuth site secret") as proxy,
+    ):
+        monkeypatch.setenv("https_proxy", f"http://site:secret@{proxy}")
+        outcome = fanin(
+            "run", tmp_path / "plan.toml", "--run-id", "mine", "--key", tmp_path / "publisher.key", *operator(host)
+        )
+        assert outcome.status == 0 and outcome.out.startswith("run mine started"), outcome
+        outcome = fanin("describe", "mine", *operator(host))
+        assert outcome.status == 0 and "run mine" in outcome.out, outcome
+        assert fanin("stop", "mine", *operator(host)).status == 0
+        outcome = fanin("watch", "mine", *operator(host))
+        assert "stopped" in outcome.out, outcome
+    assert len(requests) == 4 and all(each.startswith(f"CONNECT {SERVER}:{host.port} ") for each in requests)
 
 
 def test_a_proxy_that_forbids_the_port(host: Hosted, tmp_path: Path) -> None:

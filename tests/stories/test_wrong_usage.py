@@ -119,6 +119,19 @@ def test_a_wrong_value_of_an_option_is_status_2(fanin: Fanin, command: str) -> N
 def test_an_unknown_option_is_status_2(fanin: Fanin, command: str) -> None:
     outcome = fanin(command, *(("rounds",) if command == "bench" else ()), "--unknown", "x")
     assert (outcome.status, outcome.out) == (2, "")
+    assert "[FN-0023]" in outcome.err and outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["join", "status", "doctor", "infer"])
+def test_a_misspelled_option_of_the_core_install_is_answered_with_the_nearest_one(fanin: Fanin, command: str) -> None:
+    words, near = {
+        "join": (("--sevrer", "a:1"), "--server"),
+        "status": (("--stat", "x"), "--state"),
+        "doctor": (("--tokenfile=x",), "--token-file"),
+        "infer": (("m.onnx", "--dta", "x"), "--data"),
+    }[command]
+    typo = words[-2].partition("=")[0] if len(words) > 1 else words[0].partition("=")[0]
+    assert usage_line(fanin(command, *words), command) == f"No such option: {typo} Did you mean {near}?"
 
 
 @pytest.mark.heavy

@@ -41,7 +41,10 @@ START_S = 20.0
 
 @dataclass
 class Hosted:
-    """A coordinator that serves from ``folder / "state"``. ``names`` are the names in its certificate."""
+    """A coordinator that serves from ``folder / "state"``.
+
+    ``names`` are the names in its certificate; ``listen`` is the host part of its address.
+    """
 
     folder: Path
     names: tuple[str, ...] = NAMES
@@ -49,6 +52,7 @@ class Hosted:
     first_request_s: float = 30.0
     connections: Connections = field(default_factory=Connections)
     port: int = 0
+    listen: str = "127.0.0.1"
     ca: bytes = b""
     device_token: str = ""
     operator_token: str = ""
@@ -65,7 +69,7 @@ class Hosted:
     @property
     def address(self) -> str:
         """The address of the coordinator."""
-        return f"127.0.0.1:{self.port}"
+        return f"{self.listen}:{self.port}"
 
     def start(self) -> "Hosted":
         """Start to serve, on the previous port if there was one."""

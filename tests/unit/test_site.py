@@ -19,7 +19,7 @@ from fanin.clients.device.site.view import SiteState, site_view
 from fanin.protos import messages as m
 from fanin.protos.addresses import Address, parse_page_address
 from fanin.protos.errors import InvalidInput
-from fanin.server.addresses import announcement, reachable
+from fanin.server.addresses import DeviceFiles, announcement, page_announcement, reachable
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
 
@@ -192,5 +192,17 @@ def test_the_addresses_of_a_coordinator() -> None:
 
 
 def test_a_coordinator_never_announces_the_address_to_listen_on() -> None:
-    text = announcement(LISTEN, ("localhost", "a.example"), "ab" * 32)
+    files = DeviceFiles(token=Path("a state/tokens/device.token"), authority=Path("tls/ca.pem"), fingerprint="ab" * 32)
+    text = announcement(LISTEN, ("localhost", "a.example"), files)
     assert "0.0.0.0" not in text and f"fanin join --server a.example:7443 --ca-fingerprint {'ab' * 32}" in text
+    assert "--token-file device.token" in text and "copy to it first       a state/tokens/device.token, and" in text
+    local = announcement(Address(host="127.0.0.1", port=1), ("localhost",), files)
+    assert f"--token-file '{Path.cwd()}/a state/tokens/device.token'" in local and "copy" not in local
+
+
+def test_a_page_on_all_addresses_is_announced_by_those_that_browsers_reach() -> None:
+    text = page_announcement("https://127.0.0.1:80/", replace(LISTEN, port=80), ("localhost", "a.example"))
+    assert [line.split()[-1] for line in text.splitlines()[:2]] == ["https://127.0.0.1:80/", "https://a.example:80/"]
+    assert page_announcement("http://127.0.0.1:80/", None, ("a.example",)) == (
+        "  page for browsers      http://127.0.0.1:80/\n"
+    )

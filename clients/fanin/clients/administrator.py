@@ -56,8 +56,7 @@ class Administrator:
         check_type("administrator: connection", connection, Connection)
         self._connection = connection
         metadata = ((AUTHORIZATION, f"{BEARER}{clean_token('administrator: token', token)}"),)
-        credential = "a valid token that was made there (--token-file)"
-        self._call = CallOptions(metadata=metadata, timeout_s=CALL_S, credential=credential)
+        self._call = CallOptions(metadata=metadata, timeout_s=CALL_S)
 
     @classmethod
     @contextmanager

@@ -78,9 +78,8 @@ class Operator:
         check_type("operator: connection", connection, Connection)
         self._connection = connection
         metadata = ((AUTHORIZATION, f"{BEARER}{clean_token('operator: token', token)}"),)
-        credential = "an operator's token that was made there (--token-file)"
-        self._call = CallOptions(metadata=metadata, timeout_s=CALL_S, credential=credential)
-        self._endless = CallOptions(metadata=metadata, credential=credential)
+        self._call = CallOptions(metadata=metadata, timeout_s=CALL_S)
+        self._endless = CallOptions(metadata=metadata)
 
     @classmethod
     @contextmanager

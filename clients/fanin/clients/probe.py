@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from fanin.clients.route import Proxy, Route
+from fanin.protos.addresses import Address, ip_of
 from fanin.protos.errors import FaninError, Unavailable, Untrusted
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 PROBE_S: Final = 5.0
 """Seconds for each step of a probe. The caller of a failed call waits for it."""
+OTHER_FAMILY: Final = "FN-1498"
+"""The code of a coordinator that listens on the other one of IPv4 and IPv6 alone."""
+IPV6: Final = 6
 MAX_HEADER_BYTES: Final = 16 << 10
 """Longest header of a proxy's reply."""
 _MAX_ISSUER_CHARS: Final = 200
@@ -59,8 +63,35 @@ def cause_of_failure(route: Route, ca_certificate: bytes) -> FaninError | None:
             return _no_coordinator(route, "speaks TLS, but not HTTP/2")
     except ssl.SSLCertVerificationError as exc:
         return _certificate_problem(route, ca_certificate, exc)
+    except Unavailable as exc:
+        return _other_family(route, ca_certificate) or exc
     except FaninError as exc:
         return exc
+
+
+def other_loopback(target: Address) -> Address | None:
+    """Return the loopback address of the other family, IPv4 or IPv6; None for a name or another machine."""
+    ip = ip_of(target.host)
+    if ip is None or not ip.is_loopback:
+        return None
+    return Address(host="127.0.0.1" if ip.version == IPV6 else "::1", port=target.port)
+
+
+def _other_family(route: Route, ca_certificate: bytes) -> Untrusted | None:
+    """Return the error for a coordinator that serves on this port of this machine by the other family alone."""
+    other = other_loopback(route.target)
+    if other is None:
+        return None
+    try:
+        with _connection(Route(target=other)) as sock:
+            _verified(Route(target=other), _authority(ca_certificate), sock)
+    except (OSError, FaninError):
+        return None
+    return Untrusted(
+        f"{route.target}: no program listens there, and the coordinator listens on {other} alone; connect to {other}, "
+        f"or let it listen on both: fanin serve --listen [::]:{other.port}",
+        code=OTHER_FAMILY,
+    )
 
 
 @contextmanager
@@ -95,6 +126,11 @@ def unreachable(route: Route, error: OSError) -> Unavailable:
         case TimeoutError():
             problem = f"no answer within {PROBE_S:g} s"
             remedy = "check the address, and that no firewall drops the connection"
+        case ConnectionRefusedError() if ":" in peer.host and route.proxy is None:
+            problem = f"cannot be reached ({error.strerror})"
+            remedy = (
+                f"is the coordinator running there, and does it listen on IPv6: fanin serve --listen [::]:{peer.port}"
+            )
         case _:
             problem = f"cannot be reached ({error.strerror or error})"
     return Unavailable(f"{what}: {problem}; {remedy}", code="FN-0811")

@@ -47,10 +47,7 @@ IDLE_MS: Final = 120_000
 """Time for which a connection without a call stays open. It is shorter than the coordinator's limit, so the device
 closes it first: gRPC prints a message on standard error if the coordinator does."""
 PIECE_BYTES: Final = 256 << 10
-_TOKEN_CREDENTIAL: Final = "an enrollment token that was made there (--token-file)"
-_KEY_CREDENTIAL: Final = (
-    "a device that enrolled there; was this device's folder (--state) made for another coordinator?"
-)
+_CREDENTIAL: Final = "a device that enrolled there; was this device's folder (--state) made for another coordinator?"
 
 ReadPayload = Callable[[int, int], bytes]
 """Reads a slice of an Update's payload: (offset, maximum size) -> bytes."""
@@ -89,13 +86,12 @@ class Transport(Protocol):
 class CallOptions:
     """Metadata and time-out of one call; a time-out of None is none.
 
-    ``now`` is the caller's clock. ``credential`` describes the expected credential, for the message of a rejection.
+    ``now`` is the caller's clock.
     """
 
     metadata: tuple[tuple[str, str | bytes], ...]
     timeout_s: float | None = None
     now: Callable[[], float] = time.time
-    credential: str = "a caller whom it knows"
     on_trailing: Callable[[Mapping[str, str | bytes]], None] = lambda _trailing: None
 
 
@@ -300,9 +296,8 @@ class GrpcTransport:
             *((calls.DEVICE, call.device_id), (calls.TIME, str(call.time_us))),
             (calls.SIGNATURE, self._key.sign(CALL_CONTEXT, call.signed_bytes())),
         )
-        credential = _TOKEN_CREDENTIAL if method == "Enroll" else _KEY_CREDENTIAL
         trace = ((calls.TRACEPARENT, self.traceparent),) if self.traceparent else ()
-        options = CallOptions(metadata=(*metadata, *trace), timeout_s=timeout_s, now=self._now, credential=credential)
+        options = CallOptions(metadata=(*metadata, *trace), timeout_s=timeout_s, now=self._now)
         return replace(options, on_trailing=self._note_trace) if method == "CheckIn" else options
 
     def _note_trace(self, trailing: Mapping[str, str | bytes]) -> None:
@@ -383,7 +378,9 @@ def _our_error(address: str, exc: grpc.RpcError, call: CallOptions) -> FaninErro
         offset_s = float(server_time) / calls.MICROSECONDS - call.now() if server_time.isdecimal() else 0.0
         return ClockOff(f"{address}: {details}", offset_s, code=named.code)
     if isinstance(named, Unauthenticated):
-        return Unauthenticated(f"{address}: {details}; it expects {call.credential}", code=named.code)
+        # Without a code of its own, the coordinator does not say which check has failed.
+        expected = f"; it expects {_CREDENTIAL}" if named.code == Unauthenticated.class_code else ""
+        return Unauthenticated(f"{address}: {details}{expected}", code=named.code)
     if named is not None:
         return named
     if exc.code() is grpc.StatusCode.INTERNAL:

@@ -38,7 +38,7 @@ from fanin.commands.console.predictions import (
 )
 from fanin.commands.console.samples import Target, check_paths, read_samples
 from fanin.commands.console.show import finite, note_on_local
-from fanin.commands.console.usage import check_target, wrong_usage
+from fanin.commands.console.usage import Parser, check_target, wrong_usage
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import file_format, format_of
 from fanin.edge.lengths import TARGETS
@@ -98,7 +98,7 @@ class OpenedInference:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin infer``."""
-    options = _parser().parse_args(argv)
+    options = _parser().parsed(argv)
     path = Path(options.model)
     # A missing path raises FileNotFoundError here, instead of an error about its format.
     path.stat()
@@ -362,8 +362,8 @@ def _scale(text: str) -> float:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="fanin infer",
         description="Run a model: a .onnx or .tflite file, or the int8 graph of a bundle or of a device.",
         epilog="Floats for an int8 input are quantized with the file's own scale. Inputs that exceed the model's batch "

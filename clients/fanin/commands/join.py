@@ -32,7 +32,7 @@ from fanin.clients.route import route_to
 from fanin.clients.textfiles import read_public_key, read_text, read_token
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.commands.console.streams import LogFormat, configure_logging
-from fanin.commands.console.usage import wrong_usage
+from fanin.commands.console.usage import Parser, wrong_usage
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Runtime
 from fanin.edge.scopes import LogScope, note_scope
@@ -42,6 +42,7 @@ from fanin.protos.calls import device_id_of
 from fanin.protos.errors import InvalidInput
 
 LOG = logging.getLogger("fanin.clients")
+TOKEN_VARIABLE: Final = "FANIN_DEVICE_TOKEN"
 MAX_APP_FAILURES: Final = 8
 """With the coordinator's growing pauses, the last failure comes after 5 minutes. A temporary cause has ended by that
 time."""
@@ -49,7 +50,7 @@ time."""
 
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin join``."""
-    options = _parser().parse_args(argv)
+    options = _parser().parsed(argv)
     configure_logging(logging.WARNING if options.quiet else logging.INFO, LogFormat(options.log_format))
     share_one_heap()
     # Free the memory of the imports before the runtime starts, and below that of both before the connection opens.
@@ -64,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None) -> int:
     publisher = read_public_key(Path(options.publisher))
-    token = read_token(Path(options.token_file) if options.token_file else None, "FANIN_DEVICE_TOKEN")
+    token = _token(options)
     # An authority of --ca is read before the folder is created. One by its fingerprint is kept in the folder.
     connection = Connection(options.server, read_text(Path(options.ca), "--ca").encode()) if options.ca else None
     with hold_folder(Path(options.state)):
@@ -94,6 +95,17 @@ def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None
                 spans.close()
         connection.close()
     return 0
+
+
+def _token(options: argparse.Namespace) -> str:
+    """Return the enrollment token; "" if none is given for a device that has a key, and so may have enrolled."""
+    if (
+        not options.token_file
+        and not os.environ.get(TOKEN_VARIABLE, "").strip()
+        and Cache.is_device(Path(options.state))
+    ):
+        return ""
+    return read_token(Path(options.token_file) if options.token_file else None, TOKEN_VARIABLE)
 
 
 def _place(options: argparse.Namespace, trainer: Trainer, publisher: str) -> SitePlace:
@@ -206,8 +218,8 @@ def _max_failures(options: argparse.Namespace) -> int:
     return int(options.max_failures)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="fanin join",
         description="Take part in federated training as one device: check in, train on local data, upload.",
         epilog="The folder --state holds the device's key, its downloads and its unfinished update. "
@@ -280,7 +292,11 @@ def _add_coordinator(parser: argparse.ArgumentParser) -> None:
         help="fingerprint of that certificate, which fanin serve prints: the device reads the certificate from the "
         "coordinator, checks it, and keeps it in --state",
     )
-    parser.add_argument("--token-file", metavar="FILE", help="enrollment token; default: $FANIN_DEVICE_TOKEN")
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="enrollment token; default: $FANIN_DEVICE_TOKEN; an enrolled device needs none",
+    )
     parser.add_argument("--publisher", required=True, metavar="FILE", help="public key whose bundles are trusted")
 
 

@@ -28,6 +28,10 @@ MAX_EARLY_S: Final = 2.0
 """Furthest time ahead that is served. A restarted coordinator rejects times before its start; it cannot detect a replay
 of a call whose time was ahead, so this number is small."""
 MICROSECONDS: Final = 1_000_000
+PROBE_US: Final = 1
+"""The time of a call that no coordinator serves: ``fanin doctor`` asks by it which check fails."""
+PROBE: Final = "FN-1496"
+"""The code of the answer to such a call that passes all other checks."""
 MAX_TIME_CHARS: Final = 17
 """Microseconds until the year 5138."""
 

@@ -229,7 +229,7 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
         InvalidPlan: Status(grpc="INVALID_ARGUMENT"),
         UnsupportedModel: Status(grpc="INVALID_ARGUMENT"),
         Diverged: Status(grpc="INVALID_ARGUMENT"),
-        # The reply does not name the check that failed, because that would help an attacker.
+        # The reply does not name the check that failed, because that would help an attacker. See OF_THE_CALL.
         Unauthenticated: Status(grpc="UNAUTHENTICATED", public_text="not authenticated"),
         PermissionDenied: Status(grpc="PERMISSION_DENIED"),
         NotFound: Status(grpc="NOT_FOUND"),
@@ -254,9 +254,12 @@ STATUS: Mapping[type[FaninError], Status] = MappingProxyType(
     }
 )
 
-OF_THE_CALL: Final = frozenset({"FN-0013", "FN-0677", "FN-0678", "FN-0696"})
-"""Codes of ``Unavailable`` whose text is about the peer's own call, so the peer receives the full message: the Run is
-driven elsewhere, too many calls are open, the peer is slow, or the Run is paused."""
+OF_THE_CALL: Final = frozenset({"FN-0013", "FN-0677", "FN-0678", "FN-0696"}) | {
+    *("FN-0670", "FN-1412", "FN-1415", "FN-1492", "FN-1493", "FN-1494", "FN-1495")
+}
+"""Codes whose text is about the peer's own call, so the peer receives the full message. Of ``Unavailable``: the Run is
+driven elsewhere, too many calls are open, the peer is slow, or the Run is paused. Of ``Unauthenticated``: what is wrong
+with a token, for a peer that presents its secret, and that the device was removed, for a peer that knows its id."""
 
 _BY_NAME: Mapping[str, type[FaninError]] = MappingProxyType(
     {error.__name__: error for error in STATUS if error is not FaninError}
@@ -283,7 +286,7 @@ def _kind_of(error: FaninError) -> type[FaninError]:
 def public(error: FaninError) -> tuple[str, str]:
     """Return (message, code) of an error for a peer."""
     text = status_of(error).public_text
-    if text is None or (type(error) is Unavailable and error.code in OF_THE_CALL):
+    if text is None or (type(error) in (Unavailable, Unauthenticated) and error.code in OF_THE_CALL):
         return str(error), error.code
     return text, error.class_code
 

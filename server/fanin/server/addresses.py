@@ -5,6 +5,7 @@
 
 import fcntl
 import ipaddress
+import shlex
 import socket
 import struct
 from collections.abc import Collection
@@ -77,33 +78,80 @@ def reachable(listen: Address, names: Collection[str], machine: Collection[str])
     )
 
 
-def announcement(listen: Address, names: Collection[str], fingerprint: str) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFiles:
+    """What a device needs of the coordinator's folder.
+
+    Attributes:
+        token: The file with an enrollment token.
+        authority: The file with the certificate of the local authority; None if the authority is the operator's own.
+        fingerprint: SHA-256 of that certificate, hexadecimal; "" to pass the file itself.
+    """
+
+    token: Path
+    authority: Path | None
+    fingerprint: str = ""
+
+
+def announcement(listen: Address, names: Collection[str], files: DeviceFiles) -> str:
     """Return the lines that tell an operator how devices reach this coordinator, and the command of a device.
 
     Args:
         listen: The address that it listens on, with the real port.
         names: The names and addresses that its certificate covers.
-        fingerprint: SHA-256 of the local authority's certificate, hexadecimal; empty for an authority of the operator.
+        files: The files of its folder that a device needs.
     """
-    trust = f"--ca-fingerprint {fingerprint}" if fingerprint else "--ca ca.pem"
     places = reachable(listen, names, machine_addresses())
     lines = []
     if places.covered:
         lines.append(f"  addresses for clients  {', '.join(map(str, places.covered))}")
     if places.uncovered:
-        hosts = [address.host for address in places.uncovered]
-        options = " ".join(f"--name {host}" for host in hosts)
-        lines.append(
-            f"  not in the certificate {', '.join(hosts)}: clients refuse these addresses; restart with {options}"
-        )
+        lines.append(_uncovered(places))
     if places.is_local:
         lines.append(
             f"  only this machine can connect; for others: fanin serve --listen 0.0.0.0:{listen.port} --name HOST"
         )
-    server = places.covered[0] if places.covered else listen.loopback
-    label = "a device joins with  " if places.covered else "a device here joins by"
-    lines.append(
-        f"  {label}  fanin join --server {server} {trust} "
-        "--token-file device.token --publisher publisher.pub --data FILE.npz"
-    )
+    label = "a device joins with   " if places.covered else "a device here joins by"
+    lines.append(f"  {label} {join_command(listen, names, files)}")
+    if places.covered:
+        copies = [files.token] if files.fingerprint or files.authority is None else [files.token, files.authority]
+        lines.append(f"  copy to it first       {', '.join(map(str, copies))}, and the publisher.pub of the publisher")
     return "".join(f"{line}\n" for line in lines)
+
+
+def join_command(listen: Address, names: Collection[str], files: DeviceFiles) -> str:
+    """Return the command of a device: on another machine if one can connect, else on this one, with paths of here."""
+    places = reachable(listen, names, ())
+    is_here = not places.covered
+    if files.fingerprint:
+        trust = f"--ca-fingerprint {files.fingerprint}"
+    elif files.authority is None:
+        trust = "--ca CA.pem"
+    else:
+        trust = f"--ca {shlex.quote(str(files.authority.absolute())) if is_here else files.authority.name}"
+    token = shlex.quote(str(files.token.absolute())) if is_here else files.token.name
+    server = listen.loopback if is_here else places.covered[0]
+    return f"fanin join --server {server} {trust} --token-file {token} --publisher publisher.pub --data FILE.npz"
+
+
+def page_announcement(url: str, listen: Address | None, names: Collection[str]) -> str:
+    """Return the lines with the addresses of the page for browsers.
+
+    Args:
+        url: Its address on this machine.
+        listen: The address that it listens on, with the real port; None: loopback.
+        names: The names and addresses that its certificate covers, and under which it answers.
+    """
+    lines = [f"  page for browsers      {url}"]
+    if listen is not None and not listen.is_loopback:
+        places = reachable(listen, names, machine_addresses())
+        lines += [f"                         https://{each}/" for each in places.covered if f"https://{each}/" != url]
+        if places.uncovered:
+            lines.append(_uncovered(places))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _uncovered(places: Reachable) -> str:
+    hosts = [address.host for address in places.uncovered]
+    options = " ".join(f"--name {host}" for host in hosts)
+    return f"  not in the certificate {', '.join(hosts)}: clients refuse these addresses; restart with {options}"

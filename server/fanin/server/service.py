@@ -33,6 +33,7 @@ from fanin.protos.messages import (
 )
 from fanin.protos.names import MAX_NAME_CHARS
 from fanin.protos.plans import Plan
+from fanin.protos.texts import counted
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections
@@ -95,7 +96,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             await self._runs.put_chunk(chunk.sha256, chunk.data)
             num_chunks += 1
         # Afterwards: a Chunk that nothing names has no effect, and is removed after a while.
-        await self._audit.append(principal_of(context), "PutChunks", f"{num_chunks} chunks", "done")
+        await self._audit.append(principal_of(context), "PutChunks", counted(num_chunks, "chunk"), "done")
         return control_pb2.PutChunksReply(num_chunks=num_chunks)
 
     async def GetChunk(

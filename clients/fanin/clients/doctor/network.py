@@ -17,7 +17,7 @@ from hashlib import sha256
 from typing import Final
 
 from fanin.clients.doctor.checks import CheckResult, fail, failed, ok, skip, warn, within
-from fanin.clients.probe import cause_of_failure, served_chain
+from fanin.clients.probe import OTHER_FAMILY, cause_of_failure, other_loopback, served_chain
 from fanin.clients.route import EXCEPTIONS, PROXIES, Route, route_to
 from fanin.protos.addresses import Address, ip_of
 from fanin.protos.errors import FaninError, InvalidInput
@@ -159,6 +159,10 @@ def _port(peer: Address, route: Route, attempts: Sequence[Attempt]) -> Iterator[
     what = "the coordinator" if route.proxy is None else str(route.proxy)
     if any(each.is_open for each in attempts):
         yield ok("port", f"port {peer.port} of {what} is open ({outcomes})")
+    elif (other := other_loopback(peer)) is not None and attempt(other.host, other.port).is_open:
+        text = f"no program listens on {peer}, but one does on {other}"
+        fix = f"connect to {other}, or let the coordinator listen on both: fanin serve --listen [::]:{peer.port}"
+        yield fail("port", text, fix, OTHER_FAMILY)
     elif "refused" in closed:
         text = f"the machine of {what} answers, but no program listens on port {peer.port} ({outcomes})"
         yield fail("port", text, _start(peer, route), UNREACHABLE)
@@ -193,6 +197,8 @@ def _ipv6(attempts: Sequence[Attempt]) -> CheckResult:
             f"{new[0].host}: {new[0].outcome}; IPv4 works, but each connection may try IPv6 first",
             "remove the AAAA record, or let the coordinator listen on [::]",
         )
+    if new[0].outcome == "refused":
+        return ok("ipv6", f"{new[0].host} answers; see port")
     return fail("ipv6", f"{new[0].host}: {new[0].outcome}", "check it with: ip -6 route")
 
 

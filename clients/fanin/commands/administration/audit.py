@@ -24,6 +24,7 @@ from fanin.protos.calls import MICROSECONDS
 from fanin.protos.errors import Corrupted, NotFound
 from fanin.protos.messages import AuditChain, AuditEntry
 from fanin.protos.names import check_digest
+from fanin.protos.texts import counted
 
 
 def main(argv: Sequence[str]) -> int:
@@ -56,7 +57,7 @@ def list_entries(
         write_json(json, {"entries": [audit_row(entry) for entry in entries], "head": page.head})
     if prints_text(json):
         sys.stdout.write("".join(map(_line, entries)))
-        sys.stdout.write(f"{page.num_entries} entries, head {page.head}\n")
+        sys.stdout.write(f"{counted(page.num_entries, 'entry', 'entries')}, head {page.head}\n")
 
 
 def verify(
@@ -91,7 +92,7 @@ def verify(
         write_json(json, row | {"head_entry": chain.head_sequence or None})
     if prints_text(json):
         contains = f"; entry {chain.head_sequence} is the given head" if chain.head_sequence else ""
-        good = f"{chain.num_entries} entries verified, head {chain.digest}{contains}\n"
+        good = f"{counted(chain.num_entries, 'entry', 'entries')} verified, head {chain.digest}{contains}\n"
         sys.stdout.write(f"{problem}\n" if problem else good)
     return int(bool(problem))
 

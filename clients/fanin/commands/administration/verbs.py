@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fanin.commands.console.terminal import credentials, run_command
+from fanin.commands.console.terminal import credentials, naming_start, run_command
 from fanin.commands.console.usage import WRONG_USAGE, WrongUsage, report_usage
 
 if TYPE_CHECKING:
@@ -50,7 +50,10 @@ def administrator(state: Path, server: str, ca: Path | None, token_file: Path | 
     from fanin.clients.administrator import Administrator
 
     known = credentials(state, server, ca, token_file)
-    with Administrator.connect(known.address, known.ca_certificate, known.token) as client:
+    with (
+        naming_start(state, server),
+        Administrator.connect(known.address, known.ca_certificate, known.token) as client,
+    ):
         yield client
 
 

@@ -18,6 +18,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.display.steps import progress
+from fanin.protos.texts import counted
 from fanin.server.care.backup import Copied, back_up
 from fanin.server.care.restore import Restored, restore
 
@@ -80,16 +81,18 @@ def restore_folder(
 
 def _copied_text(folder: Path, copied: Copied) -> str:
     manifest = copied.manifest
-    sizes = f"{manifest.num_files:,} files, {manifest.size_bytes / 1e6:,.1f} MB"
+    sizes = f"{counted(manifest.num_files, 'file')}, {manifest.size_bytes / 1e6:,.1f} MB"
     lines = [
-        f"backup {folder}: {sizes}; {copied.num_new_files:,} files and {copied.new_bytes / 1e6:,.1f} MB are new",
+        f"backup {folder}: {sizes}; {counted(copied.num_new_files, 'file')} and {copied.new_bytes / 1e6:,.1f} MB new",
         *(f"  missing or damaged in the coordinator's folder: {path}" for path in manifest.lost),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _restored_text(state: Path, restored: Restored) -> str:
-    lines = [f"restored {state} from {restored.manifest.num_files:,} files; start it: fanin serve --state {state}"]
+    lines = [
+        f"restored {state} from {counted(restored.manifest.num_files, 'file')}; start it: fanin serve --state {state}"
+    ]
     if restored.waiting:
         lines.append("  devices may have seen later versions, so the publisher continues each run:")
         lines += [f"    fanin reclaim {run_id} --key publisher.key --state {state}" for run_id in restored.waiting]

@@ -25,6 +25,8 @@ from fanin.protos.messages import Prune, Pruned
 from fanin.protos.plans import RetentionPlan
 from fanin.protos.texts import counted
 
+GRACE = "  what was replaced less than an hour ago stays in any case"
+
 
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin prune``."""
@@ -47,7 +49,8 @@ def prune(
 ) -> None:
     """Show what the retention of a run does not keep; with --apply, remove it.
 
-    What an open round, the newest version or a rollback needs stays, and so does the best evaluated version.
+    What an open round, the newest version or a rollback needs stays, and so does the best evaluated version. What is
+    less than an hour old stays, too: devices may still download it.
     """
     with wrong_usage():
         limits = RetentionPlan(keep_versions=keep_versions, keep_updates=keep_updates, keep_days=keep_days)
@@ -62,13 +65,14 @@ def prune(
 
 def _text(run_id: str, pruned: Pruned) -> str:
     if not (pruned.num_versions or pruned.num_rounds or pruned.num_events):
-        return f"run {run_id}: its retention keeps everything\n"
+        return f"run {run_id}: its retention keeps everything\n{GRACE}\n"
     does = "removed" if pruned.applied else "would remove"
     lines = [
         f"run {run_id}: {does}",
         f"  updates     {pruned.num_updates} of {counted(pruned.num_rounds, 'round')}, {_size(pruned.update_bytes)}",
         f"  parameters  of {counted(pruned.num_versions, 'version')}, {_size(pruned.version_bytes)}",
         f"  events      {pruned.num_events}",
+        GRACE,
     ]
     if not pruned.applied:
         lines.append("  fanin verify then checks only the record of these versions. Remove it with --apply")

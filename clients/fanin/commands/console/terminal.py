@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,13 +20,16 @@ from fanin.clients.transfers import Transfers, unshown
 from fanin.commands.console.show import finite
 from fanin.commands.console.usage import WrongUsage, check_target, has_json, is_no_file, report_usage, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
+from fanin.edge.files import is_held
 from fanin.protos.addresses import check_remote
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, Unavailable
 
 if TYPE_CHECKING:
     from fanin.clients.operator import Operator
 
 DEFAULT_STATE: Final = Path("fanin-state")
+UNREACHABLE: Final = "FN-0811"
+"""The code of an address at which nothing answers."""
 ADDRESS_FILE: Final = "address"
 OPERATOR_TOKEN: Final = Path("tokens") / "operator.token"
 DEFAULT_KEY: Final = Path("publisher.key")
@@ -149,17 +153,36 @@ def credentials(state: Path, server: str = "", ca: Path | None = None, token_fil
 
     Raises:
         InvalidInput: An address, a certificate or a token is missing.
+        Unavailable: No coordinator has served from the folder yet.
         WrongUsage: ``server`` is not HOST:PORT.
     """
     if server:
         with wrong_usage():
             check_remote("--server", server)
+    if not server and (state / "fanin.db").exists() and not (state / ADDRESS_FILE).exists():
+        raise Unavailable(f"{state}: {not_serving(state)}", code="FN-1497")
     address = server or _read(state / ADDRESS_FILE, "--server").strip()
     ca_certificate = _read(ca or state / CA_FILE, "--ca").encode()
     token_path = token_file or state / OPERATOR_TOKEN
     # A file named by --token-file must exist. The default file may be missing: the variable then supplies the token.
     token = read_token(token_path if token_file or token_path.exists() else None, "FANIN_OPERATOR_TOKEN")
     return Credentials(address=address, ca_certificate=ca_certificate, token=token)
+
+
+def not_serving(state: Path) -> str:
+    """Return the text about a folder from which no coordinator serves."""
+    return f"no coordinator serves from this folder; start it: fanin serve --state {shlex.quote(str(state))}"
+
+
+@contextmanager
+def naming_start(state: Path, server: str) -> Iterator[None]:
+    """Name the command that starts the coordinator of a folder, if an error within this context is that none serves."""
+    try:
+        yield
+    except Unavailable as exc:
+        if server or exc.code != UNREACHABLE or is_held(state):
+            raise
+        raise Unavailable(f"{state}: {not_serving(state)} ({exc})", code="FN-1497") from exc
 
 
 @contextmanager
@@ -180,7 +203,10 @@ def connect(
     from fanin.clients.operator import Operator
 
     known = credentials(state, server, ca, token_file)
-    with Operator.connect(known.address, known.ca_certificate, known.token, transfers) as operator:
+    with (
+        naming_start(state, server),
+        Operator.connect(known.address, known.ca_certificate, known.token, transfers) as operator,
+    ):
         yield operator
 
 

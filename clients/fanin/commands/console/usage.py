@@ -5,15 +5,17 @@ exclude each other. So is the target of a result that cannot be written, which w
 missing or has wrong content is an error of the command, with exit status 1.
 """
 
+import argparse
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from fanin.protos.errors import InvalidInput
 
@@ -30,6 +32,24 @@ class WrongUsage(Exception):
     def __init__(self, message: str, code: str = WRONG_USAGE_CODE) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of the core install, which has no typer. It reports mistakes as the commands of typer do."""
+
+    def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Return the options of a command line. Raises WrongUsage, for an unknown option with the nearest one."""
+        for word in argv:
+            name = word.partition("=")[0]
+            # A value with a space, such as several settings of an app, may begin with dashes.
+            if name.startswith("--") and " " not in word and name not in self._option_string_actions:
+                near = get_close_matches(name, self._option_string_actions, n=1)
+                raise WrongUsage(f"No such option: {name}{f' Did you mean {near[0]}?' if near else ''}")
+        return self.parse_args(argv)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise WrongUsage."""
+        raise WrongUsage(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -40,6 +40,11 @@ from fanin.edge.codecs.grid import first_change_notes
 from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.protos.messages import RunState
+from fanin.protos.names import check_run_id
+from fanin.protos.plans import Plan
+
+if TYPE_CHECKING:
+    from fanin.clients.operator import Operator
 
 MAX_PLAN_CHARS = 48
 """Characters of the Plan's name in a Run's id; an id has at most 64."""
@@ -87,6 +92,8 @@ def run(
     with wrong_usage():
         check_overrides(overrides)
         check_max_drop(max_int8_drop)
+        if run_id:
+            check_run_id(run_id)
     source = read_plan(plan, overrides or ())
     folder = plan.parent / source.bundle
     if source.bundle and not key.exists():
@@ -98,9 +105,12 @@ def run(
     publisher = publisher_key(key)
     with connect(state, server, ca, token_file, byte_bar) as operator:
         with progress("run", quiet=quiet) as step, tempfile.TemporaryDirectory(prefix="fanin-bundle-") as scratch:
-            # An export takes minutes: a coordinator that cannot be reached, or lacks a part, is reported before.
+            # An export takes minutes: a coordinator that cannot be reached, lacks a part, or has another Run of this
+            # id, and a token that may not start Runs, are reported before.
             with named_sources(source.sources):
                 operator.check_plan(source.plan)
+            if run_id:
+                _check_free(run_id, source.plan, operator)
             if source.bundle:
                 bundle = _open(folder, publisher, key)
                 if not bundle.manifest.signatures:
@@ -124,6 +134,15 @@ def run(
             watched = Watched(json_target=json, verbose=verbose)
             outcome = follow(operator.watch_live(info.run_id), watched, run_row(info))
     return int(outcome in (RunState.FAILED, RunState.STOPPED))
+
+
+def _check_free(run_id: str, plan: Plan, operator: "Operator") -> None:
+    """Raise Conflict if a Run of another Plan has the id. A repeated command finds its own Run."""
+    from fanin.server.runs.recorded_setup import plan_problems, taken_by
+
+    known = next((info.plan for info in operator.runs() if info.run_id == run_id), None)
+    if known is not None and (problems := plan_problems(known, plan)):
+        raise taken_by(run_id, problems)
 
 
 def _open(folder: Path, publisher: SigningKey, key: Path) -> Bundle:

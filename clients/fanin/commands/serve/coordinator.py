@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fanin.commands.console.terminal import (
     ADDRESS_FILE,
@@ -20,14 +21,14 @@ from fanin.commands.console.terminal import (
     DEVICE_TOKEN,
     OPERATOR_TOKEN,
 )
-from fanin.commands.serve.page import Care, open_page
+from fanin.commands.serve.page import Care, device_files, open_page
 from fanin.edge.spans import SpanSink
 from fanin.protos.messages import Role
 from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
-from fanin.server.addresses import announcement
+from fanin.server.addresses import announcement, page_announcement
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.token_files import ensure_token
 from fanin.server.care.certificates import Certificates, local_certificates, own_certificates, utc_now
@@ -250,14 +251,19 @@ def _announce(settings: Settings, port: int, identity: ServerIdentity, page: Pag
     address = replace(settings.address, port=port)
     # The file is for commands on this machine, which cannot connect to 0.0.0.0.
     write_file(settings.state / ADDRESS_FILE, f"{address.loopback}\n".encode())
-    page_line = "" if page is None else f"  page for browsers      {page.url}\n"
+    page_lines = ""
+    if page is not None:
+        listen, page_port = settings.web_address, urlsplit(page.url).port
+        listen = listen and replace(listen, port=page_port or listen.port)
+        page_lines = page_announcement(page.url, listen, settings.all_names)
+    files = replace(device_files(settings), fingerprint=identity.fingerprint)
     authority = "that of --tls-cert" if settings.own_files else settings.state / CA_FILE
     sys.stdout.write(
         f"serving on {address}\n"
         f"  authority for clients  {authority}\n"
         f"  token for devices      {settings.state / DEVICE_TOKEN}\n"
         f"  token for operators    {settings.state / OPERATOR_TOKEN}\n"
-        f"{announcement(address, settings.all_names, identity.fingerprint)}"
-        f"{page_line}"
+        f"{announcement(address, settings.all_names, files)}"
+        f"{page_lines}"
     )
     sys.stdout.flush()

@@ -3,7 +3,9 @@
 import time
 from dataclasses import dataclass
 
+from fanin.commands.console.terminal import CA_FILE, DEVICE_TOKEN
 from fanin.server.access.limits import Limits
+from fanin.server.addresses import DeviceFiles, join_command
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.devices import Devices
 from fanin.server.care.certificates import Certificates
@@ -35,6 +37,12 @@ class Care:
     certificates: Certificates
     disk: DiskWatch
     readiness: Readiness
+
+
+def device_files(settings: Settings) -> DeviceFiles:
+    """Return the files that a device needs of the folder of a coordinator."""
+    authority = None if settings.own_files else settings.state / CA_FILE
+    return DeviceFiles(token=settings.state / DEVICE_TOKEN, authority=authority)
 
 
 def open_page(
@@ -85,8 +93,7 @@ def open_page(
         stream=services.stream,
         audit=AuditLog(state.stores),
         devices=devices,
-        join_line=f"fanin join --server {settings.address.loopback} --ca ca.pem --token-file device.token "
-        "--publisher publisher.pub --data data.npz",
+        join_line=join_command(settings.address, settings.all_names, device_files(settings)),
         overview=overview,
         entrance=entrance,
         readiness=care.readiness,

@@ -78,12 +78,19 @@ _fanin "$@"
 
 def fish(table: Table) -> str:
     """Return the script of fish."""
-    lines = ["# fanin completion fish", "complete -c fanin -n __fish_use_subcommand -f"]
+    lines = [
+        "# fanin completion fish",
+        # Not __fish_seen_subcommand_from, which any word satisfies: a Run may have the name of a subcommand.
+        "function __fanin_runs",
+        "    set -l words (commandline -opc)",
+        "    test (count $words) -ge 2; and test $words[2] = $argv[1]",
+        "end",
+        "complete -c fanin -n __fish_use_subcommand -f",
+    ]
     for name, each in table.items():
         lines.append(f"complete -c fanin -n __fish_use_subcommand -f -a {name} -d {_fish_quoted(each.summary)}")
         lines += [
-            f"complete -c fanin -n '__fish_seen_subcommand_from {name}' -l {option.removeprefix('--')} "
-            f"-d {_fish_quoted(text)}"
+            f"complete -c fanin -n '__fanin_runs {name}' -l {option.removeprefix('--')} -d {_fish_quoted(text)}"
             for option, text in each.options.items()
         ]
     return "\n".join(lines) + "\n"

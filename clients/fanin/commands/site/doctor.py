@@ -25,13 +25,14 @@ from fanin.clients.doctor.checks import CheckResult, Level, fail, failed, ok, sk
 from fanin.clients.doctor.machine import disk_finding, files_finding, gpu_finding, release_finding, runtime_findings
 from fanin.clients.doctor.network import network_findings
 from fanin.clients.textfiles import read_text
-from fanin.commands.console.usage import WrongUsage, check_target, wrong_usage
+from fanin.commands.console.usage import Parser, WrongUsage, check_target, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.edge.files import is_held
 from fanin.protos.addresses import Address, check_remote
 from fanin.protos.errors import FaninError, InvalidInput
 
 MARKS: Final = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.SKIP: "-"}
+DEVICE_TOKEN: Final = "tokens/device.token"
 COORDINATOR_SECRETS: Final = ("fanin.db", "fanin.db-wal", "tls/ca.key", "tls/server.key", "tokens/operator.token")
 
 
@@ -50,7 +51,7 @@ class Patient:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin doctor``."""
-    options = _parser().parse_args(argv)
+    options = _parser().parsed(argv)
     if not options.server and options.state is None:
         raise WrongUsage(
             "--server: got none, expected HOST:PORT, or --state with the folder of a device or a coordinator"
@@ -90,7 +91,7 @@ def _patient(options: argparse.Namespace) -> tuple[Patient, list[CheckResult]]:
 
 def _coordinator(folder: Path) -> tuple[Patient, list[CheckResult]]:
     secrets = tuple(folder / name for name in COORDINATOR_SECRETS)
-    token = folder / "tokens" / "device.token"
+    token = folder / DEVICE_TOKEN
     patient = Patient(
         server=_line(folder / "address"),
         ca_file=folder / "tls" / "ca.pem",
@@ -164,7 +165,11 @@ def _reach(patient: Patient, target: Address) -> Iterator[CheckResult]:
         yield failed("token", exc)
     try:
         with closing(Connection(str(target), ca_certificate)) as connection:
-            yield from call_findings(connection, token, patient.key)
+            for finding in call_findings(connection, token, patient.key):
+                # An operator may have revoked the first enrollment token on purpose, and created others.
+                is_own = patient.is_coordinator and patient.token_file == patient.folder / DEVICE_TOKEN
+                is_revoked = finding.check == "token" and finding.level is Level.FAIL
+                yield replace(finding, level=Level.WARN) if is_own and is_revoked else finding
     except FaninError as exc:
         yield failed("calls", exc)
 
@@ -196,8 +201,8 @@ def _line(path: Path) -> str:
     return ""
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="fanin doctor",
         description="Find out why a device or a coordinator cannot be reached. Each check prints what is wrong and the "
         "command that corrects it. Nothing is changed, and a token is not used up.",

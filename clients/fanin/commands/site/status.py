@@ -1,6 +1,5 @@
 """``fanin status``: the state of a device, from its folder. It needs no token, and the device may be stopped."""
 
-import argparse
 import json
 import sys
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.device.site.view import SiteState, site_view
-from fanin.commands.console.usage import check_target, wrong_usage
+from fanin.commands.console.usage import Parser, check_target, wrong_usage
 
 NOT_CONNECTED: Final = 3
 """Exit status for a device that is not connected or is stopped, as systemctl has it."""
@@ -17,7 +16,7 @@ NOT_CONNECTED: Final = 3
 
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin status``."""
-    options = _parser().parse_args(argv)
+    options = _parser().parsed(argv)
     with wrong_usage():
         check_target("--json", options.json or "")
     view = site_view(Path(options.state), time.time())
@@ -32,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
     return 0 if view.state is SiteState.CONNECTED else NOT_CONNECTED
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="fanin status",
         description="Show the state of a device: whether it is connected and why not, what runs, what it sent, its "
         "last errors, and what never leaves this machine.",

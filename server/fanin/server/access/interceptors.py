@@ -51,7 +51,7 @@ from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.permissions import check_permission
 from fanin.server.access.rates import CallRates
-from fanin.server.access.registry import Registry, expired
+from fanin.server.access.registry import Registry
 
 LOG = logging.getLogger("fanin.server.access")
 FLEET: Final = "/fanin.v1.Fleet/"
@@ -268,7 +268,7 @@ class Rim(aio.ServerInterceptor):
     @asynccontextmanager
     async def _held(self, caller: Caller, left_s: float) -> AsyncIterator[None]:
         """Serve a call within this context: at the rate of its device, and until its caller is refused."""
-        with self._registry.calls.hold(caller, left_s, partial(expired, str(caller))):
+        with self._registry.calls.hold(caller, left_s):
             async with self._rates.call_of(caller):
                 yield
 
@@ -300,8 +300,9 @@ class Rim(aio.ServerInterceptor):
             with self._place(method):
                 return await work()
         except FaninError as exc:
-            kind, text = type(exc).__name__, str(exc)[:MAX_TEXT_CHARS]
-            self._refused.log(kind, f"{method}: {kind}: {text} [{exc.code}]", exc.code)
+            if exc.code != calls.PROBE:
+                kind = type(exc).__name__
+                self._refused.log(kind, f"{method}: {kind}: {str(exc)[:MAX_TEXT_CHARS]} [{exc.code}]", exc.code)
             return self._refusal(exc, exc)
         except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
             failure = Unavailable(f"{method}: the coordinator's disk or network failed", code="FN-0512")
@@ -314,7 +315,7 @@ class Rim(aio.ServerInterceptor):
             raise asyncio.CancelledError from exc
         except asyncio.CancelledError as exc:
             traceback.clear_frames(exc.__traceback__)
-            # A newer upload of the device replaced this one, or its connection broke. gRPC does not send a status here.
+            # A newer upload replaced this one, or its connection broke. gRPC does not send a status here.
             with suppress(Exception):
                 async with asyncio.timeout(REPLACED_S):
                     text = "call: ended for a newer one; try again later"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fanin.protos.errors import FaninError
 from fanin.protos.messages import Principal
+from fanin.server.storage.access import refused_token
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +34,12 @@ class OpenCalls:
         self._calls: dict[Principal, set[_OpenCall]] = {}
 
     @contextmanager
-    def hold(self, caller: object, left_s: float, at_end: Callable[[], FaninError]) -> Iterator[None]:
+    def hold(self, caller: object, left_s: float) -> Iterator[None]:
         """Let a call be ended within this context. A caller that is not authenticated is not held.
 
         Args:
             caller: The principal.
             left_s: Seconds until its token expires; infinity: never.
-            at_end: The error of the call at that time.
 
         Raises:
             FaninError: The error with which the call was ended.
@@ -52,7 +52,9 @@ class OpenCalls:
         self._calls.setdefault(caller, set()).add(call)
         timer = None
         if left_s < math.inf:
-            timer = asyncio.get_running_loop().call_later(left_s, lambda: call.end(at_end()))
+            timer = asyncio.get_running_loop().call_later(
+                left_s, lambda: call.end(refused_token(f"control: the token {caller.id}"))
+            )
         try:
             yield
         except asyncio.CancelledError:

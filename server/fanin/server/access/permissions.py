@@ -18,7 +18,7 @@ ROLE_OF: Final = MappingProxyType(
         "Control/MissingChunks": OPERATOR,
         "Control/PutChunks": OPERATOR,
         "Control/GetChunk": VIEWER,
-        "Control/CheckPlan": VIEWER,
+        "Control/CheckPlan": OPERATOR,
         "Control/PublishBundle": OPERATOR,
         "Control/PrepareRun": OPERATOR,
         "Control/StartRun": OPERATOR,

@@ -1,8 +1,9 @@
 """Authentication: devices by their signatures, people and enrollments by their tokens.
 
-A refused caller receives ``Unauthenticated``, whose public text does not name the failed check. The log does. A call
-with a wrong time receives ``Untimely``, and an honest device signs it again. No check needs the database: any peer can
-make a call, and the database has one lane.
+A refused caller receives ``Unauthenticated``. What is wrong with a token is told to the holder of its secret, and a
+removed device is told that it was removed. Of other checks the public text does not name the failed one, and the log
+does. A call with a wrong time receives ``Untimely``, and an honest device signs it again. No check needs the database:
+any peer can make a call, and the database has one lane.
 """
 
 import hashlib
@@ -10,11 +11,12 @@ import math
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from fanin.edge.bundles.keys import CALL_CONTEXT, is_signed
 from fanin.edge.scopes import LogScope, note_scope
-from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, DeviceCall
+from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, PROBE, PROBE_US, DeviceCall
 from fanin.protos.errors import Conflict, Unauthenticated, Untimely
 from fanin.protos.messages import (
     OLDEST_PROTOCOL,
@@ -28,7 +30,7 @@ from fanin.protos.messages import (
 )
 from fanin.server.access.open_calls import OpenCalls
 from fanin.server.access.replays import CallTimes
-from fanin.server.storage.access import banned, check_use
+from fanin.server.storage.access import banned, check_use, checked_token, removed
 from fanin.server.storage.protocols.devices import DeviceDirectory
 from fanin.server.storage.records import EnrolledDevice
 
@@ -69,18 +71,16 @@ class Registry:
         """Return the device that enrolls, without the database. The caller records it (``Stores.enroll``).
 
         The order of the checks is that of ``fanin doctor``: the token, the protocol, the key, the time, the signature.
-        A device that is enrolled may repeat the call with a token that has expired or is used up since.
+        A device that is enrolled may repeat the call at each start, and needs no valid token: its key identifies it.
 
         Raises:
             Unauthenticated: The token is wrong, or the caller does not hold the key.
             PermissionDenied: The key is banned.
             Conflict: The coordinator does not support the device's protocol.
         """
-        token = self._store.find_token(token_sha256(enrollment.token))
         device = EnrolledDevice(public_key=enrollment.public_key)
-        is_known = token is not None and token.role is Role.DEVICE and self._store.find(device.device_id) is not None
-        if not is_known:
-            check_use(token, self._wall())
+        if self._store.find(device.device_id) is None:
+            self._check_token(enrollment.token, device.device_id)
         if not OLDEST_PROTOCOL <= enrollment.protocol <= PROTOCOL:
             known = f"{OLDEST_PROTOCOL} to {PROTOCOL}"
             raise Conflict(
@@ -95,10 +95,28 @@ class Registry:
         self.check_ban(device)
         return device
 
+    def _check_token(self, secret: str, device_id: str) -> None:
+        """Raise Unauthenticated unless a token may enroll a new device."""
+        try:
+            if not secret:
+                raise Unauthenticated(
+                    "enroll: got no token, and this device is not enrolled here; pass an enrollment token "
+                    "(--token-file, or $FANIN_DEVICE_TOKEN)",
+                    code="FN-0670",
+                )
+            check_use(self._store.find_token(token_sha256(secret)), self._wall())
+        except Unauthenticated as exc:
+            # The token that it has enrolled with is often used up. That is not why it needs another one.
+            if self._store.is_removed(device_id):
+                raise removed(device_id) from exc
+            raise
+
     def device(self, device_id: str) -> EnrolledDevice:
         """Return the device of an id, from memory. Raises Unauthenticated if it never enrolled."""
         device = self._store.find(device_id)
         if device is None:
+            if self._store.is_removed(device_id):
+                raise removed(device_id)
             raise Unauthenticated(f"call: got device {device_id[:64]!r}, which is not enrolled here", code="FN-0671")
         return device
 
@@ -127,19 +145,20 @@ class Registry:
         """Return the principal of a person's token, and the seconds for which it is valid.
 
         Raises:
-            Unauthenticated: The token was not created here, or is revoked or expired. The text is for the log.
+            Unauthenticated: The token was not created here, is revoked or expired, or enrolls devices.
         """
         return self.bearer_of(token_sha256(secret))
 
     def bearer_of(self, sha256: str) -> tuple[Principal, float]:
         """Return the same for the digest of a secret, which a session of the page has."""
-        token, now_s = self._store.find_token(sha256), self._wall()
-        if token is None or token.role is Role.DEVICE:
+        now_s = self._wall()
+        token = checked_token("control", self._store.find_token(sha256), now_s)
+        if token.role is Role.DEVICE:
             raise Unauthenticated(
-                "control: got a token that this coordinator did not create, expected one of a person", code="FN-0670"
+                f"control: the token {token.name} enrolls devices, expected one of a person; pass that of an operator "
+                "with --token-file, such as tokens/operator.token of the coordinator's folder",
+                code="FN-1493",
             )
-        if fault := token.fault(now_s):
-            raise expired(token.name, fault)
         left_s = math.inf if token.expires_at is None else token.expires_at - now_s
         return Principal(kind=PrincipalKind(token.role.value), id=token.name), left_s
 
@@ -149,13 +168,23 @@ class Registry:
         return token is not None and token.role is role
 
     def new_token(self, role: Role) -> str:
-        """Issue a token for a role, and return its secret. Only its digest is stored, whose beginning is its name."""
+        """Issue a token of the coordinator itself, and return its secret. Only its digest is stored.
+
+        Its name is that of the role. If that is taken, the beginning of the digest makes another of it.
+        """
         secret = secrets.token_urlsafe(TOKEN_BYTES)
         sha256 = token_sha256(secret)
-        self._store.add_token(NewToken(name=sha256[:TOKEN_ID_CHARS], role=role, sha256=sha256), self._wall())
+        new = NewToken(name=role.value, role=role, sha256=sha256)
+        try:
+            self._store.add_token(new, self._wall())
+        except Conflict:
+            self._store.add_token(replace(new, name=f"{role.value}-{sha256[:TOKEN_ID_CHARS]}"), self._wall())
         return secret
 
     def _check(self, device: EnrolledDevice, call: DeviceCall, signature: bytes) -> None:
+        if call.time_us == PROBE_US and is_signed(device.public_key, signature, CALL_CONTEXT, call.signed_bytes()):
+            self.check_ban(device)
+            raise Untimely("call: a check of fanin doctor, which is never served", code=PROBE)
         early_s = (call.time_us - self.now_us) / MICROSECONDS
         if not -MAX_LATE_S <= early_s <= MAX_EARLY_S:
             raise Untimely(
@@ -167,16 +196,6 @@ class Registry:
             raise Unauthenticated(
                 f"call: the signature on {call.method} is not by device {device.device_id}", code="FN-0672"
             )
-
-
-def removed(device_id: str) -> Unauthenticated:
-    """Return the error for the calls under way of a device that is removed."""
-    return Unauthenticated(f"call: device {device_id} was removed by an operator", code="FN-0671")
-
-
-def expired(name: str, fault: str = "expired") -> Unauthenticated:
-    """Return the error for a person's token that is revoked or expired. Its text is for the log."""
-    return Unauthenticated(f"control: the token {name} is {fault}; an admin creates another", code="FN-1415")
 
 
 def token_sha256(token: str) -> str:

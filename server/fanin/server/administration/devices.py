@@ -16,10 +16,10 @@ from fanin.protos.messages import (
     PrincipalKind,
     RemoveDevice,
 )
-from fanin.server.access.registry import Registry, removed
+from fanin.server.access.registry import Registry
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.runs.catalog import Runs
-from fanin.server.storage.access import banned
+from fanin.server.storage.access import banned, removed
 from fanin.server.storage.stores import Stores
 
 

@@ -6,7 +6,8 @@ from functools import partial
 from fanin.protos.messages import NewToken, Principal, PrincipalKind, Role, TokenInfo, TokenPage, check_token_name
 from fanin.protos.names import check_digest
 from fanin.server.access.permissions import check_token_role, has_role
-from fanin.server.access.registry import Registry, expired
+from fanin.server.access.registry import Registry
+from fanin.server.storage.access import refused_token
 from fanin.server.storage.stores import Stores
 
 
@@ -51,4 +52,4 @@ class Tokens:
         """End the calls of a person's token, except the one that changed it."""
         if token.role is not Role.DEVICE:
             person = Principal(kind=PrincipalKind(token.role.value), id=token.name)
-            self.registry.calls.end(person, partial(expired, token.name, fault))
+            self.registry.calls.end(person, partial(refused_token, f"control: the token {token.name}", fault))

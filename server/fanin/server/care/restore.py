@@ -110,10 +110,7 @@ def _write(
         if was_stopped:
             return ()
         when = datetime.fromtimestamp(manifest.created_at_s, UTC)
-        reason = (
-            f"restored from the backup of {when:%Y-%m-%d %H:%M} UTC; its publisher continues it: fanin reclaim RUN "
-            "--key publisher.key, then fanin resume RUN"
-        )
+        reason = f"restored from the backup of {when:%Y-%m-%d %H:%M} UTC"
         return mark_restored(engine, reason, time.time())
     finally:
         engine.dispose()

@@ -4,6 +4,7 @@ from fanin.protos.errors import Corrupted
 from fanin.protos.messages import LiveRound, RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.runs.view import LiveRun, RunView
+from fanin.server.storage.decisions import restored_text
 from fanin.server.storage.records import RoundMark, RoundSummary
 from fanin.server.storage.stores import Stores
 
@@ -25,6 +26,7 @@ async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
     """
     record, newest, evaluations = view.record, view.newest, stores.evaluations
     has_data = bool(record.start.plan.evaluation.data)
+    waiting = "" if record.restored_at_s is None else restored_text(view.run_id)
     return RunInfo(
         run_id=view.run_id,
         state=view.state,
@@ -35,7 +37,7 @@ async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
         version_sha256=newest.sha256,
         num_rounds=await stores.rounds.num_published(view.run_id),
         max_rounds=record.max_rounds,
-        reason="; ".join(text for text in (record.reason, live.trouble) if text),
+        reason="; ".join(text for text in (record.reason, waiting, live.trouble) if text),
         started_by=record.started_by,
         newest_evaluation=await evaluations.newest_evaluation(view.run_id) if has_data else None,
         best_evaluation=await evaluations.best_evaluation(view.run_id) if has_data else None,

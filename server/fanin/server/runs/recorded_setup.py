@@ -1,7 +1,7 @@
 """The setup of a Run from its record, which devices suit it, and whether the record may be continued."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -190,14 +190,7 @@ def refusal_of(setup: RunSetup, capabilities: Capabilities) -> str:
 
 def taken_id(known: StartRun, start: StartRun) -> Conflict:
     """Return the error for a Run that is started under the id of another one, with what differs between them."""
-    changes = [
-        f"{path} (there {shown(there)}, here {shown(here)})"
-        for path, there, here in differences(known.plan, start.plan)
-    ]
-    problems = []
-    if changes:
-        more = [f"{len(changes) - MAX_CHANGES_SHOWN} more keys"] if len(changes) > MAX_CHANGES_SHOWN else []
-        problems.append(f"a run of another plan; it differs in {', '.join([*changes[:MAX_CHANGES_SHOWN], *more])}")
+    problems = plan_problems(known.plan, start.plan)
     there, here = known.version, start.version
     if there.bundle_sha256 != here.bundle_sha256:
         problems.append(
@@ -205,8 +198,22 @@ def taken_id(known: StartRun, start: StartRun) -> Conflict:
         )
     if there.public_key != here.public_key:
         problems.append(f"a run of another publisher (there {short(there.public_key)}, here {short(here.public_key)})")
+    return taken_by(start.run_id, problems or ["a run with another version 0"])
+
+
+def plan_problems(known: Plan, plan: Plan) -> list[str]:
+    """Return one text if a Plan differs from that of a Run, else none."""
+    changes = [f"{path} (there {shown(there)}, here {shown(here)})" for path, there, here in differences(known, plan)]
+    if not changes:
+        return []
+    more = [counted(len(changes) - MAX_CHANGES_SHOWN, "more key")] if len(changes) > MAX_CHANGES_SHOWN else []
+    return [f"a run of another plan; it differs in {', '.join([*changes[:MAX_CHANGES_SHOWN], *more])}"]
+
+
+def taken_by(run_id: str, problems: Sequence[str]) -> Conflict:
+    """Return the error for an id that a Run with these differences has."""
     return Conflict(
-        f"run {start.run_id}: the id is taken by {' and by '.join(problems) or 'a run with another version 0'}. A run "
-        "cannot change: choose another id (--run-id), or start it without the change",
+        f"run {run_id}: the id is taken by {' and by '.join(problems)}. A run cannot change: choose another id "
+        "(--run-id), or start it without the change",
         code="FN-0604",
     )

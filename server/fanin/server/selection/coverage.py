@@ -11,6 +11,7 @@ from typing import Final
 
 from fanin.protos.messages import VersionPublished
 from fanin.protos.plans.participants import ID, TAG, ParticipantsPlan
+from fanin.protos.texts import counted
 
 MIN_DEVICES: Final = "min_devices"
 MIN_EXAMPLES: Final = "min_examples"
@@ -87,7 +88,8 @@ def coverage_problem(
         return "the event of its version has no coverage"
     recorded, actual = (coverage.num_devices, event.total_examples), (len(accepted), num_examples)
     if recorded != actual:
-        return f"recorded {recorded[0]} devices and {recorded[1]} examples, recomputed {actual[0]} and {actual[1]}"
+        devices, examples = counted(recorded[0], "device"), counted(recorded[1], "example")
+        return f"recorded {devices} and {examples}, recomputed {actual[0]} and {actual[1]}"
     if coverage.required.keys() != plan.required.keys():
         return f"recorded the participants {sorted(coverage.required)}, not those of the plan"
     for entry, number in plan.required.items():
@@ -97,5 +99,5 @@ def coverage_problem(
         if covered < number:
             return f"has {covered} of {number} required participants {entry}"
     if actual[0] < plan.min_devices or actual[1] < plan.min_examples:
-        return f"has {actual[0]} devices and {actual[1]} examples, less than the plan requires"
+        return f"has {counted(actual[0], 'device')} and {counted(actual[1], 'example')}, less than the plan requires"
     return ""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import assert_never
+from typing import Final, assert_never
 
 from fanin.protos.calls import MICROSECONDS
 from fanin.protos.errors import Conflict, NotFound, PermissionDenied, Unauthenticated
@@ -27,7 +27,11 @@ from fanin.protos.messages import (
     UnbanDevice,
 )
 from fanin.protos.names import check_tags
+from fanin.protos.texts import counted
 from fanin.server.storage.records import AuditFact
+
+_FAULTS: Final = MappingProxyType({"revoked": "FN-1415", "expired": "FN-1492", "replaced": "FN-1494"})
+"""The code of each fault of a token."""
 
 
 def by_name(by: Principal | None) -> str:
@@ -102,20 +106,41 @@ def is_valid_admin(token: TokenInfo, now_s: float) -> bool:
 
 
 def check_use(token: TokenInfo | None, now_s: float) -> TokenInfo:
-    """Return an enrollment token that may enroll one more device. Raises Unauthenticated, whose text is for the log."""
-    if token is None or token.role is not Role.DEVICE:
+    """Return an enrollment token that may enroll one more device. Raises Unauthenticated."""
+    token = checked_token("enroll", token, now_s)
+    if token.role is not Role.DEVICE:
         raise Unauthenticated(
-            "enroll: got a token that this coordinator did not create, expected an enrollment token", code="FN-0670"
+            f"enroll: the token {token.name} is of a person with the role {token.role.value}, expected an enrollment "
+            "token; a device must not have a token of a person: fanin token create --for-devices creates the right one",
+            code="FN-1493",
         )
-    fault = token.fault(now_s)
-    if not fault and token.max_uses is not None and token.num_uses >= token.max_uses:
-        fault = f"used up, by {token.num_uses} devices"
-    if fault:
+    if token.max_uses is not None and token.num_uses >= token.max_uses:
         raise Unauthenticated(
-            f"enroll: the enrollment token {token.name} is {fault}; create another: fanin token create --for-devices",
+            f"enroll: the enrollment token {token.name} is used up, by {counted(token.num_uses, 'device')}; ask the "
+            "operator for another: fanin token create --for-devices",
             code="FN-1412",
         )
     return token
+
+
+def checked_token(call: str, token: TokenInfo | None, now_s: float) -> TokenInfo:
+    """Return a token that is valid now. Raises Unauthenticated, whose text is for the holder of the secret."""
+    if token is None:
+        raise Unauthenticated(
+            f"{call}: this coordinator has no token with this secret; check that it is of this coordinator, and that "
+            "nobody has replaced it (fanin token rotate)",
+            code="FN-0670",
+        )
+    if fault := token.fault(now_s):
+        raise refused_token(f"{call}: the token {token.name}", fault)
+    return token
+
+
+def refused_token(what: str, fault: str = "expired") -> Unauthenticated:
+    """Return the error for a token that was valid before: ``fault`` is revoked, expired or replaced."""
+    return Unauthenticated(
+        f"{what} is {fault}; ask the operator of the coordinator for another (fanin token create)", code=_FAULTS[fault]
+    )
 
 
 def enrolled(device_id: str, public_key: str, token: TokenInfo | None, now_s: float) -> DeviceInfo:
@@ -138,6 +163,15 @@ def banned(device_id: str) -> PermissionDenied:
         f"device {device_id}: banned by the operator of this coordinator; ask the operator to lift the ban, do not "
         "retry",
         code="FN-1413",
+    )
+
+
+def removed(device_id: str) -> Unauthenticated:
+    """Return the error for a device that an operator removed."""
+    return Unauthenticated(
+        f"device {device_id}: removed by an operator of this coordinator; ask the operator whether it may come back, "
+        "then start it again with a valid enrollment token (--token-file)",
+        code="FN-1495",
     )
 
 

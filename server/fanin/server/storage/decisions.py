@@ -170,10 +170,14 @@ def check_not_restored(run_id: str, restored_at_s: float | None) -> None:
     """Raise Conflict if a Run was restored from a backup and its publisher did not reclaim it since."""
     if restored_at_s is not None:
         raise Conflict(
-            f"run {run_id}: restored from a backup, and devices may have seen later versions; its publisher continues "
-            f"it: fanin reclaim {run_id} --key publisher.key, then fanin resume {run_id}",
+            f"run {run_id}: restored from a backup, and devices may have seen later versions; {restored_text(run_id)}",
             code="FN-1445",
         )
+
+
+def restored_text(run_id: str) -> str:
+    """Return what a Run waits for that was restored from a backup."""
+    return f"waits for its publisher: fanin reclaim {run_id} --key publisher.key, then fanin resume {run_id}"
 
 
 def check_next(version: Version, newest: Version, epoch: int) -> None:

@@ -13,6 +13,7 @@ from fanin.protos.errors import InvalidPlan, NotFound
 from fanin.protos.messages import Coverage, DeviceQuery, Role, RoundLacks
 from fanin.protos.plans import Plan
 from fanin.protos.plans.participants import ID, TAG
+from fanin.protos.texts import counted
 from fanin.server.runs.driving.course import Course
 from fanin.server.selection.coverage import MIN_DEVICES, MIN_EXAMPLES, Lack
 from fanin.server.storage.protocols.devices import DeviceStore
@@ -93,7 +94,7 @@ class Participants:
 
     async def _part(self, entry: str, number: int) -> str:
         if entry == MIN_DEVICES:
-            return f"{number} of {self._plan.min_devices} devices (participants.min_devices)"
+            return f"{number} of {counted(self._plan.min_devices, 'device')} (participants.min_devices)"
         if entry == MIN_EXAMPLES:
             return f"{number} of {self._plan.min_examples} examples (participants.min_examples)"
         if entry.startswith(TAG):

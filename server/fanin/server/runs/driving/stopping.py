@@ -31,7 +31,7 @@ def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, st
         stop: The Plan's stop rules.
     """
     if num_rounds >= max_rounds:
-        return f"{num_rounds} of {max_rounds} rounds done"
+        return f"{num_rounds} of {counted(max_rounds, 'round')} done"
     if stop.patience and len(losses) > stop.patience:
         best_before = min(losses[: -stop.patience])
         best_since = min(losses[-stop.patience :])

@@ -46,6 +46,7 @@ async def check_devices(devices: DeviceStore) -> None:
     for unknown in ("", "no hexadecimal", known[0].device_id[:-1], known[0].device_id + "0", "f" * 64):
         assert devices.find(unknown) is None, f"find: returned a device for {unknown!r}"
         assert not devices.is_banned(unknown), f"is_banned: {unknown!r} is banned"
+        assert not devices.is_removed(unknown), f"is_removed: {unknown!r} was removed"
     devices.add_token(NewToken(name="group", role=Role.DEVICE, sha256=DIGEST), 4.0)
     token = devices.find_token(DIGEST)
     assert token is not None, "find_token: does not know a token that was added"
@@ -114,6 +115,7 @@ async def _check_changes(devices: DeviceStore, device_id: str) -> None:
     assert not devices.is_banned(device_id), "is_banned: a lifted ban lasts"
     await devices.change(DeviceChange(device_id=device_id, what=RemoveDevice()), OPERATOR, 11.0)
     assert devices.find(device_id) is None, "find: returns a device that was removed"
+    assert devices.is_removed(device_id), "is_removed: does not know a removal"
     try:
         await devices.device(device_id)
     except FaninError as exc:

@@ -39,6 +39,7 @@ class MemoryDevices:
         self._database = MemoryDatabase() if database is None else database
         self._population = Population()
         self._infos: dict[str, DeviceInfo] = {}
+        self._removed: set[str] = set()
 
     @property
     def num_devices(self) -> int:
@@ -53,6 +54,10 @@ class MemoryDevices:
         """See ``DeviceDirectory.is_banned``."""
         info = self._infos.get(device_id)
         return info is not None and info.ban is not None
+
+    def is_removed(self, device_id: str) -> bool:
+        """See ``DeviceDirectory.is_removed``."""
+        return device_id in self._removed and self.find(device_id) is None
 
     def find_token(self, sha256: str) -> TokenInfo | None:
         """See ``DeviceDirectory.find_token``."""
@@ -95,6 +100,7 @@ class MemoryDevices:
         if isinstance(change.what, RemoveDevice):
             self._population.remove(info.device_id)
             del self._infos[info.device_id]
+            self._removed.add(info.device_id)
         else:
             self._infos[info.device_id] = info
         self.audit.add(change_fact(change, by), now_s)

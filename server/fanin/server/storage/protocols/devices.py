@@ -34,6 +34,10 @@ class DeviceDirectory(Protocol):
         """Return whether a device is banned; the id may be any text."""
         ...
 
+    def is_removed(self, device_id: str) -> bool:
+        """Return whether an operator removed a device that has not enrolled since; the id may be any text."""
+        ...
+
     def find_token(self, sha256: str) -> TokenInfo | None:
         """Return the token with this digest, also a revoked or an expired one; None if there is none."""
         ...

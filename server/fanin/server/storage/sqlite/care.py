@@ -100,15 +100,14 @@ def mark_restored(engine: Engine, reason: str, now_s: float) -> tuple[str, ...]:
     with writing(engine) as connection:
         run_ids = tuple(connection.execute(select(runs.c.run_id).order_by(runs.c.started_at, runs.c.run_id)).scalars())
         for run_id in run_ids:
-            text = reason.replace("RUN", run_id)
             unfinished = rounds.c.state.in_([RoundMark.OPEN.value, RoundMark.CLOSED.value])
             query = select(rounds.c.round).where(rounds.c.run_id == run_id, unfinished)
             for number in connection.execute(query).scalars().all():
-                fail_round(connection, run_id, RoundFailed(round=number, reason=text), now_s)
+                fail_round(connection, run_id, RoundFailed(round=number, reason=reason), now_s)
             connection.execute(update(runs).where(runs.c.run_id == run_id).values(restored_at=now_s))
             if run_state(connection, run_id) is RunState.RUNNING:
-                set_run(connection, run_id, state=RunState.PAUSED, reason=text)
-                add_event(connection, run_id, RunRested(state=RunState.PAUSED, reason=text), now_s)
+                set_run(connection, run_id, state=RunState.PAUSED, reason=reason)
+                add_event(connection, run_id, RunRested(state=RunState.PAUSED, reason=reason), now_s)
     return run_ids
 
 

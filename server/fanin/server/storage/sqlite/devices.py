@@ -72,6 +72,10 @@ class SqliteDevices:
         with engine.connect() as connection:
             banned = connection.execute(select(_TABLE.c.device_id).where(_TABLE.c.banned_at.is_not(None)))
             self._banned = set(banned.scalars())
+            # The record of a removal is its entry in the audit log: the row of the device is deleted.
+            audit = schema.audit.c
+            subjects = connection.execute(select(audit.subject).where(audit.subject.like("device %: remove"))).scalars()
+            self._removed = {subject.removeprefix("device ").removesuffix(": remove") for subject in subjects}
 
     def enroll(self, devices: Iterable[EnrolledDevice], now_s: float, token_sha256: str = "") -> None:
         """See ``DeviceStore.enroll``."""
@@ -110,6 +114,10 @@ class SqliteDevices:
     def is_banned(self, device_id: str) -> bool:
         """See ``DeviceDirectory.is_banned``."""
         return device_id in self._banned
+
+    def is_removed(self, device_id: str) -> bool:
+        """See ``DeviceDirectory.is_removed``."""
+        return device_id in self._removed and self.find(device_id) is None
 
     def add_token(self, new: NewToken, now_s: float) -> None:
         """Record a token of the coordinator itself."""
@@ -167,6 +175,7 @@ class SqliteDevices:
             append_audit(connection, [change_fact(change, by)], now_s)
         if is_removed:
             self._population.remove(device_id)
+            self._removed.add(device_id)
         if info.ban is None or is_removed:
             self._banned.discard(device_id)
         else:

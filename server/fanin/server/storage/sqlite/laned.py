@@ -69,6 +69,10 @@ class LanedDevices(_Laned[SqliteDevices]):
         """See ``DeviceDirectory.is_banned``."""
         return self._store.is_banned(device_id)
 
+    def is_removed(self, device_id: str) -> bool:
+        """See ``DeviceDirectory.is_removed``."""
+        return self._store.is_removed(device_id)
+
     def find_token(self, sha256: str) -> TokenInfo | None:
         """See ``DeviceDirectory.find_token``."""
         return self._store.find_token(sha256)
