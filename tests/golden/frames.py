@@ -154,6 +154,7 @@ DESCRIPTION: Final = m.RunDescription(
     num_devices=100_000,
     saturated=m.saturated_devices({"a": 3}),
     warnings=(WARNED,),
+    disk=m.DiskReport(free_bytes=9_000_000, used_bytes=1_000_000, bytes_per_day=-2.5, days_left=30.0),
 )
 RECLAIM: Final = m.Reclaim(
     delegation=sign_delegation(

@@ -54,6 +54,7 @@ WRONG = {
     "terminal": ("clients/fanin/clients/wrong.py", "import rich.table"),
     "prometheus": ("server/fanin/server/wrong.py", "import prometheus_client.core"),
     "opentelemetry": ("server/fanin/server/wrong.py", "import opentelemetry.trace"),
+    "fsspec": ("server/fanin/server/wrong.py", "import fsspec"),
     "web": ("server/fanin/server/wrong.py", "import starlette.routing"),
     "pure-cores": ("edge/fanin/edge/codecs/grid.py", "from fanin.edge.bundles import keys"),
 }

@@ -16,6 +16,7 @@ from fanin.protos.messages import CodecSpec, RunState, Training
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, StopPlan
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.care.backup import back_up as write_backup
+from fanin.server.care.places import place_of
 from fanin.server.folder import open_archive
 from fanin.simulation import synthetic_bundle
 
@@ -128,7 +129,7 @@ def test_an_interrupted_backup_is_never_taken_for_a_whole_one(site: Site, is_fir
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_backup(site.state, site.folder / "backup", kill)
+        write_backup(site.state, place_of(str(site.folder / "backup")), kill)
     if is_first:
         assert "[FN-1442]" in fanin(site, "restore", "backup", "--state", "other", status=1)
     else:
@@ -151,7 +152,7 @@ def test_what_is_no_backup_or_is_damaged_or_is_in_the_way_is_refused(site: Site)
     refused("FN-1442", "restore", "bundle", "--state", "new")
     refused("FN-1449", "backup", "bundle", "--state", "state")
     refused("FN-1449", "backup", "state/backup", "--state", "state")
-    refused("FN-1449", "backup", "s3://bucket/backup", "--state", "state")
+    refused("FN-1449", "backup", "s3://", "--state", "state")
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**manifest, "form": "9999"}))
     refused("FN-1444", "restore", "backup", "--state", "new")

@@ -19,6 +19,7 @@ from fanin.protos.messages import Command, Resume
 from fanin.protos.plans import RetentionPlan
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.care.backup import back_up
+from fanin.server.care.places import place_of
 from fanin.server.care.pruner import Pruner
 from fanin.server.care.restore import restore
 from fanin.simulation import LoopbackTransport, SyntheticTrainer, VirtualDevice, run_virtual
@@ -115,8 +116,8 @@ def test_a_month_with_retention_leaves_a_bounded_folder_that_verifies(
 
     run_virtual(month())
     steps: list[str] = []
-    back_up(tmp_path / "state", tmp_path / "backup", steps.append)
+    back_up(tmp_path / "state", place_of(str(tmp_path / "backup")), steps.append)
     (tmp_path / "other").mkdir()
-    restored = restore(tmp_path / "backup", tmp_path / "other" / "state", steps.append, was_stopped=True)
+    restored = restore(place_of(str(tmp_path / "backup")), tmp_path / "other" / "state", steps.append, was_stopped=True)
     assert restored.waiting == () and len(restored.manifest.newest) == num_runs
     run_virtual(after_restore())

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from fanin.clients.administrator import Administrator
@@ -25,6 +26,7 @@ from fanin.server.access.connections import Connections
 from fanin.server.access.interceptors import Waits
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
+from fanin.server.care.forecast import DiskWatch, published_rounds
 from fanin.server.care.pruner import Pruner
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
@@ -154,6 +156,7 @@ class Hosted:
             registry=registry,
             stores=state.stores,
             pruner=Pruner(state.stores, state.files),
+            disk=DiskWatch(self.state, partial(published_rounds, state.stores), time.time),
             waits=waits,
             connections=self.connections,
             # Tests check every line.

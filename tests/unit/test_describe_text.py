@@ -8,7 +8,7 @@ from support.virtual import plan
 from fanin.commands.console.show import finite
 from fanin.commands.control.describe import description_row, description_text
 from fanin.commands.display.plans import plan_lines
-from fanin.protos.messages import RoundInfo, RoundPhase, RunDescription, RunInfo, RunState
+from fanin.protos.messages import DiskReport, RoundInfo, RoundPhase, RunDescription, RunInfo, RunState
 from fanin.protos.plans import FlowerPlan, ScheduledChange, Statistic
 
 
@@ -90,6 +90,10 @@ def test_the_settings_of_the_newest_round_are_described() -> None:
         (1, 1),
     ]
     assert row["plan"]["flower"]["config"]["key"] == {"base64": "AA=="}
+    assert row["disk"] is None
+    disk = DiskReport(free_bytes=8_000_000, used_bytes=2_000_000, bytes_per_day=500_000.0, days_left=16.0)
+    line = "  disk      2 MB used, 8 MB free, +0.5 MB a day, full in 16 days"
+    assert line in description_text(replace(description, disk=disk)).splitlines()
     without = replace(description, run=replace(run, plan=plan()))
     assert "settings" not in description_text(without)
 

@@ -15,7 +15,7 @@ from fanin.protos.messages import NewToken, Role
 from fanin.protos.release import __version__
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.devices import SqliteDevices
-from fanin.server.storage.sqlite.engine import migrate, open_engine, writing
+from fanin.server.storage.sqlite.engine import INCREMENTAL, migrate, open_engine, writing
 
 TOKEN = NewToken(name="a", role=Role.DEVICE, sha256="a" * 64)
 
@@ -30,7 +30,7 @@ def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     for upgrade in (True, False):
         with raises(
             Corrupted,
-            f"{path}: written by fanin 99.1 (got form 9999), and this is fanin {__version__} (expected 0001 to 0011); "
+            f"{path}: written by fanin 99.1 (got form 9999), and this is fanin {__version__} (expected 0001 to 0014); "
             "install that fanin: a database cannot be downgraded. Or restore a backup of the folder that this fanin "
             "wrote",
         ):
@@ -48,6 +48,9 @@ def test_an_older_database_is_copied_before_it_is_migrated(tmp_path: Path) -> No
         # The copy is removed by the first start after the migration.
         open_engine(path, Durability.PROCESS).dispose()
         assert copy.exists() is exists
+        # Free pages of a database of any form can be returned to the disk.
+        with closing(sqlite3.connect(path)) as database:
+            assert database.execute("PRAGMA auto_vacuum").fetchone() == (INCREMENTAL,)
         if exists:
             with pytest.raises(Corrupted, match="the database has form 0008"):
                 open_engine(copy, Durability.PROCESS, upgrade=False)

@@ -1,8 +1,10 @@
 """The metrics of one coordinator: bounded series, and the values of a Run's quality."""
 
 import asyncio
+import json
 from pathlib import Path
 
+import pytest
 from support.scrape import Scrape
 from support.virtual import bundle_in, open_place, plan, start
 
@@ -16,6 +18,7 @@ from fanin.protos.messages import (
     VersionPublished,
 )
 from fanin.server.access.limits import Limits
+from fanin.server.care.forecast import DiskWatch
 from fanin.server.health import Readiness
 from fanin.server.storage.lanes import Durations
 from fanin.server.telemetry.exposition import Exposition, MetricSources, ScrapedSamples, add_quality
@@ -35,6 +38,17 @@ def published(number: int, evaluation: Evaluation | None = None, **values: float
     return LoggedEvent(sequence=number, time=100.0 * number, event=event)
 
 
+def watched_disk(folder: Path) -> DiskWatch:
+    """Return the disk of a folder that grows by 24 kB a day."""
+    rows = [[hour * 3600.0, {"blobs": 1000 * hour}, 48_000, 0] for hour in range(4)]
+    (folder / "usage.json").write_text(json.dumps(rows))
+
+    async def num_rounds() -> int:
+        return 0
+
+    return DiskWatch(folder, num_rounds, lambda: 0.0)
+
+
 def runs_in(scrape: Scrape) -> set[str]:
     """Return the Runs that have series."""
     return {value for _, labels in scrape.samples for key, value in labels if key == "run"}
@@ -42,6 +56,7 @@ def runs_in(scrape: Scrape) -> set[str]:
 
 def test_series_of_runs_are_bounded_and_end_a_day_after_the_run(tmp_path: Path) -> None:
     async def main() -> None:
+        disk = watched_disk(tmp_path)
         place, instruments = open_place(tmp_path), Instruments(asyncio.get_running_loop().time)
         exposition = Exposition(
             MetricSources(
@@ -51,7 +66,7 @@ def test_series_of_runs_are_bounded_and_end_a_day_after_the_run(tmp_path: Path) 
                 limits=Limits(),
                 readiness=Readiness(),
                 instruments=instruments,
-                folder=tmp_path,
+                disk=disk,
                 certificates={"server": tmp_path / "none.pem"},
             ),
             max_runs=MAX_RUNS,
@@ -65,6 +80,8 @@ def test_series_of_runs_are_bounded_and_end_a_day_after_the_run(tmp_path: Path) 
             await start(place.runs, bundle, plan(), f"run-{number}")
         await asyncio.sleep(1.0)
         first = await scrape()
+        assert first.value("fanin_disk_growth_bytes_per_second") * 86400 == pytest.approx(24_000)
+        assert first.value("fanin_disk_full_timestamp_seconds") == pytest.approx(3 * 3600 + 2 * 86400)
         assert first.value("fanin_runs", state="running") == MAX_RUNS + 5
         assert runs_in(first) == {f"run-{number}" for number in range(5, MAX_RUNS + 5)}
         for number in range(MAX_RUNS + 5):

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fanin.edge.spans import CLOSE_S, SpanContext, TraceSpan, context_of, open_spans, root_of, wants_spans
+from fanin.edge.spans import CLOSE_S, SpanContext, TraceSpan, context_of, open_spans, protocol_of, root_of, wants_spans
 from fanin.protos.errors import InvalidInput
 from fanin.server.fleet.observer import AssignedWork, WorkOutcome
 from fanin.server.telemetry.rounds import RoundName, RoundPart
@@ -107,7 +109,57 @@ def test_the_variables_of_opentelemetry_decide(environment: dict[str, str], endp
     assert wants_spans(environment, endpoint) is wanted
 
 
-@pytest.mark.parametrize("endpoint", ["h:4317", "http://", "ftp://h:4317", "http://h:4317/v1/traces"])
+@pytest.mark.parametrize(
+    ("environment", "endpoint", "protocol"),
+    [
+        ({}, "http://h:4317", "grpc"),
+        ({}, "https://h:4318", "http/protobuf"),
+        ({}, "https://h/v1/traces", "http/protobuf"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:4318"}, "", "http/protobuf"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "http://h:4318", "grpc"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}, "http://h:4317", "http/protobuf"),
+    ],
+)
+def test_the_variables_or_the_url_choose_the_protocol(
+    environment: dict[str, str], endpoint: str, protocol: str
+) -> None:
+    assert protocol_of(environment, endpoint) == protocol
+
+
+def test_another_protocol_is_refused() -> None:
+    with pytest.raises(InvalidInput) as refused:
+        protocol_of({"OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"}, "http://h:4317")
+    assert refused.value.code == "FN-1431"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("path", ["", "/v1/traces"])
+def test_spans_arrive_by_otlp_over_http(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    bodies: list[tuple[str, bytes]] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Receiver) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        spans = open_spans("fanin of a test", f"http://127.0.0.1:{server.server_port}{path}")
+        assert spans is not None
+        root = root_of("run", "1")
+        spans.add(TraceSpan(name="round", context=root, parent="", began_s=1.0, ended_s=2.0))
+        spans.close()
+        server.shutdown()
+    (where, body) = bodies[0]
+    assert where == "/v1/traces" and bytes.fromhex(root.trace_id) in body and b"fanin of a test" in body
+
+
+@pytest.mark.parametrize("endpoint", ["h:4317", "http://", "ftp://h:4317", "http://h:4317/v1/spans"])
 def test_a_destination_that_is_no_collector_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         open_spans("x", endpoint)

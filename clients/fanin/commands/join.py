@@ -311,7 +311,8 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
         "--traces",
         default="",
         metavar="URL",
-        help="send spans to this collector by OTLP over gRPC; default: that of the OTEL_ variables, else none",
+        help="send spans to this collector by OTLP over gRPC, or over HTTP to port 4318; default: that of the OTEL_ "
+        "variables, else none",
     )
 
 

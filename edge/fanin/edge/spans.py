@@ -24,9 +24,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlsplit
 
 from fanin.protos.errors import InvalidInput, RuntimeMissing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 LOG: Final = logging.getLogger("fanin.edge.spans")
 ATTRIBUTES: Final = frozenset(
@@ -49,6 +53,11 @@ CLOSE_S: Final = 3.0
 LOG_S: Final = 60.0
 _DISABLED: Final = "OTEL_SDK_DISABLED"
 _EXPORTER: Final = "OTEL_TRACES_EXPORTER"
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_GRPC: Final = "grpc"
+_HTTP: Final = "http/protobuf"
+_HTTP_PATH: Final = "/v1/traces"
+_HTTP_PORT: Final = 4318
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -135,12 +144,34 @@ def wants_spans(environment: Mapping[str, str], endpoint: str = "") -> bool:
     return bool(endpoint or environment.get(_EXPORTER) or any(environment.get(name) for name in _ENDPOINTS))
 
 
+def protocol_of(environment: Mapping[str, str], endpoint: str = "") -> str:
+    """Return the protocol for spans: ``grpc`` or ``http/protobuf``.
+
+    The variables of OpenTelemetry decide. Without them it is OTLP over HTTP for an endpoint with the path or the port
+    of that protocol, otherwise over gRPC.
+
+    Raises:
+        InvalidInput: A variable names another protocol.
+    """
+    name = next((name for name in _PROTOCOLS if environment.get(name)), "")
+    if not name:
+        url = urlsplit(endpoint or next((environment[each] for each in _ENDPOINTS if environment.get(each)), ""))
+        return _HTTP if url.path.rstrip("/") == _HTTP_PATH or url.port == _HTTP_PORT else _GRPC
+    if environment[name] not in (_GRPC, _HTTP):
+        raise InvalidInput(
+            f"traces: got {name}={environment[name][:64]!r}, expected {_GRPC} or {_HTTP}; correct the variable",
+            code="FN-1431",
+        )
+    return environment[name]
+
+
 def open_spans(service: str, endpoint: str = "") -> SpanSink | None:
     """Return where the spans of this process go, None if traces have no destination.
 
     Args:
         service: The name of this program; ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` replace and extend it.
-        endpoint: The URL of a collector that receives OTLP over gRPC, "" for that of OpenTelemetry's variables.
+        endpoint: The URL of a collector that receives OTLP over gRPC or HTTP (``protocol_of``), "" for that of
+            OpenTelemetry's variables.
 
     Raises:
         RuntimeMissing: An endpoint is given, and the extra ``telemetry`` is not installed.
@@ -148,12 +179,13 @@ def open_spans(service: str, endpoint: str = "") -> SpanSink | None:
     """
     if not wants_spans(os.environ, endpoint):
         return None
-    if endpoint and not re.fullmatch(r"https?://[^\s/]+/?", endpoint):
+    if endpoint and not re.fullmatch(r"https?://[^\s/]+(/|/v1/traces/?)?", endpoint):
         raise InvalidInput(
             f"traces: got {endpoint!r}, expected http://HOST:PORT or https://HOST:PORT of a collector", code="FN-1431"
         )
+    protocol = protocol_of(os.environ, endpoint)
     try:
-        return _OtlpSpans(service, endpoint)
+        return _OtlpSpans(service, endpoint, protocol)
     except ModuleNotFoundError as exc:
         text = f"traces: {exc.name} is not installed; run: pip install 'fanin[telemetry]'"
         if endpoint:
@@ -178,12 +210,32 @@ class _OncePerMinute(logging.Filter):
         return is_due
 
 
-class _OtlpSpans:
-    """Sends spans by OTLP over gRPC, in batches from a thread of OpenTelemetry's."""
+def _exporter(endpoint: str, protocol: str) -> "SpanExporter":
+    """Return the exporter of OpenTelemetry. It sends to the endpoint, "" for that of the variables."""
+    if protocol == _HTTP:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-    def __init__(self, service: str, endpoint: str) -> None:
+        _limit_log("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+        _limit_log("opentelemetry.exporter.otlp.proto.http._common")
+        base = endpoint.rstrip("/").removesuffix(_HTTP_PATH)
+        return HttpExporter(endpoint=base + _HTTP_PATH) if base else HttpExporter()
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+    _limit_log("opentelemetry.exporter.otlp.proto.grpc.exporter")
+    return GrpcExporter(endpoint=endpoint, insecure=endpoint.startswith("http:")) if endpoint else GrpcExporter()
+
+
+def _limit_log(name: str) -> None:
+    log = logging.getLogger(name)
+    if not any(isinstance(each, _OncePerMinute) for each in log.filters):
+        log.addFilter(_OncePerMinute())
+
+
+class _OtlpSpans:
+    """Sends spans by OTLP, in batches from a thread of OpenTelemetry's."""
+
+    def __init__(self, service: str, endpoint: str, protocol: str) -> None:
         from opentelemetry import trace
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -201,21 +253,13 @@ class _OtlpSpans:
             def generate_span_id(self) -> int:
                 return int(self.chosen.span_id, 16)
 
-        log = logging.getLogger("opentelemetry.exporter.otlp.proto.grpc.exporter")
-        if not any(isinstance(each, _OncePerMinute) for each in log.filters):
-            log.addFilter(_OncePerMinute())
         self._trace = trace
         self._ids = ChosenIds()
         names = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": service}
         self._provider = TracerProvider(
             sampler=ALWAYS_ON, resource=Resource.create(names), id_generator=self._ids, shutdown_on_exit=False
         )
-        exporter = (
-            OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http:"))
-            if endpoint
-            else (OTLPSpanExporter())
-        )
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint, protocol)))
         self._tracer = self._provider.get_tracer("fanin")
 
     def add(self, span: TraceSpan) -> None:

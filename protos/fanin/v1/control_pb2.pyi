@@ -893,6 +893,7 @@ class RunDescription(_message.Message):
     NUM_DIGEST_ONLY_FIELD_NUMBER: _builtins.int
     NUM_WITHOUT_PARAMETERS_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
+    DISK_FIELD_NUMBER: _builtins.int
     num_devices: _builtins.int
     """All devices that have enrolled at this coordinator."""
     num_digest_only: _builtins.int
@@ -920,6 +921,10 @@ class RunDescription(_message.Message):
 
     @_builtins.property
     def coverage(self) -> Global___Coverage: ...
+    @_builtins.property
+    def disk(self) -> Global___DiskReport:
+        """Of the whole coordinator; absent before it is measured."""
+
     def __init__(
         self,
         *,
@@ -933,14 +938,55 @@ class RunDescription(_message.Message):
         num_digest_only: _builtins.int = ...,
         num_without_parameters: _builtins.int = ...,
         coverage: Global___Coverage | None = ...,
+        disk: Global___DiskReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "grid", b"grid", "live", b"live", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "disk", b"disk", "grid", b"grid", "live", b"live", "run", b"run", "saturated", b"saturated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "grid", b"grid", "live", b"live", "num_devices", b"num_devices", "num_digest_only", b"num_digest_only", "num_without_parameters", b"num_without_parameters", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coverage", b"coverage", "disk", b"disk", "grid", b"grid", "live", b"live", "num_devices", b"num_devices", "num_digest_only", b"num_digest_only", "num_without_parameters", b"num_without_parameters", "rounds", b"rounds", "run", b"run", "saturated", b"saturated", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunDescription: _TypeAlias = RunDescription  # noqa: Y015
+
+@_typing.final
+class DiskReport(_message.Message):
+    """Disk of a coordinator's folder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_DAY_FIELD_NUMBER: _builtins.int
+    DAYS_LEFT_FIELD_NUMBER: _builtins.int
+    free_bytes: _builtins.int
+    """Bytes that the coordinator may still write, and bytes of the files in its folder."""
+    used_bytes: _builtins.int
+    bytes_per_day: _builtins.float
+    """Growth of the last days; absent before two hours have passed."""
+    days_left: _builtins.float
+    """Days until the disk is full at this growth; absent: the folder does not grow."""
+    def __init__(
+        self,
+        *,
+        free_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        bytes_per_day: _builtins.float | None = ...,
+        days_left: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_day", b"_bytes_per_day", "_days_left", b"_days_left", "bytes_per_day", b"bytes_per_day", "days_left", b"days_left"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_day", b"_bytes_per_day", "_days_left", b"_days_left", "bytes_per_day", b"bytes_per_day", "days_left", b"days_left", "free_bytes", b"free_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bytes_per_day: _TypeAlias = _typing.Literal["bytes_per_day"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_day: _TypeAlias = _typing.Literal["_bytes_per_day", b"_bytes_per_day"]  # noqa: Y015
+    _WhichOneofReturnType__days_left: _TypeAlias = _typing.Literal["days_left"]  # noqa: Y015
+    _WhichOneofArgType__days_left: _TypeAlias = _typing.Literal["_days_left", b"_days_left"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_day) -> _WhichOneofReturnType__bytes_per_day | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__days_left) -> _WhichOneofReturnType__days_left | None: ...
+
+Global___DiskReport: _TypeAlias = DiskReport  # noqa: Y015
 
 @_typing.final
 class LiveRound(_message.Message):

@@ -46,6 +46,7 @@ from fanin.server.administration.commands import carry_out
 from fanin.server.administration.devices import Devices
 from fanin.server.administration.servicer import AccessService
 from fanin.server.administration.tokens import Tokens
+from fanin.server.care.forecast import DiskWatch
 from fanin.server.care.pruner import Pruner
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.fleet.downloads import PIECE_BYTES
@@ -78,8 +79,8 @@ SERVER_OPTIONS: Final = (
 class ControlService(control_pb2_grpc.ControlServicer):
     """``fanin.v1.Control`` over the Runs. Calls that change something are in the audit log."""
 
-    def __init__(self, runs: Runs, stream: LiveStream, audit: AuditLog, pruner: Pruner) -> None:
-        self._runs, self._stream, self._audit, self._pruner = runs, stream, audit, pruner
+    def __init__(self, runs: Runs, stream: LiveStream, audit: AuditLog, pruner: Pruner, disk: DiskWatch) -> None:
+        self._runs, self._stream, self._audit, self._pruner, self._disk = runs, stream, audit, pruner, disk
 
     async def MissingChunks(
         self, request: control_pb2.MissingChunksRequest, context: object
@@ -173,7 +174,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def DescribeRun(self, request: control_pb2.DescribeRunRequest, context: object) -> control_pb2.RunDescription:
         """See control.proto."""
         check_described_rounds(request.rounds)
-        return to_proto(await self._runs.describe(request.run_id, request.rounds), control_pb2.RunDescription)
+        description = await self._runs.describe(request.run_id, request.rounds)
+        return to_proto(replace(description, disk=self._disk.report()), control_pb2.RunDescription)
 
     async def GetVersion(self, request: control_pb2.GetVersionRequest, context: object) -> control_pb2.GetVersionReply:
         """See control.proto."""
@@ -229,6 +231,7 @@ class Services:
     registry: Registry
     stores: Stores
     pruner: Pruner
+    disk: DiskWatch
     waits: Waits = field(default_factory=Waits)
     connections: Connections = field(default_factory=Connections)
     calls: CallLimits = field(default_factory=CallLimits)
@@ -283,7 +286,7 @@ def bind_server(services: Services, identity: Callable[[], ServerIdentity], addr
     fleet = FleetService(services.coordinator, services.registry, services.stores)
     fleet_pb2_grpc.add_FleetServicer_to_server(fleet, server)
     stores, registry, runs = services.stores, services.registry, services.runs
-    control = ControlService(runs, services.stream, AuditLog(stores), services.pruner)
+    control = ControlService(runs, services.stream, AuditLog(stores), services.pruner, services.disk)
     control_pb2_grpc.add_ControlServicer_to_server(control, server)
     devices = Devices(stores=stores, registry=registry, coordinator=services.coordinator, runs=runs)
     access = AccessService(Tokens(stores=stores, registry=registry), devices, stores.audit)

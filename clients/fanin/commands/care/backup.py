@@ -20,6 +20,7 @@ from fanin.commands.console.terminal import (
 from fanin.commands.display.steps import progress
 from fanin.protos.texts import counted
 from fanin.server.care.backup import Copied, back_up
+from fanin.server.care.places import place_of
 from fanin.server.care.restore import Restored, restore
 
 
@@ -34,7 +35,12 @@ def restore_main(argv: Sequence[str]) -> int:
 
 
 def backup(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the backup: new, or of an earlier one.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|URL", help="Folder of the backup, or s3://BUCKET/PREFIX: new, or of an earlier backup."
+        ),
+    ],
     state: StateOption = DEFAULT_STATE,
     quiet: QuietOption = False,
     json: JsonOption = "",
@@ -45,17 +51,17 @@ def backup(
     coordinator is missing or damaged.
     """
     with progress("backup", quiet=quiet or not prints_text(json)) as step:
-        copied = back_up(state, folder, step)
+        copied = back_up(state, place_of(target), step)
     if json:
         new = {"num_new_files": copied.num_new_files, "new_bytes": copied.new_bytes}
         write_json(json, {**asdict(copied.manifest), **new})
     if prints_text(json):
-        sys.stdout.write(_copied_text(folder, copied))
+        sys.stdout.write(_copied_text(target, copied))
     return int(bool(copied.manifest.lost))
 
 
 def restore_folder(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the backup.")],
+    source: Annotated[str, typer.Argument(metavar="DIR|URL", help="Folder or URL of the backup.")],
     state: Annotated[Path, typer.Option("--state", help="The new folder: missing or empty.")],
     was_stopped: Annotated[
         bool,
@@ -72,18 +78,18 @@ def restore_folder(
     Its runs then wait for fanin reclaim, because devices may have seen later versions.
     """
     with progress("restore", quiet=quiet or not prints_text(json)) as step:
-        restored = restore(folder, state, step, was_stopped=was_stopped)
+        restored = restore(place_of(source), state, step, was_stopped=was_stopped)
     if json:
         write_json(json, {**asdict(restored.manifest), "waiting": list(restored.waiting)})
     if prints_text(json):
         sys.stdout.write(_restored_text(state, restored))
 
 
-def _copied_text(folder: Path, copied: Copied) -> str:
+def _copied_text(target: str, copied: Copied) -> str:
     manifest = copied.manifest
     sizes = f"{counted(manifest.num_files, 'file')}, {manifest.size_bytes / 1e6:,.1f} MB"
     lines = [
-        f"backup {folder}: {sizes}; {counted(copied.num_new_files, 'file')} and {copied.new_bytes / 1e6:,.1f} MB new",
+        f"backup {target}: {sizes}; {counted(copied.num_new_files, 'file')} and {copied.new_bytes / 1e6:,.1f} MB new",
         *(f"  missing or damaged in the coordinator's folder: {path}" for path in manifest.lost),
     ]
     return "\n".join(lines) + "\n"

@@ -27,6 +27,7 @@ from fanin.protos.messages import (
     FIRST_EPOCH,
     MAX_DESCRIBED_ROUNDS,
     Coverage,
+    DiskReport,
     RoundInfo,
     RunDescription,
     TrainingProgress,
@@ -82,6 +83,7 @@ def description_row(description: RunDescription) -> dict[str, object]:
         "coverage": None if description.coverage is None else asdict(_plain(description.coverage)),
         "deadline_s": live.deadline_s,
         "grid": list(description.grid),
+        "disk": None if description.disk is None else asdict(description.disk),
         "num_digest_only": description.num_digest_only,
         "num_without_parameters": description.num_without_parameters,
         "warnings": [asdict(warning) for warning in description.warnings],
@@ -163,8 +165,19 @@ def description_text(description: RunDescription) -> str:
             f"  coverage  {covered.num_devices} of {counted(covered.num_enrolled, 'enrolled device')} in version "
             f"{info.version}{f': {entries}' if entries else ''}"
         )
+    if description.disk is not None:
+        lines.append(f"  disk      {disk_text(description.disk)}")
     lines += [_round_line(info) for info in description.rounds]
     return "\n".join(lines) + "\n"
+
+
+def disk_text(disk: DiskReport) -> str:
+    """Return the space of a coordinator's folder, its growth, and the days until the disk is full."""
+    text = f"{disk.used_bytes / 1e6:,.0f} MB used, {disk.free_bytes / 1e6:,.0f} MB free"
+    if disk.bytes_per_day is None:
+        return text
+    left = "" if disk.days_left is None else f", full in {disk.days_left:,.0f} days"
+    return f"{text}, {disk.bytes_per_day / 1e6:+,.1f} MB a day{left}"
 
 
 def _round_line(info: RoundInfo) -> str:

@@ -87,8 +87,8 @@ def serve(
         typer.Option(
             "--traces",
             metavar="URL",
-            help="Send a trace of each Round to this collector by OTLP over gRPC. Default: that of the OTEL_ "
-            "variables, else none.",
+            help="Send a trace of each Round to this collector by OTLP over gRPC, or over HTTP to port 4318. Default: "
+            "that of the OTEL_ variables, else none.",
         ),
     ] = "",
     log_format: Annotated[

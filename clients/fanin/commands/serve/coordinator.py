@@ -32,7 +32,7 @@ from fanin.server.addresses import announcement, page_announcement
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.token_files import ensure_token
 from fanin.server.care.certificates import Certificates, local_certificates, own_certificates, utc_now
-from fanin.server.care.forecast import DiskWatch
+from fanin.server.care.forecast import DiskWatch, published_rounds
 from fanin.server.care.notify import ServiceManager
 from fanin.server.care.pruner import Pruner
 from fanin.server.evaluation.datasets import DataSets
@@ -50,7 +50,7 @@ from fanin.server.settings import Settings
 from fanin.server.storage.collector import Collector
 from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.lanes import Lane, ThreadLane
-from fanin.server.storage.stores import CoordinatorState, Stores
+from fanin.server.storage.stores import CoordinatorState
 from fanin.server.strategies.process import Strategies
 from fanin.server.telemetry.instruments import Instruments
 from fanin.server.web.listener import PageServer
@@ -106,8 +106,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     bound = bind_server(services, lambda: certificates.current, settings.listen)
     readiness = Readiness()
     address = replace(settings.address, port=bound.port)
-    disk = DiskWatch(settings.state, partial(_num_rounds, state.stores), time.time)
-    care = Care(certificates=certificates, disk=disk, readiness=readiness)
+    care = Care(certificates=certificates, readiness=readiness)
     page = open_page(replace(settings, listen=str(address)), services, state, composed.limits, care)
     async with AsyncExitStack() as stack:
         # Each part stops, in the reverse order, also after an error of another one such as a full disk. Otherwise a
@@ -136,7 +135,7 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
         health = asyncio.create_task(watch_storage(state.check, bound.report, readiness), name="health")
         stack.callback(health.cancel)
         manager = ServiceManager()
-        for work in (certificates.watch(), disk.watch(), manager.keep_alive()):
+        for work in (certificates.watch(), services.disk.watch(), manager.keep_alive()):
             stack.callback(asyncio.create_task(work).cancel)
         _announce(settings, bound.port, certificates.current, page)
         manager.tell("READY=1", f"STATUS=serving on port {bound.port}")
@@ -175,14 +174,11 @@ def _compose(
         registry=registry,
         stores=state.stores,
         pruner=pruner,
+        disk=DiskWatch(settings.state, partial(published_rounds, state.stores), time.time),
         connections=connections,
         instruments=instruments,
     )
     return _Composed(services=services, data=data, evaluator=evaluator, limits=limits)
-
-
-async def _num_rounds(stores: Stores) -> int:
-    return sum([await stores.rounds.num_published(run_id) for run_id in await stores.runs.run_ids()])
 
 
 def _certificates(settings: Settings) -> Certificates:

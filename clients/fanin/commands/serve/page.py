@@ -9,7 +9,6 @@ from fanin.server.addresses import DeviceFiles, join_command
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.devices import Devices
 from fanin.server.care.certificates import Certificates
-from fanin.server.care.forecast import DiskWatch
 from fanin.server.health import Readiness
 from fanin.server.service import Services
 from fanin.server.settings import Settings
@@ -30,12 +29,10 @@ class Care:
 
     Attributes:
         certificates: Its certificate.
-        disk: The forecast of its disk.
         readiness: Whether it can serve.
     """
 
     certificates: Certificates
-    disk: DiskWatch
     readiness: Readiness
 
 
@@ -66,7 +63,7 @@ def open_page(
         settings=settings,
         limits=limits,
         certificates=care.certificates,
-        disk=care.disk,
+        disk=services.disk,
         audit=state.stores.audit,
         num_devices=lambda: state.devices.num_devices,
         url=f"{'http' if is_local else 'https'}://{listener.address}/",
@@ -78,7 +75,7 @@ def open_page(
         limits=limits,
         readiness=care.readiness,
         instruments=services.instruments,
-        folder=settings.state,
+        disk=services.disk,
         certificates={
             "server": tls / "server.pem" if own is None else own.certificate,
             "authority": tls / "ca.pem",

@@ -254,6 +254,23 @@ class LiveRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskReport:
+    """The disk of a coordinator's folder.
+
+    Attributes:
+        free_bytes: Bytes that the coordinator may still write.
+        used_bytes: Bytes of the files in the folder.
+        bytes_per_day: Growth of the folder over the last days; None before two hours have passed.
+        days_left: Days until the disk is full at this growth; None if the folder does not grow.
+    """
+
+    free_bytes: int
+    used_bytes: int
+    bytes_per_day: float | None = None
+    days_left: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunDescription:
     """A Run with its latest Rounds and some of the devices that work in it.
 
@@ -268,6 +285,7 @@ class RunDescription:
         num_digest_only: Versions that cannot be recomputed, because retention removed Updates.
         num_without_parameters: Versions whose parameters retention removed.
         coverage: The coverage of that Round; None if no Round published it.
+        disk: The disk of the coordinator; None before it is measured.
     """
 
     run: RunInfo
@@ -280,6 +298,7 @@ class RunDescription:
     num_digest_only: int = 0
     num_without_parameters: int = 0
     coverage: Coverage | None = None
+    disk: DiskReport | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

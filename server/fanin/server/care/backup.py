@@ -1,4 +1,4 @@
-"""A backup of a coordinator's folder, while it serves, in a folder of its own.
+"""A backup of a coordinator's folder, while it serves, in a folder of its own or in an object store (``places``).
 
     manifest.json          replaced last: what is not in it is not part of the backup
     database/SHA256.db     a snapshot of fanin.db
@@ -11,22 +11,20 @@ backup takes a later snapshot. After the manifest was replaced, files that it no
 that is interrupted leaves the one before it whole.
 """
 
-import hashlib
 import json
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from fanin.edge.files import held, sync_folder
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput
 from fanin.protos.release import __version__
+from fanin.server.care.places import BackupPlace, FolderPlace, file_digest
 from fanin.server.storage.blobs import FolderBlobs
-from fanin.server.storage.disk import Durability, disk_errors, write_file
+from fanin.server.storage.disk import Durability
 from fanin.server.storage.sqlite.care import StoredFile, named_files
 from fanin.server.storage.sqlite.engine import copy_database, form_of, open_engine
 from fanin.server.storage.sqlite.runs import SqliteRuns
@@ -36,7 +34,6 @@ FORMAT: Final = 1
 SECRET_FOLDERS: Final = ("tls", "tokens")
 CONTENTS: Final = ("blobs", "updates", "database", "secrets", MANIFEST, "lock")
 MAX_SNAPSHOTS: Final = 10
-_READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,47 +78,47 @@ class _Vanished(Exception):
     """Retention removed a file after the snapshot."""
 
 
-def back_up(state: Path, target: Path, report: Callable[[str], None]) -> Copied:
+def back_up(state: Path, place: BackupPlace, report: Callable[[str], None]) -> Copied:
     """Copy a coordinator's folder into a backup, new or repeated.
 
     Args:
         state: The folder. A coordinator may serve from it.
-        target: The folder of the backup.
+        place: Where the backup is.
         report: Receives the steps.
 
     Raises:
-        InvalidInput: The target has other files.
+        InvalidInput: The place has other files.
         Conflict: Another process writes this backup.
         Corrupted: The record is damaged, or of another fanin.
         StorageFull: No space is left.
+        StorageUnavailable: The object store cannot be reached.
     """
-    _check_target(state, target)
+    _check_place(state, place)
     os.umask(0o077)
-    with held(target, "wait for it, or back up to another folder", mode=0o700), disk_errors(str(target)):
-        for name in ("database", "secrets"):
-            (target / name).mkdir(exist_ok=True, mode=0o700)
+    with place.held() as drafts:
         for _ in range(MAX_SNAPSHOTS):
             try:
-                return _copy(state, target, report)
+                return _copy(state, place, drafts, report)
             except _Vanished as exc:
                 report(f"retention removed {exc} meanwhile; a later snapshot is taken")
         raise Conflict(
-            f"{target}: retention removed files during {MAX_SNAPSHOTS} snapshots; try again later", code="FN-1442"
+            f"{place}: retention removed files during {MAX_SNAPSHOTS} snapshots; try again later", code="FN-1442"
         )
 
 
-def _copy(state: Path, target: Path, report: Callable[[str], None]) -> Copied:
-    draft = target / "database" / "draft"
+def _copy(state: Path, place: BackupPlace, drafts: Path, report: Callable[[str], None]) -> Copied:
+    draft = drafts / "draft"
     for name in ("draft", "draft-wal", "draft-shm"):
         draft.with_name(name).unlink(missing_ok=True)
     copy_database(state / "fanin.db", draft)
     report(f"database: {draft.stat().st_size / 1e6:,.1f} MB")
-    secrets = _copy_secrets(state, target)
+    stored = place.sizes()
+    secrets = _copy_secrets(state, place, stored)
     engine = open_engine(draft, Durability.PROCESS, upgrade=False)
     try:
         blobs = FolderBlobs(state / "blobs", Durability.PROCESS)
         files = list(named_files(engine, lambda manifest: blobs.read_artifact("manifest", manifest)))
-        copied, lost = _copy_files(state, target, files, report)
+        copied, lost = _copy_files(state, place, files, stored, report)
         if lost:
             _check_still_named(state, lost)
         report(f"files: {len(copied):,} of {len(files):,} are new")
@@ -131,8 +128,9 @@ def _copy(state: Path, target: Path, report: Callable[[str], None]) -> Copied:
     finally:
         engine.dispose()
     # Only now: the engine writes its journal mode into the file.
-    digest = file_digest(draft)
-    database = draft.replace(target / "database" / f"{digest}.db")
+    digest, database_bytes = file_digest(draft), draft.stat().st_size
+    place.put(draft, f"database/{digest}.db", digest)
+    draft.unlink()
     manifest = BackupManifest(
         format=FORMAT,
         release=__version__,
@@ -141,40 +139,35 @@ def _copy(state: Path, target: Path, report: Callable[[str], None]) -> Copied:
         database=digest,
         secrets=secrets,
         num_files=len(files) - len(lost),
-        size_bytes=sum(file.size_bytes for file in files) + database.stat().st_size,
+        size_bytes=sum(file.size_bytes for file in files) + database_bytes,
         newest=newest,
         lost=tuple(file.path for file in lost),
     )
-    for folder in ("database", "secrets"):
-        sync_folder(target / folder)
-    write_file(target / MANIFEST, json.dumps(asdict(manifest), indent=1).encode())
-    _sweep(target, manifest, {file.path for file in files})
+    data = json.dumps(asdict(manifest), indent=1).encode()
+    place.write(MANIFEST, data)
+    if place.read(MANIFEST) != data:
+        raise Conflict(
+            f"{place}: another process writes this backup; repeat it when that one has ended", code="FN-0399"
+        )
+    _sweep(place, manifest, {file.path for file in files})
     return Copied(manifest=manifest, num_new_files=len(copied), new_bytes=sum(file.size_bytes for file in copied))
 
 
 def _copy_files(
-    state: Path, target: Path, files: list[StoredFile], report: Callable[[str], None]
+    state: Path, place: BackupPlace, files: list[StoredFile], stored: Mapping[str, int], report: Callable[[str], None]
 ) -> tuple[list[StoredFile], list[StoredFile]]:
     """Copy the files that the backup does not have. Return these, and those that are missing or damaged."""
-    copied, lost = [], []
-    folders: set[Path] = set()
+    copied: list[StoredFile] = []
+    lost: list[StoredFile] = []
     for file in files:
-        path = target / file.path
-        if path.is_file() and path.stat().st_size == file.size_bytes:
+        if stored.get(file.path) == file.size_bytes:
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f"{path.name}.draft")
-        if copy_file(state / file.path, draft) != file.sha256:
-            draft.unlink(missing_ok=True)
+        if not place.put(state / file.path, file.path, file.sha256):
             lost.append(file)
             continue
-        draft.replace(path)
-        folders |= {path.parent, path.parent.parent}
         copied.append(file)
         if len(copied) % 1000 == 0:
             report(f"copied {len(copied):,} new files of {len(files):,}")
-    for folder in folders:
-        sync_folder(folder)
     return copied, lost
 
 
@@ -190,55 +183,35 @@ def _check_still_named(state: Path, lost: list[StoredFile]) -> None:
         raise _Vanished(gone[0])
 
 
-def _copy_secrets(state: Path, target: Path) -> dict[str, str]:
+def _copy_secrets(state: Path, place: BackupPlace, stored: Mapping[str, int]) -> dict[str, str]:
     secrets = {}
     for path in sorted(path for name in SECRET_FOLDERS for path in (state / name).glob("*") if path.is_file()):
         data = path.read_bytes()
         secrets[str(path.relative_to(state))] = digest = sha256_hex(data)
-        write_file(target / "secrets" / digest, data)
+        if stored.get(f"secrets/{digest}") != len(data):
+            place.write(f"secrets/{digest}", data)
     return secrets
 
 
-def copy_file(source: Path, target: Path) -> str:
-    """Copy a file durably and return the digest of its content, "" if there is no such file."""
-    digest = hashlib.sha256()
-    try:
-        with source.open("rb") as reader, target.open("wb") as writer:
-            while data := reader.read(_READ_BYTES):
-                digest.update(data)
-                writer.write(data)
-            writer.flush()
-            os.fsync(writer.fileno())
-    except FileNotFoundError:
-        return ""
-    return digest.hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def read_manifest(folder: Path) -> BackupManifest:
+def read_manifest(place: BackupPlace) -> BackupManifest:
     """Return the manifest of a backup. Raises InvalidInput if there is none, Corrupted if it is damaged."""
-    path = folder / MANIFEST
-    if not path.is_file():
+    data = place.read(MANIFEST)
+    if data is None:
         raise InvalidInput(
-            f"{folder}: not a finished backup, {MANIFEST} is missing; give the folder of fanin backup, or run it again",
+            f"{place}: not a finished backup, {MANIFEST} is missing; give the folder of fanin backup, or run it again",
             code="FN-1442",
         )
     try:
-        row = json.loads(path.read_text("utf-8"))
+        row = json.loads(data)
         if row["format"] != FORMAT:
             raise InvalidInput(
-                f"{path}: got the format {row['format']}, expected {FORMAT}; restore it with fanin {row['release']}",
+                f"{place}: got the format {row['format']}, expected {FORMAT}; restore it with fanin {row['release']}",
                 code="FN-1444",
             )
         orders = {run_id: (int(epoch), int(number)) for run_id, (epoch, number) in row["newest"].items()}
         return BackupManifest(**{**row, "newest": orders, "lost": tuple(row["lost"])})
     except (ValueError, KeyError, TypeError) as exc:
-        raise Corrupted(f"{path}: damaged ({exc}); use another backup", code="FN-1442") from exc
+        raise Corrupted(f"{place}: {MANIFEST} is damaged ({exc}); use another backup", code="FN-1442") from exc
 
 
 def _order(runs: SqliteRuns, run_id: str) -> tuple[int, int]:
@@ -247,41 +220,27 @@ def _order(runs: SqliteRuns, run_id: str) -> tuple[int, int]:
     return newest.order
 
 
-def _check_target(state: Path, target: Path) -> None:
-    if "://" in str(target) or str(target).startswith(("s3:", "gs:", "http:", "https:")):
-        raise InvalidInput(
-            f"backup {target}: got a URL, expected a folder; back up to a folder and copy it with your storage's tool",
-            code="FN-1449",
-        )
+def _check_place(state: Path, place: BackupPlace) -> None:
     if not (state / "fanin.db").is_file():
         raise InvalidInput(f"{state}: not a coordinator's folder, fanin.db is missing; give --state", code="FN-1012")
-    if target.exists() and not target.is_dir():
-        raise InvalidInput(f"backup {target}: got a file, expected a folder", code="FN-1449")
-    if target.resolve().is_relative_to(state.resolve()):
-        raise InvalidInput(f"backup {target}: is within {state}, expected another folder", code="FN-1449")
-    foreign = sorted(path.name for path in target.glob("*") if path.name not in CONTENTS) if target.exists() else []
+    if isinstance(place, FolderPlace):
+        if place.folder.exists() and not place.folder.is_dir():
+            raise InvalidInput(f"backup {place}: got a file, expected a folder", code="FN-1449")
+        if place.folder.resolve().is_relative_to(state.resolve()):
+            raise InvalidInput(f"backup {place}: is within {state}, expected another folder", code="FN-1449")
+    foreign = sorted(path for path in place.sizes() if path.split("/", 1)[0] not in CONTENTS)
     if foreign:
         raise InvalidInput(
-            f"backup {target}: has {foreign[0]!r}, which no backup has, expected an empty folder or an earlier backup",
+            f"backup {place}: has {foreign[0]!r}, which no backup has, expected an empty folder or an earlier backup",
             code="FN-1449",
         )
 
 
-def _sweep(target: Path, manifest: BackupManifest, named: set[str]) -> None:
+def _sweep(place: BackupPlace, manifest: BackupManifest, named: set[str]) -> None:
     """Remove the files that the backup does not need any more."""
     needed = {
-        f"database/{manifest.database}.db",
+        *(MANIFEST, "lock", f"database/{manifest.database}.db"),
         *(f"secrets/{digest}" for digest in manifest.secrets.values()),
         *named,
     }
-    for path in _files(target):
-        if str(path.relative_to(target)) not in needed:
-            path.unlink(missing_ok=True)
-    for folder in sorted((target / "updates").glob("*/*"), reverse=True):
-        if not any(folder.iterdir()):
-            shutil.rmtree(folder)
-
-
-def _files(target: Path) -> Iterator[Path]:
-    for name in ("database", "secrets", "blobs", "updates"):
-        yield from (path for path in (target / name).rglob("*") if path.is_file())
+    place.remove([path for path in place.sizes() if path not in needed])

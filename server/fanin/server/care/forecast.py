@@ -7,22 +7,21 @@ growth is that of the folder itself, with all that retention removed. The foreca
 import asyncio
 import json
 import logging
-import os
-import shutil
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from fanin.protos.errors import FaninError
+from fanin.protos.messages import DiskReport
+from fanin.server.care.space import DiskSpace, FolderSpace
 from fanin.server.storage.disk import write_file
 from fanin.server.storage.retention import DAY_S
+from fanin.server.storage.stores import Stores
 
 LOG: Final = logging.getLogger("fanin.server.care.forecast")
 FILE: Final = "usage.json"
-PARTS: Final = ("blobs", "updates", "spool")
 PERIOD_S: Final = 3600.0
 KEEP_S: Final = 30 * DAY_S
 WINDOW_S: Final = 7 * DAY_S
@@ -37,7 +36,7 @@ class DiskUse:
 
     Attributes:
         at_s: Wall time.
-        parts: Bytes of ``database``, ``blobs``, ``updates`` and ``spool``.
+        parts: Bytes of the parts of the folder (``space.PARTS``).
         free_bytes: Free bytes of the disk.
         num_rounds: Published Rounds of all Runs.
     """
@@ -92,6 +91,11 @@ def forecast(history: tuple[DiskUse, ...]) -> Forecast:
     )
 
 
+async def published_rounds(stores: Stores) -> int:
+    """Return the number of published Rounds of all Runs."""
+    return sum([await stores.rounds.num_published(run_id) for run_id in await stores.runs.run_ids()])
+
+
 class DiskWatch:
     """Measures the disk of a coordinator once an hour, and warns once a day before it is full.
 
@@ -103,8 +107,24 @@ class DiskWatch:
 
     def __init__(self, folder: Path, num_rounds: Callable[[], Awaitable[int]], wall: Callable[[], float]) -> None:
         self._folder, self._num_rounds, self._wall = folder, num_rounds, wall
+        self._space = FolderSpace(folder)
         self._history = _read(folder / FILE)
         self._warned_at_s = -DAY_S
+
+    def space(self) -> DiskSpace:
+        """Return the space now. Call it on a thread: it blocks."""
+        return self._space.read()
+
+    def report(self) -> DiskReport | None:
+        """Return the last measurement and the forecast, None before the first one."""
+        if (expected := self.forecast) is None:
+            return None
+        return DiskReport(
+            free_bytes=expected.now.free_bytes,
+            used_bytes=expected.now.used_bytes,
+            bytes_per_day=expected.bytes_per_day,
+            days_left=expected.days_left,
+        )
 
     @property
     def forecast(self) -> Forecast | None:
@@ -114,7 +134,8 @@ class DiskWatch:
     async def measure(self) -> None:
         """Measure, store the measurement, and warn if the disk will be full soon."""
         num_rounds, now_s = await self._num_rounds(), self._wall()
-        use = await asyncio.to_thread(measured, self._folder, num_rounds, now_s)
+        space = await asyncio.to_thread(self.space)
+        use = DiskUse(at_s=now_s, parts=space.used_bytes, free_bytes=space.free_bytes, num_rounds=num_rounds)
         # A clock that was set back must not leave measurements of the future.
         before = [each for each in self._history if now_s - KEEP_S < each.at_s < now_s]
         self._history = (*before, use)
@@ -140,32 +161,6 @@ class DiskWatch:
             "retention keep less (fanin prune RUN shows what would go)",
             *(self._folder, expected.days_left, expected.now.free_bytes / 1e6, (expected.bytes_per_day or 0.0) / 1e6),
         )
-
-
-def measured(folder: Path, num_rounds: int, now_s: float) -> DiskUse:
-    """Measure the parts of a coordinator's folder."""
-    database = sum(path.stat().st_size for path in folder.glob("fanin.db*") if path.is_file())
-    return DiskUse(
-        at_s=now_s,
-        parts={"database": database, **{part: _size(folder / part) for part in PARTS}},
-        free_bytes=shutil.disk_usage(folder).free,
-        num_rounds=num_rounds,
-    )
-
-
-def _size(folder: Path) -> int:
-    """Return the bytes of all files of a folder. Files may come and go meanwhile."""
-    total = 0
-    folders = [folder] if folder.is_dir() else []
-    while folders:
-        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry.path))
-                    continue
-                with suppress(FileNotFoundError):
-                    total += entry.stat(follow_symlinks=False).st_size
-    return total
 
 
 def _slope(history: list[DiskUse]) -> float:

@@ -7,6 +7,8 @@ The order of one pass keeps every reader from a wrong promise:
 3. Remove the Chunks of the Versions that are recorded as removed, unless another record names them or somebody stored
    or requested them meanwhile (``Blobs.renew``).
 4. Record that the bytes are gone.
+5. Replace the rows of the Updates of these Rounds by a digest and counts, once no later Round can count an Update that
+   was made for them (``RetentionStore.forget``), and return the free space of the database to the disk.
 
 Each step may be repeated. A process that is killed in between leaves bytes that the next pass removes.
 """
@@ -116,6 +118,7 @@ class Pruner:
             for pending in rounds:
                 await files.run(files.spool.remove_committed, pending.updates)
                 await retention.finish(pending, self._stores.wall())
+        await self._forget()
         versions = await retention.pending_versions()
         if not versions:
             return
@@ -126,6 +129,18 @@ class Pruner:
         for version in versions:
             if left.isdisjoint(ref.sha256 for artifact in version.artifacts for ref in artifact.chunks):
                 await retention.finish(version, self._stores.wall())
+
+    async def _forget(self) -> None:
+        """Forget the sets of the Rounds whose Updates are gone. A Run whose record is damaged is left alone."""
+        retention, has_forgotten = self._stores.retention, False
+        for run_id in await self._stores.runs.run_ids():
+            try:
+                while await retention.forget(run_id):
+                    has_forgotten = True
+            except FaninError as exc:
+                LOG.warning("run %s: the rows of removed updates stay: %s", run_id, exc)
+        while has_forgotten and await retention.give_back():
+            pass
 
     async def _before_s(self) -> float:
         """Return the time after which nobody may have stored or requested a Chunk that is removed.

@@ -12,15 +12,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from fanin.edge.files import sync_folder
+from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput
 from fanin.protos.release import __version__
-from fanin.server.care.backup import BackupManifest, copy_file, read_manifest
+from fanin.server.care.backup import BackupManifest, read_manifest
+from fanin.server.care.places import BackupPlace
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability, disk_errors
-from fanin.server.storage.sqlite.care import mark_restored, named_files
+from fanin.server.storage.sqlite.care import named_files
+from fanin.server.storage.sqlite.commands import mark_restored
 from fanin.server.storage.sqlite.engine import known_forms, open_engine
 
 
@@ -37,11 +41,11 @@ class Restored:
     waiting: tuple[str, ...]
 
 
-def restore(backup: Path, state: Path, report: Callable[[str], None], *, was_stopped: bool = False) -> Restored:
+def restore(backup: BackupPlace, state: Path, report: Callable[[str], None], *, was_stopped: bool = False) -> Restored:
     """Write a backup to a new folder, with every digest verified.
 
     Args:
-        backup: The folder of the backup.
+        backup: Where the backup is.
         state: The new folder: missing or empty.
         report: Receives the steps.
         was_stopped: The coordinator was stopped before the backup and never served again. Then no device has seen a
@@ -87,24 +91,23 @@ def _check_free(state: Path) -> None:
 
 
 def _write(
-    backup: Path, manifest: BackupManifest, draft: Path, report: Callable[[str], None], *, was_stopped: bool
+    backup: BackupPlace, manifest: BackupManifest, draft: Path, report: Callable[[str], None], *, was_stopped: bool
 ) -> tuple[str, ...]:
     """Write all files. Return the Runs that wait for their publisher."""
     draft.mkdir(parents=True, mode=0o700)
-    _copy(backup / "database" / f"{manifest.database}.db", draft / "fanin.db", manifest.database)
+    _copy(backup, f"database/{manifest.database}.db", draft / "fanin.db", manifest.database)
     for path, digest in manifest.secrets.items():
         (draft / path).parent.mkdir(exist_ok=True, mode=0o700)
-        _copy(backup / "secrets" / digest, draft / path, digest)
+        _copy(backup, f"secrets/{digest}", draft / path, digest)
     # An older form is migrated here, so that the folder is complete when it appears.
     engine = open_engine(draft / "fanin.db", Durability.HOST)
     try:
-        stored = FolderBlobs(backup / "blobs", Durability.PROCESS)
-        files = list(named_files(engine, lambda each: stored.read_artifact("manifest", each)))
+        files = list(named_files(engine, partial(_read_manifest, backup, draft)))
         lost = set(manifest.lost)
         for index, file in enumerate(files, 1):
             if file.path not in lost:
                 (draft / file.path).parent.mkdir(parents=True, exist_ok=True)
-                _copy(backup / file.path, draft / file.path, file.sha256)
+                _copy(backup, file.path, draft / file.path, file.sha256)
             if index % 1000 == 0:
                 report(f"verified {index:,} of {len(files):,} files")
         if was_stopped:
@@ -116,8 +119,17 @@ def _write(
         engine.dispose()
 
 
-def _copy(source: Path, target: Path, digest: str) -> None:
-    actual = copy_file(source, target)
+def _read_manifest(backup: BackupPlace, draft: Path, artifact: Artifact) -> bytes:
+    """Return the manifest of a Bundle. Its Chunks are copied first."""
+    for ref in artifact.chunks:
+        path = f"blobs/{ref.sha256[:2]}/{ref.sha256}"
+        (draft / path).parent.mkdir(parents=True, exist_ok=True)
+        _copy(backup, path, draft / path, ref.sha256)
+    return FolderBlobs(draft / "blobs", Durability.PROCESS).read_artifact("manifest", artifact)
+
+
+def _copy(backup: BackupPlace, path: str, target: Path, digest: str) -> None:
+    actual = backup.fetch(path, target)
     if actual != digest:
         problem = f"got the digest {actual[:16]}, expected {digest[:16]}" if actual else "missing"
-        raise Corrupted(f"{source}: {problem}; the backup is damaged, use another one", code="FN-1442")
+        raise Corrupted(f"{backup}: {path}: {problem}; the backup is damaged, use another one", code="FN-1442")

@@ -148,6 +148,9 @@ async def recall_participation(run_id: str, participation: Participation, stores
             assert page is not None, "the numbers of a run's rounds have no gaps"
             for device in page.device_ids:
                 participation.recall(device, number)
+            if not page.device_ids:
+                # The Round accepted none, or retention removed the set.
+                break
             index, num_accepted = index + len(page.device_ids), page.num_accepted
 
 

@@ -367,6 +367,12 @@ class Runs:
         page = await self._stores.rounds.accepted_devices(run_id, round_number, from_index)
         if page is None:
             raise NotFound(f"run {run_id}: has no round {round_number}", code="FN-0611")
+        if from_index < page.num_accepted and not page.device_ids:
+            raise Conflict(
+                f"run {run_id}: retention removed the list of the {page.num_accepted} devices of round {round_number}, "
+                "their number and a digest are left; restore a backup in another folder to read it",
+                code="FN-1451",
+            )
         return page
 
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:

@@ -3,7 +3,8 @@
 Times are seconds since the Unix epoch. Numbers of Rounds and Versions have up to 63 bits.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -159,6 +160,19 @@ class RoundMark(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForgottenSet:
+    """What is left of the set of a Round whose Updates retention removed.
+
+    Attributes:
+        num_updates: Its Updates.
+        sha256: Its digest (``set_sha256``). A backup from before the removal has the set itself.
+    """
+
+    num_updates: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecord:
     """The record of a Round.
 
@@ -176,6 +190,7 @@ class RoundRecord:
         next_grid: The grid of the next Round.
         measured: The ranges of its Version on a data set of the coordinator. None before they are measured, and for a
             Plan that does not ask for them.
+        forgotten: What is left of the set after retention removed its rows; then ``accepted`` is empty. None before.
     """
 
     run_id: str
@@ -189,6 +204,12 @@ class RoundRecord:
     accepted: tuple[str, ...] = ()
     next_grid: tuple[int, ...] = ()
     measured: MeasuredRanges | None = None
+    forgotten: ForgottenSet | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        """The number of Updates in the set."""
+        return len(self.accepted) if self.forgotten is None else self.forgotten.num_updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +228,19 @@ class CommittedUpdate:
     round: int
     header: UpdateHeader
     header_proto: bytes
+
+
+def set_sha256(updates: Sequence[CommittedUpdate]) -> str:
+    """Return the digest of the set of a Round, in the order of the commits.
+
+    For each Update: the length of the device's id, the id, the length of the recorded header, the header. Lengths are
+    four bytes, little-endian.
+    """
+    digest = hashlib.sha256()
+    for each in updates:
+        for part in (each.device_id.encode(), each.header_proto):
+            digest.update(len(part).to_bytes(4, "little") + part)
+    return digest.hexdigest()
 
 
 def recorded_header(header: UpdateHeader) -> bytes:

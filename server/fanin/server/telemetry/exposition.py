@@ -23,14 +23,16 @@ from prometheus_client.utils import floatToGoString
 from fanin.protos.messages import RoundPhase, RunState
 from fanin.protos.release import __version__
 from fanin.server.access.limits import Limits
+from fanin.server.care.forecast import DiskWatch, Forecast
+from fanin.server.care.space import DiskSpace
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.health import Readiness
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.view import RunView
 from fanin.server.storage.lanes import Durations
+from fanin.server.storage.retention import DAY_S
 from fanin.server.storage.stores import CoordinatorState
-from fanin.server.telemetry.disk import DiskSpace, FolderSpace
 from fanin.server.telemetry.instruments import Instruments
 from fanin.server.telemetry.record import RecordFollower, RunTally
 from fanin.server.telemetry.table import MAX_RUNS, METRICS, SHOWN_S, MetricKind
@@ -57,7 +59,7 @@ class MetricSources:
         limits: The limits of its load.
         readiness: Whether the coordinator can serve.
         instruments: The observers.
-        folder: The folder of the durable state.
+        disk: The disk of the durable state.
         certificates: The files of the certificates by role.
     """
 
@@ -67,7 +69,7 @@ class MetricSources:
     limits: Limits
     readiness: Readiness
     instruments: Instruments
-    folder: Path
+    disk: DiskWatch
     certificates: Mapping[str, Path]
 
 
@@ -78,7 +80,6 @@ class Exposition:
         self._sources = sources
         self._max_runs = max_runs
         self._follower = RecordFollower(sources.state.stores)
-        self._disk = FolderSpace(sources.folder)
         self._busy = asyncio.Lock()
 
     async def render(self, accept: str) -> tuple[bytes, str]:
@@ -114,6 +115,7 @@ class Exposition:
         self._add_fleet(samples)
         self._add_calls(samples)
         _add_disk(samples, space, ends)
+        _add_growth(samples, sources.disk.forecast)
         samples.add("fanin_database_write_duration_seconds", sources.state.write_times)
         return samples
 
@@ -135,7 +137,7 @@ class Exposition:
             except (OSError, ValueError):
                 # A file that is being replaced, or is damaged: the coordinator itself reports that.
                 continue
-        return self._disk.read(), ends
+        return self._sources.disk.space(), ends
 
     def _add_run(self, samples: "ScrapedSamples", view: RunView) -> None:
         run_id, sources = view.run_id, self._sources
@@ -229,6 +231,15 @@ def _add_disk(samples: "ScrapedSamples", space: DiskSpace, ends: Mapping[str, fl
         samples.add("fanin_disk_used_bytes", size_bytes, part)
     for role, end_s in ends.items():
         samples.add("fanin_certificate_not_after_timestamp_seconds", end_s, role)
+
+
+def _add_growth(samples: "ScrapedSamples", expected: Forecast | None) -> None:
+    if expected is None:
+        return
+    if (growth := expected.bytes_per_day) is not None:
+        samples.add("fanin_disk_growth_bytes_per_second", growth / DAY_S)
+    if (days := expected.days_left) is not None:
+        samples.add("fanin_disk_full_timestamp_seconds", expected.now.at_s + days * DAY_S)
 
 
 class ScrapedSamples:

@@ -86,6 +86,8 @@ METRICS: Final[Mapping[str, DeclaredMetric]] = MappingProxyType(
             ("fanin_disk_free_bytes", "", "Bytes that the coordinator may still write to the disk of its folder."),
             ("fanin_disk_size_bytes", "", "Size of the disk of the coordinator's folder."),
             ("fanin_disk_used_bytes", "part", "Bytes of files in the coordinator's folder; read once a minute."),
+            ("fanin_disk_growth_bytes_per_second", "", "Growth of the folder over the last days."),
+            ("fanin_disk_full_timestamp_seconds", "", "When the disk is full at this growth; none without growth."),
             ("fanin_certificate_not_after_timestamp_seconds", "role", "When a certificate ends."),
         ),
         **_table(

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from fanin.protos.errors import InvalidInput, NotFound
-from fanin.protos.messages import MAX_NUMBER, RunDescription
+from fanin.protos.messages import MAX_NUMBER, AcceptedDevices, RunDescription
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.web import reads
@@ -74,7 +74,11 @@ class RunViews:
         if row is None:
             raise NotFound(f"run {run_id}: has no round {number}", code="FN-0611")
         first = cursor_of(request) or 0
-        accepted = await self.runs.accepted_devices(run_id, number, first)
+        record = row.summary.record
+        is_forgotten = record.forgotten is not None
+        accepted = AcceptedDevices(num_accepted=record.num_accepted, device_ids=())
+        if not is_forgotten:
+            accepted = await self.runs.accepted_devices(run_id, number, first)
         values = {"row": row, "accepted": accepted.device_ids[: reads.FEED_ROWS], "first": first}
         num_accepted = accepted.num_accepted
         return page(
@@ -84,7 +88,7 @@ class RunViews:
                 **self._common(request, description),
                 **values,
                 "num_accepted": num_accepted,
-                "more": first + reads.FEED_ROWS if first + reads.FEED_ROWS < num_accepted else 0,
+                "more": first + reads.FEED_ROWS if first + reads.FEED_ROWS < num_accepted and not is_forgotten else 0,
             },
         )
 

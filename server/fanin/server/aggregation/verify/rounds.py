@@ -63,9 +63,11 @@ def record_problem(history: RunHistory, version: Version, record: RoundRecord | 
     cohort = history.plan.cohort
     if record is None or record.mark is not RoundMark.PUBLISHED or record.base_version != version.parent:
         return "the record of the round that made it is missing, or is another's"
-    if not cohort.quorum <= len(record.accepted) <= cohort.buffer:
-        updates = counted(len(record.accepted), "update")
+    if not cohort.quorum <= record.num_accepted <= cohort.buffer:
+        updates = counted(record.num_accepted, "update")
         return f"round {record.round}: {updates}, expected {cohort.quorum} to {cohort.buffer}"
+    if record.forgotten is not None:
+        return ""
     known = {update.device_id for update in history.archive.rounds.updates(record.run_id, record.round)}
     if missing := sorted(set(record.accepted) - known):
         return f"round {record.round}: no record of {missing}"

@@ -75,6 +75,8 @@ def verify_run(
         try:
             # A damaged record is the problem of its Version alone.
             record = history.round(round_number)
+            if digest_only and record is not None and record.forgotten is not None:
+                digest_only = f"{digest_only}; the digest of the set is {record.forgotten.sha256}"
             version = archive.runs.version(run_id, number)
             assert version is not None, "it is in the same table"
             version_sha256 = version.sha256
@@ -100,7 +102,7 @@ def verify_run(
             version=number,
             round=round_number,
             version_sha256=version_sha256,
-            num_updates=0 if record is None else len(record.accepted),
+            num_updates=0 if record is None else record.num_accepted,
             problem=problem,
             not_reproducible=_reason(history) if round_number and not digest_only else "",
             digest_only=digest_only,

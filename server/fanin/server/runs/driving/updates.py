@@ -70,7 +70,14 @@ class UpdateDecisions:
         if recorded is not None:
             # After its commit, an error may have kept the Update from the machine.
             self._count(recorded)
-        return decide(self._course.facts(round_number, device, recorded))
+        facts = self._course.facts(round_number, device, recorded)
+        if recorded is None and facts.origin is None and await self._was_folded(round_number, device):
+            return Accepted(is_open=False)
+        return decide(facts)
+
+    async def _was_folded(self, round_number: int, device: str) -> bool:
+        """Return whether the last folded Update of a device was made for a Round. Its row may be gone."""
+        return await self._rounds.last_folded(self._course.run_id, device, lineage=0) == round_number
 
     def outlook(self, round_number: int, device: str) -> Decision:
         """Return the decision about an Update that is not recorded yet. Nothing is read."""

@@ -5,7 +5,7 @@ from fanin.protos.messages import VersionPublished
 from fanin.protos.plans import RetentionPlan
 from fanin.server.storage.contracts.values import refusal, version
 from fanin.server.storage.protocols.retention import PendingRound, PendingVersion, Removed
-from fanin.server.storage.records import Newest
+from fanin.server.storage.records import ForgottenSet, Newest, set_sha256
 from fanin.server.storage.retention import GRACE_S, Removable
 from fanin.server.storage.stores import Stores
 
@@ -37,7 +37,7 @@ async def check_retention(stores: Stores, run_id: str) -> None:
     assert await _num_artifacts(stores) == size - 1, "artifact_page: has the parameters that were removed"
     assert 0 not in await stores.evaluations.unevaluated(run_id, -1), "unevaluated: has a version without parameters"
     assert await stores.runs.version(run_id, 0) is not None, "remove: removed the record of a version"
-    await _check_pending(stores)
+    await _check_pending(stores, run_id)
     await _check_adoption(stores, run_id)
 
 
@@ -50,7 +50,35 @@ async def _num_artifacts(stores: Stores) -> int:
     return count
 
 
-async def _check_pending(stores: Stores) -> None:
+async def _check_forgotten(stores: Stores, run_id: str) -> None:
+    """Check that the rows of Updates go, and what they count for stays."""
+    retention, rounds = stores.retention, stores.rounds
+
+    async def counts() -> list[object]:
+        return [
+            await rounds.contributors(run_id),
+            await rounds.last_folded(run_id, "a", lineage=0),
+            [each.num_updates for each in await rounds.latest(run_id, 10)],
+        ]
+
+    before, digest = await counts(), set_sha256(await rounds.updates(run_id, 1))
+    forgotten = 0
+    while page := await retention.forget(run_id):
+        forgotten += page
+    assert forgotten == 2, f"forget: got {forgotten} rounds, expected those whose updates were removed"
+    for number in (1, 2):
+        assert await rounds.updates(run_id, number) == (), f"forget: left the updates of round {number}"
+        assert await rounds.update(run_id, number, "a") is None, f"forget: left the update of round {number}"
+    record = (await rounds.since(run_id, 0))[0]
+    expected = ForgottenSet(num_updates=1, sha256=digest)
+    assert record.forgotten == expected, f"forget: got {record.forgotten}, expected {expected}"
+    assert (record.accepted, record.num_accepted) == ((), 1), "forget: left the list of the set"
+    assert await counts() == before, f"forget: changed the counts from {before} to {await counts()}"
+    while await retention.give_back():
+        pass
+
+
+async def _check_pending(stores: Stores, run_id: str) -> None:
     retention = stores.retention
     rounds, versions = await retention.pending_rounds(), await retention.pending_versions()
     assert sorted(each.round for each in rounds) == [1, 2], "pending_rounds: expected the rounds that were removed"
@@ -58,6 +86,7 @@ async def _check_pending(stores: Stores) -> None:
     pending: tuple[PendingRound | PendingVersion, ...] = (*rounds, *versions)
     for each in (*pending, *pending):
         await retention.finish(each, LATER_S)
+    await _check_forgotten(stores, run_id)
     left = (await retention.pending_rounds(), await retention.pending_versions())
     assert left == ((), ()), f"finish: left {left}"
 

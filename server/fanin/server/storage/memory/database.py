@@ -15,7 +15,15 @@ from fanin.protos.messages import (
     VersionPublished,
 )
 from fanin.server.storage.protocols.retention import Removed
-from fanin.server.storage.records import CommittedUpdate, Lease, OuterState, RoundMark, RoundRecord, RunRecord
+from fanin.server.storage.records import (
+    CommittedUpdate,
+    Lease,
+    OuterState,
+    RoundMark,
+    RoundRecord,
+    RoundSummary,
+    RunRecord,
+)
 from fanin.server.storage.retention import RemovedKind, check_has_parameters
 
 
@@ -36,6 +44,7 @@ class RunRows:
         published_at_s: The wall time of the publication of each Version.
         publications: The event that published each Version but Version 0.
         removals: The wall time at which retention removed parameters or Updates, by kind and number.
+        contributions: Of the Updates of a device whose rows are gone: their number, the last Round, its Assignment's.
         unfinished: The removals whose bytes may still be stored.
         lease: The newest lease.
     """
@@ -54,6 +63,7 @@ class RunRows:
     published_at_s: dict[int, float] = field(default_factory=dict)
     publications: dict[int, VersionPublished] = field(default_factory=dict)
     removals: dict[tuple[RemovedKind, int], float] = field(default_factory=dict)
+    contributions: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     unfinished: set[tuple[RemovedKind, int]] = field(default_factory=set)
     lease: Lease | None = None
 
@@ -80,6 +90,12 @@ class RunRows:
         for (kind, number), removed_at_s in self.removals.items():
             times[kind][number] = removed_at_s
         return Removed(versions=times[RemovedKind.PARAMETERS], rounds=times[RemovedKind.UPDATES])
+
+    def summary(self, record: RoundRecord) -> RoundSummary:
+        """Return a Round with its counts."""
+        version = next((number for number, one in self.round_by_version.items() if one == record.round), 0)
+        num_updates = len(self.updates[record.round]) if record.forgotten is None else record.num_accepted
+        return RoundSummary(record=record, num_updates=num_updates, version=version)
 
     def check_adoptable(self, number: int) -> None:
         """Raise Conflict if retention removed the parameters of a Version."""

@@ -133,4 +133,5 @@ class MemoryDevices:
 
     def _counted(self, info: DeviceInfo) -> DeviceInfo:
         rounds = (updates for rows in self._database.runs.values() for updates in rows.updates.values())
-        return replace(info, num_updates=sum(info.device_id in updates for updates in rounds))
+        forgotten = (rows.contributions.get(info.device_id, (0, 0, 0))[0] for rows in self._database.runs.values())
+        return replace(info, num_updates=sum(info.device_id in updates for updates in rounds) + sum(forgotten))

@@ -28,13 +28,7 @@ class MemoryHistory:
         """See ``HistoryStore.rounds_before``."""
         rows = self._rows(run_id)
         numbers = sorted((each for each in rows.rounds if before is None or each < before), reverse=True)
-        versions = {round_number: number for number, round_number in rows.round_by_version.items()}
-        return tuple(
-            RoundSummary(
-                record=rows.rounds[number], num_updates=len(rows.updates[number]), version=versions.get(number, 0)
-            )
-            for number in numbers[:limit]
-        )
+        return tuple(rows.summary(rows.rounds[number]) for number in numbers[:limit])
 
     async def versions_before(self, run_id: str, before: int | None, limit: int) -> tuple[VersionRow, ...]:
         """See ``HistoryStore.versions_before``."""

@@ -1,10 +1,12 @@
 """The removal of what a Run no longer needs, in memory."""
 
+from dataclasses import replace
+
 from fanin.protos.messages import DevicesGone, RoundClosed, RoundOpened
 from fanin.protos.plans import RetentionPlan
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
 from fanin.server.storage.protocols.retention import PendingRound, PendingVersion, Removed
-from fanin.server.storage.records import RoundMark
+from fanin.server.storage.records import ForgottenSet, RoundMark, set_sha256
 from fanin.server.storage.retention import Removable, RemovedKind, RoundFact, RunFacts, VersionFact, removable
 
 
@@ -64,9 +66,44 @@ class MemoryRetention:
         else:
             unfinished.discard((RemovedKind.PARAMETERS, pending.number))
 
+    async def forget(self, run_id: str) -> int:
+        """See ``RetentionStore.forget``."""
+        rows = self._database.runs[run_id]
+        gone = {number for kind, number in rows.removals if kind is RemovedKind.UPDATES}
+        finished = gone - {number for kind, number in rows.unfinished if kind is RemovedKind.UPDATES}
+        below = rows.newest.number - rows.record.start.plan.aggregation.max_staleness
+        ended = [
+            number
+            for number, record in rows.rounds.items()
+            if record.forgotten is None
+            and record.base_version < below
+            and (number in finished or (record.mark is RoundMark.FAILED and number < max(gone, default=0)))
+        ]
+        for number in ended:
+            _forget(rows, number)
+        return len(ended)
+
+    async def give_back(self) -> bool:
+        """See ``RetentionStore.give_back``."""
+        return False
+
     async def removed(self, run_id: str) -> Removed:
         """See ``RetentionStore.removed``."""
         return self._database.runs[run_id].removed
+
+
+def _forget(rows: RunRows, number: int) -> None:
+    record, committed = rows.rounds[number], tuple(rows.updates.pop(number, {}).values())
+    for update in committed:
+        del rows.updates_by_assigned_round[update.header.round][update.device_id]
+        if record.mark is RoundMark.PUBLISHED:
+            before, _, _ = rows.contributions.get(update.device_id, (0, 0, 0))
+            rows.contributions[update.device_id] = (before + 1, number, update.header.round)
+    forgotten = ForgottenSet(num_updates=len(committed), sha256=set_sha256(committed))
+    rows.rounds[number] = replace(record, accepted=(), forgotten=forgotten)
+    rows.events = [
+        logged for logged in rows.events if not (isinstance(logged.event, RoundClosed) and logged.event.round == number)
+    ]
 
 
 def _facts(database: MemoryDatabase, run_id: str) -> RunFacts:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fanin.protos.messages import MAX_PAGE_DEVICES, AcceptedDevices, UpdateHeader, Version
-from fanin.server.storage.memory.database import MemoryDatabase, RunRows
+from fanin.server.storage.memory.database import MemoryDatabase
 from fanin.server.storage.memory.runs import MemoryRunArchive
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundMark, RoundRecord, RoundSummary
@@ -68,7 +68,7 @@ class MemoryRounds:
     async def latest(self, run_id: str, limit: int) -> tuple[RoundSummary, ...]:
         """See ``RoundStore.latest``."""
         newest = reversed(self._archive.rounds(run_id)[-limit:])
-        return tuple(_summary(self._database.runs[run_id], record) for record in newest)
+        return tuple(self._database.runs[run_id].summary(record) for record in newest)
 
     async def num_published(self, run_id: str) -> int:
         """See ``RoundStore.num_published``."""
@@ -78,7 +78,9 @@ class MemoryRounds:
         """See ``RoundStore.contributors``."""
         rounds = [record for record in self._archive.rounds(run_id) if record.mark is RoundMark.PUBLISHED]
         devices = [device for record in rounds for device in record.accepted]
-        return Contributors(num_updates=len(devices), num_devices=len(set(devices)))
+        forgotten = self._database.runs[run_id].contributions
+        num_updates = len(devices) + sum(number for number, _, _ in forgotten.values())
+        return Contributors(num_updates=num_updates, num_devices=len(set(devices) | set(forgotten)))
 
     async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
         """See ``RoundStore.accepted_devices``."""
@@ -86,7 +88,7 @@ class MemoryRounds:
         if record is None:
             return None
         page = record.accepted[from_index : from_index + MAX_PAGE_DEVICES]
-        return AcceptedDevices(num_accepted=len(record.accepted), device_ids=page)
+        return AcceptedDevices(num_accepted=record.num_accepted, device_ids=page)
 
     async def update(self, run_id: str, made_for: int, device_id: str) -> CommittedUpdate | None:
         """See ``CommittedUpdates.update``."""
@@ -110,7 +112,10 @@ class MemoryRounds:
             and record.base_version >= lineage
             and device_id in rows.updates[record.round]
         )
-        return next(folded, 0)
+        if (made_for := next(folded, None)) is not None:
+            return made_for
+        _, last, made_for = rows.contributions.get(device_id, (0, 0, 0))
+        return made_for if last and rows.rounds[last].base_version >= lineage else 0
 
     async def headers_made_for(self, run_id: str, round_number: int) -> dict[str, UpdateHeader]:
         """See ``CommittedUpdates.headers_made_for``."""
@@ -128,8 +133,3 @@ class MemoryRounds:
     async def recorded_state(self, base: Version) -> OuterState:
         """See ``OriginStore.recorded_state``."""
         return recorded_state(base, self._runs, self._archive)
-
-
-def _summary(rows: RunRows, record: RoundRecord) -> RoundSummary:
-    version = next((number for number, one in rows.round_by_version.items() if one == record.round), 0)
-    return RoundSummary(record=record, num_updates=len(rows.updates[record.round]), version=version)

@@ -71,6 +71,21 @@ class RetentionStore(Protocol):
         """Record that the bytes are gone."""
         ...
 
+    async def forget(self, run_id: str) -> int:
+        """Replace the Updates of some Rounds of a Run by a digest of their set and counts.
+
+        A Round is forgotten after ``finish``, once no later Round can count an Update that was made for it. A failed
+        Round before it is forgotten, too. The counts of devices stay (``contributors``, ``last_folded``).
+
+        Returns:
+            The number of Rounds; 0 if none is left.
+        """
+        ...
+
+    async def give_back(self) -> bool:
+        """Return some of the free space of the database to the disk. Return whether more is left."""
+        ...
+
     async def removed(self, run_id: str) -> Removed:
         """Return what was removed of a Run."""
         ...

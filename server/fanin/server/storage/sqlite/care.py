@@ -1,22 +1,29 @@
-"""What retention removes, what a copy of the database names, and the marks of a restored one.
+"""What retention removes, and what a copy of the database names.
 
 The decision of a removal and its record are one transaction. So a rollback, a promotion or a new Round either comes
 before and is seen, or comes after and finds what was removed (``check_adoptable``).
+
+Without ``forget`` the database grows with devices times Rounds. The rows of the Updates of a Round go once its Updates
+are removed, their payloads are gone, and no later Round can count an Update that was made for it: the sum of its base
+and ``max_staleness`` is below the newest Version. So no row goes that is needed to count each Update once. A row of
+``contributions`` for each device keeps how many of its Updates were folded, and the last one.
 """
 
+import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from sqlalchemy import Connection, Engine, delete, exists, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, and_, delete, exists, func, insert, select, update
+from sqlalchemy.dialects.sqlite import insert as adding_to
 
 from fanin.edge.bundles.manifest_json import parse_manifest
 from fanin.protos.chunks import Artifact
-from fanin.protos.messages import RoundFailed, RunRested, RunState, StartRun, Version
+from fanin.protos.messages import StartRun, Version
 from fanin.protos.plans import RetentionPlan
 from fanin.server.storage.protocols.retention import PendingRound, PendingVersion, Removed
-from fanin.server.storage.records import RoundMark
+from fanin.server.storage.records import CommittedUpdate, RoundMark, set_sha256
 from fanin.server.storage.retention import (
     Removable,
     RemovedKind,
@@ -29,8 +36,8 @@ from fanin.server.storage.spool import payload_name
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.columns import decode, find_removed, is_removed
 from fanin.server.storage.sqlite.engine import writing
-from fanin.server.storage.sqlite.rounds import SqliteRounds, fail_round, find_updates
-from fanin.server.storage.sqlite.runs import SqliteRuns, add_event, run_state, set_run
+from fanin.server.storage.sqlite.rounds import SqliteRounds, find_updates, is_round
+from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.v1 import control_pb2, fleet_pb2
 
 
@@ -91,28 +98,10 @@ def _stored_rounds(engine: Engine) -> list[tuple[str, int]]:
     return [(run_id, number) for run_id, number in stored if (run_id, number) not in removed]
 
 
-def mark_restored(engine: Engine, reason: str, now_s: float) -> tuple[str, ...]:
-    """Let every Run wait until its publisher reclaims it. Return their ids.
-
-    Devices may have seen later Versions than this database has. An open Round fails, because its Updates may be lost.
-    """
-    runs, rounds = schema.runs, schema.rounds
-    with writing(engine) as connection:
-        run_ids = tuple(connection.execute(select(runs.c.run_id).order_by(runs.c.started_at, runs.c.run_id)).scalars())
-        for run_id in run_ids:
-            unfinished = rounds.c.state.in_([RoundMark.OPEN.value, RoundMark.CLOSED.value])
-            query = select(rounds.c.round).where(rounds.c.run_id == run_id, unfinished)
-            for number in connection.execute(query).scalars().all():
-                fail_round(connection, run_id, RoundFailed(round=number, reason=reason), now_s)
-            connection.execute(update(runs).where(runs.c.run_id == run_id).values(restored_at=now_s))
-            if run_state(connection, run_id) is RunState.RUNNING:
-                set_run(connection, run_id, state=RunState.PAUSED, reason=reason)
-                add_event(connection, run_id, RunRested(state=RunState.PAUSED, reason=reason), now_s)
-    return run_ids
-
-
 PAGE_ROUNDS: Final = 50
-"""Rounds whose Updates are removed together. Other work passes between two pages."""
+"""Rounds whose Updates are removed or forgotten together. Other work passes between two pages."""
+PAGE_PAGES: Final = 1000
+"""Pages of the file that are returned together, 4 MB."""
 _PROGRESS: Final = frozenset({"round_opened", "round_closed", "devices_gone"})
 """Events that nothing is computed from. The other ones decide when a Run rests, or have the metrics of a Version."""
 
@@ -173,6 +162,31 @@ class SqliteRetention:
         row = (table.c.run_id == pending.run_id) & (table.c.kind == kind.value) & (table.c.number == number)
         with writing(self._engine) as connection:
             connection.execute(update(table).where(row).values(finished_at=now_s))
+
+    def forget(self, run_id: str) -> int:
+        """See ``RetentionStore.forget``."""
+        rounds = schema.rounds
+        with writing(self._engine) as connection:
+            ended = connection.execute(
+                select(rounds.c.round, rounds.c.state, rounds.c.opened_at)
+                .where(_is_forgettable(connection, run_id))
+                .order_by(rounds.c.round)
+                .limit(PAGE_ROUNDS)
+            ).all()
+            for number, state, _ in ended:
+                _forget(connection, run_id, number, is_folded=state == RoundMark.PUBLISHED.value)
+            if ended:
+                _remove_lists(connection, run_id, {number for number, _, _ in ended}, ended[0].opened_at)
+        return len(ended)
+
+    def give_back(self) -> bool:
+        """See ``RetentionStore.give_back``."""
+        with writing(self._engine) as connection:
+            file = connection.connection.driver_connection
+            assert isinstance(file, sqlite3.Connection), "the engine opens SQLite"
+            # It has no columns and still a step for each page, which SQLAlchemy does not make.
+            file.execute(f"PRAGMA incremental_vacuum({PAGE_PAGES})").fetchall()
+            return bool(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
 
     def removed(self, run_id: str) -> Removed:
         """See ``RetentionStore.removed``."""
@@ -285,3 +299,70 @@ def _old_events(connection: Connection, run_id: str, before_s: float | None) -> 
         for sequence, data in connection.execute(query)
         if sequence != newest and control_pb2.Event.FromString(data).WhichOneof("what") in _PROGRESS
     ]
+
+
+def _is_forgettable(connection: Connection, run_id: str) -> ColumnElement[bool]:
+    rounds, removals, versions, runs = schema.rounds, schema.removals, schema.versions, schema.runs
+    newest = connection.execute(select(func.max(versions.c.number)).where(versions.c.run_id == run_id)).scalar_one()
+    data = connection.execute(select(runs.c.start_proto).where(runs.c.run_id == run_id)).scalar_one()
+    start = decode(f"run {run_id}", StartRun, control_pb2.StartRunRequest, data)
+    gone = (removals.c.run_id == run_id) & (removals.c.kind == RemovedKind.UPDATES.value)
+    is_removed = exists().where(gone, removals.c.number == rounds.c.round, removals.c.finished_at.is_not(None))
+    # A failed Round has no Version that retention could name. It goes with the removed Rounds around it.
+    last_removed = select(func.max(removals.c.number)).where(gone).scalar_subquery()
+    is_failed = (rounds.c.state == RoundMark.FAILED.value) & (rounds.c.round < last_removed)
+    return and_(
+        (rounds.c.run_id == run_id)
+        & rounds.c.accepted_sha256.is_(None)
+        & (rounds.c.base_version < newest - start.plan.aggregation.max_staleness)
+        & (((rounds.c.state == RoundMark.PUBLISHED.value) & is_removed) | is_failed)
+    )
+
+
+def _forget(connection: Connection, run_id: str, number: int, *, is_folded: bool) -> None:
+    rounds, updates = schema.rounds, schema.updates
+    committed = find_updates(connection, run_id, number)
+    if is_folded and committed:
+        _add_contributions(connection, run_id, committed)
+    connection.execute(delete(updates).where(updates.c.run_id == run_id, updates.c.round == number))
+    values = {"accepted": None, "num_accepted": len(committed), "accepted_sha256": set_sha256(committed)}
+    connection.execute(update(rounds).where(is_round(run_id, number)).values(values))
+
+
+def _add_contributions(connection: Connection, run_id: str, committed: tuple[CommittedUpdate, ...]) -> None:
+    table = schema.contributions
+    rows = [
+        {
+            "run_id": run_id,
+            "device_id": each.device_id,
+            "num_updates": 1,
+            "last_round": each.round,
+            "last_made_for": each.header.round,
+        }
+        for each in committed
+    ]
+    # Rounds are forgotten in order, so the last row is the newest one.
+    adding = adding_to(table)
+    adding = adding.on_conflict_do_update(
+        index_elements=["run_id", "device_id"],
+        set_={
+            "num_updates": table.c.num_updates + 1,
+            "last_round": adding.excluded.last_round,
+            "last_made_for": adding.excluded.last_made_for,
+        },
+    )
+    connection.execute(adding, rows)
+
+
+def _remove_lists(connection: Connection, run_id: str, numbers: set[int], since_s: float) -> None:
+    """Remove the events with the devices of these Rounds, the first of which opened at ``since_s``."""
+    events = schema.events
+    query = select(events.c.sequence, events.c.event_proto).where(events.c.run_id == run_id, events.c.time >= since_s)
+    left = set(numbers)
+    for sequence, data in connection.execute(query.order_by(events.c.sequence)):
+        event = control_pb2.Event.FromString(data)
+        if event.WhichOneof("what") == "round_closed" and event.round_closed.round in left:
+            connection.execute(delete(events).where(events.c.run_id == run_id, events.c.sequence == sequence))
+            left.discard(event.round_closed.round)
+        if not left:
+            break

@@ -193,3 +193,23 @@ def _start_deadline(connection: Connection, run_id: str, now_s: float) -> None:
         .where(table.c.run_id == run_id, table.c.state == RoundMark.OPEN.value, table.c.left_s.is_not(None))
         .values(deadline_at=table.c.left_s + now_s, left_s=None)
     )
+
+
+def mark_restored(engine: Engine, reason: str, now_s: float) -> tuple[str, ...]:
+    """Let every Run wait until its publisher reclaims it. Return their ids.
+
+    Devices may have seen later Versions than this database has. An open Round fails, because its Updates may be lost.
+    """
+    runs, rounds = schema.runs, schema.rounds
+    with writing(engine) as connection:
+        run_ids = tuple(connection.execute(select(runs.c.run_id).order_by(runs.c.started_at, runs.c.run_id)).scalars())
+        for run_id in run_ids:
+            unfinished = rounds.c.state.in_([RoundMark.OPEN.value, RoundMark.CLOSED.value])
+            query = select(rounds.c.round).where(rounds.c.run_id == run_id, unfinished)
+            for number in connection.execute(query).scalars().all():
+                fail_round(connection, run_id, RoundFailed(round=number, reason=reason), now_s)
+            connection.execute(update(runs).where(runs.c.run_id == run_id).values(restored_at=now_s))
+            if run_state(connection, run_id) is RunState.RUNNING:
+                set_run(connection, run_id, state=RunState.PAUSED, reason=reason)
+                add_event(connection, run_id, RunRested(state=RunState.PAUSED, reason=reason), now_s)
+    return run_ids

@@ -1,6 +1,7 @@
 """Enrolled devices by their keys, what is recorded of each, and their tokens."""
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -215,9 +216,12 @@ def _find(connection: Connection, device_id: str) -> DeviceInfo:
 
 
 def _num_updates(connection: Connection, device_ids: Sequence[str]) -> dict[str, int]:
-    table = schema.updates
-    query = select(table.c.device_id, func.count().label("num")).where(table.c.device_id.in_(device_ids))
-    return {row.device_id: row.num for row in connection.execute(query.group_by(table.c.device_id))}
+    kept, forgotten = schema.updates, schema.contributions
+    totals = Counter[str]()
+    for table, number in ((kept, func.count()), (forgotten, func.sum(forgotten.c.num_updates))):
+        query = select(table.c.device_id, number).where(table.c.device_id.in_(device_ids)).group_by(table.c.device_id)
+        totals.update({row[0]: row[1] for row in connection.execute(query)})
+    return totals
 
 
 def _info(row: Row[tuple[object, ...]], num_updates: int) -> DeviceInfo:

@@ -34,6 +34,8 @@ from fanin.server.storage.sqlite import schema
 LOG: Final = logging.getLogger("fanin.server.storage.engine")
 RELEASE_FILE: Final = "release"
 """The file beside the database with the release that opened it last, for the error of an older one."""
+INCREMENTAL: Final = 2
+"""The auto_vacuum mode in which free pages are returned to the disk on request (``care.give_back``)."""
 _WRITES: Final = "fanin_writes"
 """The execution option of a transaction that writes."""
 _TIMES: Final = "fanin_write_times"
@@ -68,7 +70,8 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         # Otherwise the driver decides where transactions begin, and leaves reads and DDL out of them.
         connection.isolation_level = None
         cursor = connection.cursor()
-        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON"):
+        # auto_vacuum first: the journal mode already writes the file, and only an empty one accepts it.
+        for pragma in ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -192,6 +195,12 @@ def _upgrade(connection: Connection, path: Path, form: str | None) -> None:
     else:
         _keep_copy(path, form)
         migrate(connection)
+        if connection.exec_driver_sql("PRAGMA auto_vacuum").scalar_one() != INCREMENTAL:
+            # A database of an older form gets the mode by a rewrite of the file.
+            connection.commit()
+            memory = connection.connection.driver_connection
+            assert isinstance(memory, sqlite3.Connection)
+            memory.execute("VACUUM")
 
 
 def copy_database(source: Path, target: Path) -> None:

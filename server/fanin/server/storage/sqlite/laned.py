@@ -197,6 +197,8 @@ class LanedRetention(_Laned[SqliteRetention]):
     pending_rounds = laned(SqliteRetention.pending_rounds)
     pending_versions = laned(SqliteRetention.pending_versions)
     finish = laned(SqliteRetention.finish)
+    forget = laned(SqliteRetention.forget)
+    give_back = laned(SqliteRetention.give_back)
     removed = laned(SqliteRetention.removed)
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, func, insert, select, union_all, update
 
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Corrupted
@@ -17,6 +17,7 @@ from fanin.protos.wire import to_proto
 from fanin.server.storage.records import (
     CommittedUpdate,
     Contributors,
+    ForgottenSet,
     MeasuredRanges,
     OuterState,
     RoundMark,
@@ -76,13 +77,18 @@ class SqliteRounds:
 
     def contributors(self, run_id: str) -> Contributors:
         """See ``RoundStore.contributors``."""
-        rounds, updates = schema.rounds, schema.updates
-        query = (
-            select(func.count(), func.count(updates.c.device_id.distinct()))
-            .select_from(updates)
+        rounds, updates, contributions = schema.rounds, schema.updates, schema.contributions
+        kept = (
+            select(updates.c.device_id, func.count().label("num_updates"))
             .join(rounds, (rounds.c.run_id == updates.c.run_id) & (rounds.c.round == updates.c.round))
             .where(updates.c.run_id == run_id, rounds.c.state == RoundMark.PUBLISHED.value)
+            .group_by(updates.c.device_id)
         )
+        forgotten = select(contributions.c.device_id, contributions.c.num_updates).where(
+            contributions.c.run_id == run_id
+        )
+        both = union_all(kept, forgotten).subquery()
+        query = select(func.coalesce(func.sum(both.c.num_updates), 0), func.count(both.c.device_id.distinct()))
         with self._engine.connect() as connection:
             num_updates, num_devices = connection.execute(query).one()
         return Contributors(num_updates=num_updates, num_devices=num_devices)
@@ -134,14 +140,15 @@ class SqliteRounds:
 
     def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices | None:
         """See ``RoundStore.accepted_devices``."""
-        query = select(schema.rounds.c.accepted).where(is_round(run_id, round_number))
+        query = select(schema.rounds.c.accepted, schema.rounds.c.num_accepted).where(is_round(run_id, round_number))
         with self._engine.connect() as connection:
             row = connection.execute(query).first()
         if row is None:
             return None
         accepted = json.loads(row.accepted or "[]")
         page = accepted[from_index : from_index + MAX_PAGE_DEVICES]
-        return AcceptedDevices(num_accepted=len(accepted), device_ids=tuple(page))
+        num_accepted = len(accepted) if row.num_accepted is None else row.num_accepted
+        return AcceptedDevices(num_accepted=num_accepted, device_ids=tuple(page))
 
 
 def find_round(connection: Connection, run_id: str, round_number: int) -> RoundRecord | None:
@@ -176,7 +183,8 @@ def summaries_before(connection: Connection, run_id: str, before: int | None, li
         )
         .scalar_subquery()
     )
-    query = select(rounds, count.label("num_updates"), func.coalesce(number, 0).label("version"))
+    num_updates = func.coalesce(rounds.c.num_accepted, count)
+    query = select(rounds, num_updates.label("num_updates"), func.coalesce(number, 0).label("version"))
     query = query.where(rounds.c.run_id == run_id).order_by(rounds.c.round.desc()).limit(limit)
     if before is not None:
         query = query.where(rounds.c.round < before)
@@ -201,6 +209,11 @@ def _measured(text: str) -> MeasuredRanges:
     return MeasuredRanges(**row | {"values": base64.b64decode(row["values"])})
 
 
+def _forgotten(row: RowMapping) -> ForgottenSet | None:
+    sha256 = row["accepted_sha256"]
+    return None if sha256 is None else ForgottenSet(num_updates=row["num_accepted"], sha256=sha256)
+
+
 def _record(row: RowMapping) -> RoundRecord:
     try:
         return RoundRecord(
@@ -215,6 +228,7 @@ def _record(row: RowMapping) -> RoundRecord:
             accepted=tuple(json.loads(row["accepted"] or "[]")),
             next_grid=tuple(json.loads(row["next_grid"] or "[]")),
             measured=None if row["measured"] is None else _measured(row["measured"]),
+            forgotten=_forgotten(row),
         )
     except (ValueError, TypeError) as exc:
         raise Corrupted(
@@ -280,6 +294,19 @@ def find_last_folded(connection: Connection, run_id: str, device_id: str, lineag
         .where(rounds.c.state == RoundMark.PUBLISHED.value, rounds.c.base_version >= lineage)
         .order_by(table.c.round.desc())
         .limit(1)
+    )
+    made_for = connection.execute(query).scalar()
+    return _last_forgotten(connection, run_id, device_id, lineage) if made_for is None else int(made_for)
+
+
+def _last_forgotten(connection: Connection, run_id: str, device_id: str, lineage: int) -> int:
+    """Return the same of the Updates that retention removed, which are older."""
+    table, rounds = schema.contributions, schema.rounds
+    folded_in = (rounds.c.run_id == table.c.run_id) & (rounds.c.round == table.c.last_round)
+    query = (
+        select(table.c.last_made_for)
+        .join(rounds, folded_in)
+        .where(table.c.run_id == run_id, table.c.device_id == device_id, rounds.c.base_version >= lineage)
     )
     return int(connection.execute(query).scalar() or 0)
 

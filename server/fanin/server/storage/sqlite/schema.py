@@ -186,6 +186,9 @@ rounds = Table(
     Column("next_grid", Text),
     # JSON object of the ranges that the coordinator measured for the Version, if the Plan asks for them.
     Column("measured", Text),
+    # After retention removed the rows of its Updates: their number, and the digest of their set. Then accepted is null.
+    Column("num_accepted", NUMBER),
+    Column("accepted_sha256", String),
 )
 
 outer_states = Table(
@@ -216,6 +219,19 @@ updates = Table(
     Index("updates_of_device", "run_id", "device_id", "round"),
     # For the number of Updates of a device.
     Index("updates_by_device", "device_id"),
+)
+
+# The folded Updates of a device whose rows retention removed: their number, and the last one.
+contributions = Table(
+    "contributions",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("device_id", String, primary_key=True),
+    Column("num_updates", NUMBER, nullable=False),
+    Column("last_round", NUMBER, nullable=False),
+    Column("last_made_for", NUMBER, nullable=False),
+    # For the number of Updates of a device.
+    Index("contributions_by_device", "device_id"),
 )
 
 commands = Table(

@@ -1,4 +1,4 @@
-"""The disk of a coordinator: free bytes, and the bytes of its files by part."""
+"""The disk of a coordinator: free bytes, and the bytes of its files by part. Only this module measures them."""
 
 import os
 import time
