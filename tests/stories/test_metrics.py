@@ -138,7 +138,7 @@ def test_refused_calls_are_counted_by_code(measured: Measured) -> None:
         Operator(line, "not-a-token").run("run")
     line.close()
     last = scrape(measured.url)
-    assert last.value("fanin_calls_refused_total", code="FN-0009") == 1
+    assert last.value("fanin_calls_refused_total", code="FN-0670") == 1
     assert last.value("fanin_calls_total", method="GetRun", status="UNAUTHENTICATED") == 1
 
 

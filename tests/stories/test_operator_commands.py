@@ -158,10 +158,8 @@ def test_a_plan_that_the_app_cannot_carry_out_is_refused_before_the_export(
 
 
 def test_the_id_and_the_role_are_checked_before_the_export(fanin: Fanin, host: Hosted) -> None:
-    source = host.folder / "apps.py"
-    source.write_text('from support.models import app_of\n\napp = app_of("mlp")\n')
-    plan = host.folder / "app.toml"
-    plan.write_text(PLAN.replace('bundle = "bundle"', f'app = "{source}:app"'))
+    plan = host.folder / "id.toml"
+    plan.write_text(PLAN.replace('bundle = "bundle"', 'app = "none.py:app"'))
     words = ("run", plan, "--state", host.state, "--key", host.folder / "publisher.key")
     secret, sha256 = new_secret()
     with host.administrator() as administrator:

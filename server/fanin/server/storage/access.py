@@ -138,8 +138,9 @@ def checked_token(call: str, token: TokenInfo | None, now_s: float) -> TokenInfo
 
 def refused_token(what: str, fault: str = "expired") -> Unauthenticated:
     """Return the error for a token that was valid before: ``fault`` is revoked, expired or replaced."""
+    code = _FAULTS[fault]
     return Unauthenticated(
-        f"{what} is {fault}; ask the operator of the coordinator for another (fanin token create)", code=_FAULTS[fault]
+        f"{what} is {fault}; ask the operator of the coordinator for another (fanin token create)", code=code
     )
 
 
