@@ -143,6 +143,7 @@ def test_a_banned_device_stays_banned_after_a_restart_and_a_removed_one_enrolls_
     host.start()
     with pytest.raises(PermissionDenied, match="FN-1413"):
         check_in(peers[0])
+    change(host, peers[0], m.UnbanDevice())
     change(host, peers[0], m.RemoveDevice())
     assert isinstance(check_in(peers[0]), m.Assigned)
     assert info_of(host, peers[0]).ban is None

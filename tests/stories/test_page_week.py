@@ -150,11 +150,10 @@ def test_an_open_stream_ends_with_its_token(served: PageSite, how: str) -> None:
 @SLOW
 def test_a_session_of_a_week_ends_the_stream_and_a_visit_in_its_second_half_renews_it(served: PageSite) -> None:
     browser = served.browser()
-    key = (served.site.state / "tokens" / "page.key").read_bytes()
     digest = token_sha256(served.operator_token)
 
     def cookie(age_s: float) -> str:
-        return f"fanin_session={Sessions(key, lambda: time.time() - age_s).open(digest)}"
+        return f"fanin_session={Sessions(served.site.state / 'tokens', lambda: time.time() - age_s).open(digest)}"
 
     browser.cookie = cookie(SESSION_S - 3.0)
     with stream(browser) as response:

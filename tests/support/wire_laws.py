@@ -91,6 +91,7 @@ BY_FIELD: Final[Mapping[tuple[type, str], st.SearchStrategy[Any]]] = MappingProx
         (m.NewToken, "max_uses"): st.none() | st.integers(1, 1 << 31 - 1),
         (m.NewToken, "label"): st.just("") | s.PRINTABLES,
         **dict.fromkeys(((m.NewToken, "tags"), (m.DeviceQuery, "tags"), (m.TagDevice, "set")), TAGS),
+        (m.TagDevice, "remove"): st.lists(s.NAMES, max_size=3).map(tuple),
         (m.LabelDevice, "label"): st.just("") | s.PRINTABLES,
         (m.BanDevice, "reason"): st.just("") | s.PRINTABLES,
         (m.DeviceChange, "device_id"): s.NAMES,

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import Fanin, fanin_in_process
 
+from fanin.commands.administration.audit import line_of
 from fanin.protos.errors import Corrupted
-from fanin.protos.messages import AuditChain, AuditEntry
+from fanin.protos.messages import AuditChain, AuditEntry, AuditPage
 from fanin.server.storage.access import next_entry
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import AuditFact
@@ -35,7 +36,7 @@ def is_good(entries: list[AuditEntry], head: str = "") -> bool:
     chain = AuditChain(head)
     try:
         chain.add(entries)
-        chain.finish()
+        chain.finish(AuditPage(entries=(), num_entries=len(entries)))
     except Corrupted:
         return False
     return True
@@ -118,6 +119,18 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         ("DELETE FROM audit WHERE sequence = 700", "entries were removed"),
         ("DELETE FROM audit WHERE sequence > 900", "the log was cut"),
         ("DELETE FROM audit", "the log was cut"),
+        (
+            "INSERT INTO audit SELECT 0, time_us, principal, call, subject, outcome, digest FROM audit LIMIT 1",
+            "inserted",
+        ),
+        (
+            "INSERT INTO audit SELECT -5, time_us, principal, call, subject, outcome, digest FROM audit LIMIT 1",
+            "inserted",
+        ),
+        ("DROP TABLE audit", "cannot be read"),
+        ("UPDATE audit SET subject = CAST(x'ff00' AS TEXT) WHERE sequence = 600", "cannot be read"),
+        ("UPDATE audit SET subject = x'ff00' WHERE sequence = 600", "another type"),
+        ("UPDATE audit SET time_us = 'x' WHERE sequence = 600", "another type"),
         ("UPDATE audit SET subject = CASE sequence WHEN 1 THEN 'run 1: stop' ELSE 'run 0: stop' END", "digest"),
     ],
 )
@@ -134,10 +147,14 @@ def test_the_command_finds_what_was_done_to_the_database(fanin: Fanin, folder: P
     bad = fanin("audit", "verify", "--state", folder, "--head", head)
     assert bad.status == 1
     assert code in bad.out
+    without = fanin("audit", "verify", "--state", folder)
+    assert without.status == (0 if "the log was cut" in code else 1)
+    assert "Traceback" not in without.err + bad.err
 
 
-def test_a_head_of_another_form_is_wrong_usage(fanin: Fanin, folder: Path) -> None:
-    outcome = fanin("audit", "verify", "--state", folder, "--head", "5a31")
+@pytest.mark.parametrize("head", ["5a31", ""])
+def test_a_head_of_another_form_is_wrong_usage(fanin: Fanin, folder: Path, head: str) -> None:
+    outcome = fanin("audit", "verify", "--state", folder, "--head", head)
     assert outcome.status == 2
     assert "FN-1402" in outcome.err
 
@@ -145,3 +162,16 @@ def test_a_head_of_another_form_is_wrong_usage(fanin: Fanin, folder: Path) -> No
 def test_a_folder_without_a_log_verifies_as_empty(fanin: Fanin, tmp_path: Path) -> None:
     open_engine(tmp_path / "fanin.db", Durability.PROCESS).dispose()
     assert fanin("audit", "verify", "--state", tmp_path).out == f"0 entries verified, head {HEAD_OF_NOTHING}\n"
+
+
+def test_a_subject_is_one_line_of_the_list_and_a_long_one_has_a_digest(tmp_path: Path) -> None:
+    engine = open_engine(tmp_path / "fanin.db", Durability.PROCESS)
+    audit = SqliteAudit(engine)
+    for subject in ("device a: -x\n     9 1970-01-01 00:00:00Z admin a: Forged", "x" * 262_130, "x" * 262_131):
+        audit.append(AuditFact(principal="admin anna", call="ChangeDevice", subject=subject), 1.0)
+    entries = audit.audit_page(1).entries
+    engine.dispose()
+    assert [len(entry.subject) for entry in entries[1:]] == [4_000, 4_000]
+    assert entries[1].subject != entries[2].subject
+    assert is_good(list(entries))
+    assert line_of(entries[0]).count("\n") == 1

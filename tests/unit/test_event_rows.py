@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from fanin.commands.console.show import event_row
+from fanin.commands.console.show import event_row, event_text
 from fanin.protos import messages as m
 from fanin.protos.messages.events import RoundTimes
 
@@ -51,3 +51,12 @@ def test_the_row_of_an_event_is_json(event: m.RunEvent) -> None:
     if isinstance(event, m.VersionPublished):
         assert (row["by"], row["times"]["wait_s"]) == ("operator alice", 2.0)
         assert row["coverage"] == {"num_devices": 1, "num_enrolled": 2, "required": {"region": 1}}
+
+
+def test_the_text_of_an_event_is_one_line() -> None:
+    for event in (
+        m.RoundFailed(round=1, reason="too few\nround 2 closed"),
+        m.RunRested(state=m.RunState.PAUSED, reason="asked\rrun resumed"),
+        m.RunWarned(code="FN-0287", text="slow\u2028version 9"),
+    ):
+        assert event_text(event).isprintable()

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import grpc
 import pytest
+from google.protobuf.wrappers_pb2 import BytesValue
 from grpc import aio
 from support.errors import raises
 from support.peers import sign
@@ -95,16 +96,16 @@ class Handler:
         self.received: list[bytes] = []
 
     @staticmethod
-    def request_deserializer(data: bytes) -> bytes:
-        return data
+    def request_deserializer(data: bytes) -> BytesValue:
+        return BytesValue(value=data)
 
-    async def stream_unary(self, messages: AsyncIterator[bytes], caller: object) -> bytes:
+    async def stream_unary(self, messages: AsyncIterator[BytesValue], caller: object) -> bytes:
         self.caller = caller
-        self.received = [message async for message in messages]
+        self.received = [message.value async for message in messages]
         return b"reply"
 
-    async def unary_unary(self, message: bytes, caller: object) -> bytes:
-        self.caller, self.received = caller, [message]
+    async def unary_unary(self, message: BytesValue, caller: object) -> bytes:
+        self.caller, self.received = caller, [message.value]
         return b"reply"
 
 

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from fanin.server.access.limited_log import MAX_LINES, WINDOW_S, LimitedLog
+from fanin.server.access.limited_log import MAX_LINES, WINDOW_S, LimitedLog, limit_loop_errors
 from fanin.simulation import run_virtual
 
 LOG = logging.getLogger("test.refused")
@@ -71,3 +71,15 @@ def test_a_failure_is_one_traceback_for_each_cause(caplog: pytest.LogCaptureFixt
     assert traces == [IsADirectoryError, ZeroDivisionError]
     assert len(caplog.records) == 4
     assert all("999 more failed calls within 60 s" in text for text in messages(caplog)[2:])
+
+
+def test_an_error_of_the_event_loop_is_logged_once_a_minute_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        limit_loop_errors(loop)
+        for _ in range(50):
+            for error in (OSError(24, "Too many open files"), ValueError("other")):
+                loop.call_exception_handler({"message": "socket.accept() out of system resource", "exception": error})
+
+    asyncio.run(run())
+    assert caplog.text.count("out of system resource") == 2

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from pathlib import Path
 
 import pytest
 
@@ -25,20 +26,33 @@ def test_every_template_compiles() -> None:
         environment().get_template(name)
 
 
-def test_a_session_ends_and_cannot_be_forged() -> None:
+def test_a_session_ends_and_cannot_be_forged(tmp_path: Path) -> None:
     now = [1000.0]
-    sessions = Sessions(b"k" * 32, lambda: now[0])
+    sessions = Sessions(tmp_path / "one", lambda: now[0])
     cookie = sessions.open("ab" * 32)
     session = sessions.read(cookie)
     assert session is not None and session.token_sha256 == "ab" * 32
     assert not sessions.is_old(session)
-    assert Sessions(b"l" * 32, lambda: now[0]).read(cookie) is None
+    assert Sessions(tmp_path / "two", lambda: now[0]).read(cookie) is None
+    assert Sessions(tmp_path / "one", lambda: now[0]).read(cookie) == session
     for wrong in ("", "x", "..", cookie[:-1], cookie.replace("ab", "cd", 1), f"{cookie}\u00e9"):
         assert sessions.read(wrong) is None
     now[0] += SESSION_S - 1
     assert sessions.is_old(session) and sessions.read(cookie) == session
     now[0] += 1
     assert sessions.read(cookie) is None
+
+
+def test_signing_out_ends_every_copy_of_a_cookie_also_after_a_restart(tmp_path: Path) -> None:
+    sessions = Sessions(tmp_path, lambda: 1000.0)
+    cookies = [sessions.open("ab" * 32), sessions.open("cd" * 32)]
+    sessions.end("ab" * 32)
+    again = Sessions(tmp_path, lambda: 1000.0)
+    for one in (sessions, again):
+        assert one.read(cookies[0]) is None
+        assert one.read(cookies[1]) is not None
+        assert one.read(one.open("ab" * 32)) is not None
+    assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 import http.client
 import json
+import socket
 import threading
+import time
+from contextlib import ExitStack, closing
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.site.journal import Journal
 from fanin.clients.device.site.leaving import FIELDS, SUMS, UPDATE_FIELDS, fields_text, leaving
-from fanin.clients.device.site.page import serve_page
+from fanin.clients.device.site.page import MAX_BROWSERS, serve_page
 from fanin.clients.device.site.record import MAX_ERRORS, SitePlace, SiteRecord, from_json, read_record, to_json
 from fanin.clients.device.site.view import SiteState, site_view
 from fanin.protos import messages as m
@@ -206,3 +209,14 @@ def test_a_page_on_all_addresses_is_announced_by_those_that_browsers_reach() -> 
     assert page_announcement("http://127.0.0.1:80/", None, ("a.example",)) == (
         "  page for browsers      http://127.0.0.1:80/\n"
     )
+
+
+def test_silent_connections_take_few_threads_of_a_device(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with serve_page(tmp_path, parse_page_address("--web", "0")) as url, ExitStack() as stack:
+        host, _, port = url.rstrip("/").rpartition("//")[2].partition(":")
+        for _ in range(MAX_BROWSERS + 8):
+            time.sleep(0.01)
+            stack.enter_context(closing(socket.create_connection((host, int(port)), timeout=5)))
+        time.sleep(0.3)
+        assert threading.active_count() <= before + MAX_BROWSERS + 1

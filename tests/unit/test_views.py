@@ -15,8 +15,8 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 from fanin.protos import messages as m
 from fanin.protos.errors import NotFound, Unavailable
 from fanin.protos.messages import (
+    MAX_PAGE_BYTES,
     MAX_PAGE_RUNS,
-    MAX_PAGE_RUNS_BYTES,
     ListedRuns,
     RoundInfo,
     RoundPhase,
@@ -197,17 +197,17 @@ def test_runs_are_listed_in_pages(tmp_path: Path) -> None:
 
 
 def test_a_page_of_runs_with_large_plans_fits_a_message() -> None:
-    reason = "x" * (MAX_PAGE_RUNS_BYTES * 2 // 5)
+    reason = "x" * (MAX_PAGE_BYTES * 2 // 5)
     large = [RunInfo(run_id=f"{number}", state=RunState.RUNNING, reason=reason) for number in range(5)]
     index, sizes = 0, []
     while index < len(large):
         reply = page_of_runs(ListedRuns(num_runs=len(large), runs=tuple(large[index:])))
         assert [info.run_id for info in reply.runs] == [info.run_id for info in large[index:][: len(reply.runs)]]
-        assert reply.ByteSize() < MAX_PAGE_RUNS_BYTES + 100
+        assert reply.ByteSize() < MAX_PAGE_BYTES + 100
         sizes.append(len(reply.runs))
         index += len(reply.runs)
     assert sizes == [2, 2, 1]
-    huge = replace(large[0], reason="x" * (MAX_PAGE_RUNS_BYTES + 1))
+    huge = replace(large[0], reason="x" * (MAX_PAGE_BYTES + 1))
     assert len(page_of_runs(ListedRuns(num_runs=2, runs=(huge, huge))).runs) == 1
 
 

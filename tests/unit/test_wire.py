@@ -9,7 +9,7 @@ from support.values import assignment
 
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, NotFound
-from fanin.protos.wire import from_proto, to_proto
+from fanin.protos.wire import check_numbers, from_proto, to_proto
 from fanin.server.service import ControlService
 from fanin.v1 import control_pb2, fleet_pb2
 
@@ -124,11 +124,11 @@ def test_numbers_that_no_store_holds_are_refused() -> None:
         with raises(NotFound, f"run 'run': has no version {number}"):
             version = fleet_pb2.Version(run_id="run")
             from_proto(m.Reclaim, control_pb2.ReclaimRunRequest(version=version, adopted_number=number))
-        with raises(InvalidInput, f"watch: got from_sequence {number}, expected at most {(1 << 63) - 1}"):
-            m.check_from_sequence(number)
+        with raises(InvalidInput, f"WatchRequest: got from_sequence {number}, expected at most {(1 << 63) - 1}"):
+            check_numbers(control_pb2.WatchRequest(from_sequence=number))
     largest = (1 << 63) - 1
     m.check_version_number("run", largest)
-    m.check_from_sequence(largest)
+    check_numbers(control_pb2.WatchRequest(from_sequence=largest))
 
 
 def test_a_version_is_requested_by_its_number_or_as_the_newest() -> None:
@@ -143,7 +143,7 @@ def test_a_version_is_requested_by_its_number_or_as_the_newest() -> None:
         control_pb2.GetVersionRequest(run_id="run"),
         control_pb2.GetVersionRequest(run_id="run", number=0),
     ):
-        asyncio.run(ControlService(Versions(), None, None).GetVersion(request, None))
+        asyncio.run(ControlService(Versions(), None, None, None, None).GetVersion(request, None))
     assert numbers == [None, 0]
 
 

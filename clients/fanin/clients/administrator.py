@@ -147,7 +147,7 @@ class Administrator:
         chain = AuditChain(head)
         while (page := self.audit_page(chain.num_entries + 1)).entries:
             chain.add(page.entries)
-        chain.finish()
+        chain.finish(page)
         return chain
 
     def _unary(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:

@@ -5,11 +5,11 @@ one call.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from fanin.protos.errors import Unauthenticated
+from fanin.protos.errors import InvalidInput, Unauthenticated
 from fanin.protos.names import check_name
 
 DEVICE: Final = "fanin-device"
@@ -22,6 +22,7 @@ ERROR: Final = "fanin-error"
 CODE: Final = "fanin-code"
 TRACEPARENT: Final = "traceparent"
 """The context of a trace (W3C Trace Context). Both sides may leave it out."""
+_ALONE: Final = frozenset({DEVICE, TIME, SIGNATURE, AUTHORIZATION, TRACEPARENT})
 MAX_LATE_S: Final = 300.0
 """Oldest time that is served. A device's clock may be minutes slow, and its call may wait for the network."""
 MAX_EARLY_S: Final = 2.0
@@ -58,6 +59,22 @@ def device_id_of(public_key: str) -> str:
     device_id = hashlib.sha256(bytes.fromhex(public_key)).hexdigest()[:32]
     check_name("device", device_id)
     return device_id
+
+
+def metadata_of(pairs: Iterable[tuple[str, str | bytes]]) -> Mapping[str, str | bytes]:
+    """Return the metadata of a call by their keys.
+
+    Two credentials could be two callers: a proxy in front of the coordinator might check one, and we the other.
+
+    Raises:
+        InvalidInput: The call has one of our keys twice.
+    """
+    metadata: dict[str, str | bytes] = {}
+    for key, value in pairs:
+        if key in metadata and key in _ALONE:
+            raise InvalidInput(f"call: got the metadata key {key} twice, expected it once", code="FN-1506")
+        metadata[key] = value
+    return metadata
 
 
 def signed_call(method: str, metadata: Mapping[str, str | bytes], body: bytes) -> tuple[DeviceCall, bytes]:

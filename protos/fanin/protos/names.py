@@ -1,5 +1,6 @@
 """Forms of the names, keys and signatures that peers send."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Final
@@ -100,6 +101,15 @@ def check_signature(what: str, signature: bytes) -> None:
         )
 
 
+def check_secret(what: str, sha256: str) -> None:
+    """Raise InvalidInput unless ``sha256`` is the digest of a secret. An empty one would admit everybody."""
+    check_digest(what, sha256)
+    if sha256 == hashlib.sha256(b"").hexdigest():
+        raise InvalidInput(
+            f"{what}: got the digest of an empty secret, expected one of 24 random bytes", code="FN-1402"
+        )
+
+
 def check_digest(what: str, sha256: str) -> None:
     """Raise InvalidInput unless ``sha256`` has the form of a digest."""
     if len(sha256) != DIGEST_CHARS or not set(sha256) <= set("0123456789abcdef"):
@@ -121,10 +131,15 @@ def check_tags(what: str, tags: Mapping[str, str]) -> None:
     if len(tags) > MAX_TAGS:
         raise InvalidInput(f"{what}: got {len(tags)} tags, expected at most {MAX_TAGS}", code="FN-1404")
     for name, value in tags.items():
-        if not is_name(name) or len(name) > MAX_TAG_CHARS:
-            raise InvalidInput(
-                f"{what}: got the tag name {name[:MAX_TAG_CHARS]!r}, expected 1 to {MAX_TAG_CHARS} letters, digits or "
-                "._:+- that do not begin with a dot",
-                code="FN-1404",
-            )
+        check_tag_name(what, name)
         check_text_line(f"{what}: tag {name}", value, MAX_NAME_CHARS)
+
+
+def check_tag_name(what: str, name: str) -> None:
+    """Raise InvalidInput unless ``name`` can name a tag."""
+    if not is_name(name) or len(name) > MAX_TAG_CHARS:
+        raise InvalidInput(
+            f"{what}: got the tag name {name[:MAX_TAG_CHARS]!r}, expected 1 to {MAX_TAG_CHARS} letters, digits or "
+            "._:+- that do not begin with a dot",
+            code="FN-1404",
+        )

@@ -41,6 +41,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import Mark, OneOf, Otherwise
+from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans.entries import ROLES, Option, Setting
 from fanin.protos.roles import TensorRole
 from fanin.v1 import fleet_pb2 as pb
@@ -115,6 +116,28 @@ def from_proto(kind: type[T], message: Message) -> T:
     value = _form(target, source).read(message)
     assert isinstance(value, kind)
     return value
+
+
+def check_numbers(request: Message) -> None:
+    """Raise InvalidInput for a number of a request that the database cannot hold.
+
+    Only the fields of the request itself are read: servicers use them as they are. The dataclasses check those of its
+    parts, of which some, such as a seed, may have all 64 bits.
+    """
+    kind: type = type(request)
+    for name in _numbers_of(kind):
+        if (number := getattr(request, name)) > MAX_NUMBER:
+            raise InvalidInput(f"{kind.__name__}: got {name} {number}, expected at most {MAX_NUMBER}", code="FN-0151")
+
+
+@cache
+def _numbers_of(kind: type) -> tuple[str, ...]:
+    """Return the fields of a message that are one number of 64 bits."""
+    assert issubclass(kind, Message), f"{kind}: expected a message"
+    descriptor = kind.DESCRIPTOR
+    assert isinstance(descriptor, Descriptor)
+    numbers = (each for each in descriptor.fields if each.type == FieldDescriptor.TYPE_UINT64)
+    return tuple(each.name for each in numbers if not each.is_repeated)
 
 
 @cache

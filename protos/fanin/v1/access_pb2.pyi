@@ -128,7 +128,7 @@ class CreateTokenRequest(_message.Message):
     """Names the bearer in the record: 1 to 64 characters of a name (see NOTATION in fleet.proto)."""
     role: Global___Role.ValueType
     sha256: _builtins.str
-    """The digest of the secret's characters."""
+    """The digest of the secret's characters, of which there is at least one."""
     lifetime_s: _builtins.float
     """Seconds from now; absent: it does not expire."""
     max_uses: _builtins.int
@@ -531,7 +531,7 @@ class ListDevicesReply(_message.Message):
     """All devices that have enrolled, whatever the request selects."""
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceInfo]:
-        """At most 100."""
+        """At most 100, and about 2 MiB."""
 
     def __init__(
         self,
@@ -754,7 +754,9 @@ class AuditEntry(_message.Message):
     call: _builtins.str
     """The name of the call, such as Command or Enroll."""
     subject: _builtins.str
-    """What it is about: a Run with the command, a device, a token, a Bundle."""
+    """What it is about: a Run with the command, a device, a token, a Bundle. At most 4,000 characters: a longer text is cut, and
+    ends with its SHA-256.
+    """
     outcome: _builtins.str
     """"done": the change is durable. "begun": written before the change; an entry with the outcome follows, unless the
     coordinator was killed. "refused CODE": nothing has changed.
@@ -811,7 +813,7 @@ class ListAuditReply(_message.Message):
     head: _builtins.str
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditEntry]:
-        """At most 500."""
+        """At most 500, and about 2 MiB. Only a page without entries is after the last one."""
 
     def __init__(
         self,

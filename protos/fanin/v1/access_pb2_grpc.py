@@ -106,7 +106,7 @@ class AccessServicer:
 
     def RevokeToken(self, request, context):
         """Revokes a token: it is refused from then on, and its calls under way end. Devices that enrolled with it stay enrolled.
-        The name stays taken. FAILED_PRECONDITION: it is the last token with the role admin.
+        The name stays taken. FAILED_PRECONDITION: it is the last token with the role admin that does not expire.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,7 +131,8 @@ class AccessServicer:
         """Labels, tags, bans, unbans or removes a device. A ban takes effect at once: the calls of the device under way end with
         PERMISSION_DENIED, its later calls are refused, and the place of its Assignment is free for another device. Updates
         that were accepted before still count. A removal deletes the key of the device, so it must enroll again; its calls
-        then get UNAUTHENTICATED. The reply to a removal is the device as it was.
+        then get UNAUTHENTICATED. The reply to a removal is the device as it was. FAILED_PRECONDITION: a removal of a banned
+        device, whose key could enroll again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -64,7 +64,7 @@ class AccessStub:
     """
     RevokeToken: _grpc.UnaryUnaryMultiCallable[_access_pb2.RevokeTokenRequest, _access_pb2.TokenInfo]
     """Revokes a token: it is refused from then on, and its calls under way end. Devices that enrolled with it stay enrolled.
-    The name stays taken. FAILED_PRECONDITION: it is the last token with the role admin.
+    The name stays taken. FAILED_PRECONDITION: it is the last token with the role admin that does not expire.
     """
     ListDevices: _grpc.UnaryUnaryMultiCallable[_access_pb2.ListDevicesRequest, _access_pb2.ListDevicesReply]
     """Returns a page of the devices, in the order of their ids. A page may be shorter than it could be, or empty, although
@@ -76,7 +76,8 @@ class AccessStub:
     """Labels, tags, bans, unbans or removes a device. A ban takes effect at once: the calls of the device under way end with
     PERMISSION_DENIED, its later calls are refused, and the place of its Assignment is free for another device. Updates
     that were accepted before still count. A removal deletes the key of the device, so it must enroll again; its calls
-    then get UNAUTHENTICATED. The reply to a removal is the device as it was.
+    then get UNAUTHENTICATED. The reply to a removal is the device as it was. FAILED_PRECONDITION: a removal of a banned
+    device, whose key could enroll again.
     """
     ListAudit: _grpc.UnaryUnaryMultiCallable[_access_pb2.ListAuditRequest, _access_pb2.ListAuditReply]
     """Returns a page of the audit log, oldest entry first."""
@@ -99,7 +100,7 @@ class AccessAsyncStub(AccessStub):
     """
     RevokeToken: _aio.UnaryUnaryMultiCallable[_access_pb2.RevokeTokenRequest, _access_pb2.TokenInfo]  # type: ignore[assignment]
     """Revokes a token: it is refused from then on, and its calls under way end. Devices that enrolled with it stay enrolled.
-    The name stays taken. FAILED_PRECONDITION: it is the last token with the role admin.
+    The name stays taken. FAILED_PRECONDITION: it is the last token with the role admin that does not expire.
     """
     ListDevices: _aio.UnaryUnaryMultiCallable[_access_pb2.ListDevicesRequest, _access_pb2.ListDevicesReply]  # type: ignore[assignment]
     """Returns a page of the devices, in the order of their ids. A page may be shorter than it could be, or empty, although
@@ -111,7 +112,8 @@ class AccessAsyncStub(AccessStub):
     """Labels, tags, bans, unbans or removes a device. A ban takes effect at once: the calls of the device under way end with
     PERMISSION_DENIED, its later calls are refused, and the place of its Assignment is free for another device. Updates
     that were accepted before still count. A removal deletes the key of the device, so it must enroll again; its calls
-    then get UNAUTHENTICATED. The reply to a removal is the device as it was.
+    then get UNAUTHENTICATED. The reply to a removal is the device as it was. FAILED_PRECONDITION: a removal of a banned
+    device, whose key could enroll again.
     """
     ListAudit: _aio.UnaryUnaryMultiCallable[_access_pb2.ListAuditRequest, _access_pb2.ListAuditReply]  # type: ignore[assignment]
     """Returns a page of the audit log, oldest entry first."""
@@ -155,7 +157,7 @@ class AccessServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_access_pb2.TokenInfo, _abc.Awaitable[_access_pb2.TokenInfo]]:
         """Revokes a token: it is refused from then on, and its calls under way end. Devices that enrolled with it stay enrolled.
-        The name stays taken. FAILED_PRECONDITION: it is the last token with the role admin.
+        The name stays taken. FAILED_PRECONDITION: it is the last token with the role admin that does not expire.
         """
 
     @_abc_1.abstractmethod
@@ -185,7 +187,8 @@ class AccessServicer(metaclass=_abc_1.ABCMeta):
         """Labels, tags, bans, unbans or removes a device. A ban takes effect at once: the calls of the device under way end with
         PERMISSION_DENIED, its later calls are refused, and the place of its Assignment is free for another device. Updates
         that were accepted before still count. A removal deletes the key of the device, so it must enroll again; its calls
-        then get UNAUTHENTICATED. The reply to a removal is the device as it was.
+        then get UNAUTHENTICATED. The reply to a removal is the device as it was. FAILED_PRECONDITION: a removal of a banned
+        device, whose key could enroll again.
         """
 
     @_abc_1.abstractmethod

@@ -804,7 +804,7 @@ class EvaluationsReply(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def evaluations(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionEvaluation]:
-        """At most 500."""
+        """At most 500, and about 2 MiB."""
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from fanin.protos.errors import Conflict
 from fanin.protos.messages import (
-    MAX_PAGE_RUNS_BYTES,
+    MAX_PAGE_BYTES,
     BundleRef,
     Command,
     ListedRuns,
@@ -28,8 +28,6 @@ from fanin.protos.messages import (
     Version,
     WatchReply,
     check_described_rounds,
-    check_from_sequence,
-    check_version_number,
 )
 from fanin.protos.names import MAX_NAME_CHARS
 from fanin.protos.plans import Plan
@@ -44,7 +42,7 @@ from fanin.server.access.registry import Registry
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.commands import carry_out
 from fanin.server.administration.devices import Devices
-from fanin.server.administration.servicer import AccessService
+from fanin.server.administration.servicer import AccessService, fitting
 from fanin.server.administration.tokens import Tokens
 from fanin.server.care.forecast import DiskWatch
 from fanin.server.care.pruner import Pruner
@@ -179,7 +177,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def GetVersion(self, request: control_pb2.GetVersionRequest, context: object) -> control_pb2.GetVersionReply:
         """See control.proto."""
-        check_version_number(request.run_id, request.number)
         number = request.number if request.HasField("number") else None
         return to_proto(await self._runs.version(request.run_id, number), control_pb2.GetVersionReply)
 
@@ -195,13 +192,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.EvaluationsReply:
         """See control.proto."""
         page = await self._runs.evaluations(request.run_id, request.from_version)
-        return control_pb2.EvaluationsReply(
-            evaluations=[to_proto(each, control_pb2.VersionEvaluation) for each in page]
-        )
+        # The problem of an evaluation is the text of any error.
+        rows = fitting((to_proto(each, control_pb2.VersionEvaluation) for each in page), MAX_PAGE_BYTES)
+        return control_pb2.EvaluationsReply(evaluations=rows)
 
     async def Watch(self, request: control_pb2.WatchRequest, context: object) -> AsyncIterator[control_pb2.WatchReply]:
         """See control.proto."""
-        check_from_sequence(request.from_sequence)
         messages = self._stream.watch(request.run_id, request.from_sequence, has_live=request.live)
         async with aclosing(messages):
             async for message in messages:
@@ -209,16 +205,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
 
 def page_of_runs(page: ListedRuns) -> control_pb2.ListRunsReply:
-    """Return the first Runs of a page that fit ``MAX_PAGE_RUNS_BYTES``, at least one."""
-    reply = control_pb2.ListRunsReply(num_runs=page.num_runs)
-    size_bytes = 0
-    for info in page.runs:
-        message = to_proto(info, control_pb2.RunInfo)
-        size_bytes += message.ByteSize()
-        if reply.runs and size_bytes > MAX_PAGE_RUNS_BYTES:
-            break
-        reply.runs.append(message)
-    return reply
+    """Return the first Runs of a page that fit ``MAX_PAGE_BYTES``, at least one."""
+    runs = fitting((to_proto(info, control_pb2.RunInfo) for info in page.runs), MAX_PAGE_BYTES)
+    return control_pb2.ListRunsReply(num_runs=page.num_runs, runs=runs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ import typer
 
 from fanin.commands.administration.rows import audit_row, time_text
 from fanin.commands.administration.verbs import Verbs, administrator, run_verb
+from fanin.commands.console.streams import printable
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -56,14 +57,15 @@ def list_entries(
     if json:
         write_json(json, {"entries": [audit_row(entry) for entry in entries], "head": page.head})
     if prints_text(json):
-        sys.stdout.write("".join(map(_line, entries)))
+        sys.stdout.write("".join(map(line_of, entries)))
         sys.stdout.write(f"{counted(page.num_entries, 'entry', 'entries')}, head {page.head}\n")
 
 
 def verify(
     head: Annotated[
-        str, typer.Option("--head", metavar="DIGEST", help="A head that was kept elsewhere; the log must contain it.")
-    ] = "",
+        str | None,
+        typer.Option("--head", metavar="DIGEST", help="A head that was kept elsewhere; the log must contain it."),
+    ] = None,
     state: Annotated[
         Path | None,
         typer.Option("--state", help="Folder of a coordinator: read fanin.db itself, also while none serves from it."),
@@ -78,13 +80,12 @@ def verify(
     Without --server the log is read from the folder. Without --head a log that was cut at its end cannot be noticed.
     """
     with wrong_usage():
-        if head:
+        if head is not None:
             check_digest("--head", head)
-    chain = AuditChain(head)
+    chain = AuditChain(head or "")
     problem = ""
     try:
         _read(chain, state or DEFAULT_STATE, (server, ca, token_file))
-        chain.finish()
     except Corrupted as exc:
         problem = str(exc)
     if json:
@@ -104,6 +105,7 @@ def _read(chain: AuditChain, state: Path, remote: tuple[str, Path | None, Path |
         with administrator(state, server, ca, token_file) as client:
             while (page := client.audit_page(chain.num_entries + 1)).entries:
                 chain.add(page.entries)
+        chain.finish(page)
         return
     if not (state / "fanin.db").exists():
         raise NotFound(f"{state}: not a coordinator's folder, fanin.db is missing; give --state", code="FN-1012")
@@ -113,8 +115,11 @@ def _read(chain: AuditChain, state: Path, remote: tuple[str, Path | None, Path |
     read = open_audit(state)
     while (page := read(chain.num_entries + 1)).entries:
         chain.add(page.entries)
+    chain.finish(page)
 
 
-def _line(entry: AuditEntry) -> str:
+def line_of(entry: AuditEntry) -> str:
+    """Return an entry on one line. A line feed in it could forge another entry."""
     time = time_text(entry.time_us / MICROSECONDS)
-    return f"{entry.sequence:6} {time} {entry.principal}: {entry.call} {entry.subject} [{entry.outcome}]\n"
+    text = f"{entry.sequence:6} {time} {entry.principal}: {entry.call} {entry.subject} [{entry.outcome}]"
+    return f"{printable(text)}\n"

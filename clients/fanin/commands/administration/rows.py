@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
+from fanin.commands.console.streams import printable
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import AuditEntry, DeviceCondition, DeviceInfo, TokenInfo
 
@@ -118,7 +119,7 @@ def device_lines(info: DeviceInfo) -> str:
         "last rejection": rejection,
         "public key": info.public_key,
     }
-    return "".join(f"{name:15}{value}\n" for name, value in fields.items() if value)
+    return "".join(f"{name:15}{printable(value)}\n" for name, value in fields.items() if value)
 
 
 def audit_row(entry: AuditEntry) -> dict[str, object]:

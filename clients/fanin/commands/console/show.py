@@ -7,6 +7,7 @@ from dataclasses import asdict, fields, is_dataclass
 from types import MappingProxyType
 from typing import Final, assert_never
 
+from fanin.commands.console.streams import printable
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.chunks import short
@@ -159,7 +160,11 @@ def _plain(value: object) -> object:
 
 
 def event_text(event: RunEvent) -> str:
-    """Return an event as one line of text."""
+    """Return an event as one line of text. A line feed in a reason could forge another event."""
+    return printable(_event_text(event))
+
+
+def _event_text(event: RunEvent) -> str:
     match event:
         case RoundOpened():
             return f"round {event.round} opened from version {event.base_version}"

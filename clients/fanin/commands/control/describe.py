@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fanin.commands.console.show import count_text, evaluation_text, run_row, saturated_text
+from fanin.commands.console.streams import printable
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
     CaOption,
@@ -168,7 +169,7 @@ def description_text(description: RunDescription) -> str:
     if description.disk is not None:
         lines.append(f"  disk      {disk_text(description.disk)}")
     lines += [_round_line(info) for info in description.rounds]
-    return "\n".join(lines) + "\n"
+    return "\n".join(map(printable, lines)) + "\n"
 
 
 def disk_text(disk: DiskReport) -> str:

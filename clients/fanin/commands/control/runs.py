@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from fanin.commands.console.show import count_text, run_row
+from fanin.commands.console.streams import printable
 from fanin.commands.console.tables import print_tables
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
@@ -53,7 +54,9 @@ def _table(infos: Sequence[RunInfo]) -> Table:
         digest = short(info.version_sha256)
         plan = "" if info.plan is None else info.plan.name
         version, num_rounds = count_text(info, info.version), count_text(info, info.num_rounds)
-        table.add_row(info.run_id, plan, info.state.value, version, digest, num_rounds, _best(info), info.reason)
+        table.add_row(
+            info.run_id, plan, info.state.value, version, digest, num_rounds, _best(info), printable(info.reason)
+        )
     return table
 
 

@@ -26,6 +26,7 @@ from fanin.edge.spans import SpanSink
 from fanin.protos.messages import Role
 from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections, enough_descriptors, raise_descriptor_limit, share_descriptors
+from fanin.server.access.limited_log import limit_loop_errors
 from fanin.server.access.limits import Limits
 from fanin.server.access.registry import Registry
 from fanin.server.addresses import announcement, page_announcement
@@ -87,6 +88,7 @@ async def run_coordinator(settings: Settings, observer: Observer, composition: "
 async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composition: "Composition") -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    limit_loop_errors(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     # The end of a terminal session must not end a coordinator.

@@ -18,9 +18,7 @@ from fanin.server.web.app import PageParts, build_app, metrics_route
 from fanin.server.web.guard import Entrance
 from fanin.server.web.listener import PageServer, open_listener, tls_context
 from fanin.server.web.overview import Overview
-from fanin.server.web.sessions import Sessions, session_key
-
-SESSION_KEY = "tokens/page.key"
+from fanin.server.web.sessions import Sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ def open_page(
     own = settings.own_files
     is_local = settings.is_local_page
     entrance = Entrance(
-        sessions=Sessions(session_key(settings.state / SESSION_KEY), time.time),
+        sessions=Sessions(settings.state / "tokens", time.time),
         bearer=lambda sha256: services.registry.bearer_of(sha256)[0],
         hosts=frozenset(name.lower() for name in settings.all_names),
         is_local=is_local,
@@ -94,6 +92,8 @@ def open_page(
         overview=overview,
         entrance=entrance,
         readiness=care.readiness,
+        files=state.files,
+        calls=services.registry.calls,
     )
     app = build_app(parts)
     app.routes.append(metrics_route(Exposition(sources).render))

@@ -90,8 +90,18 @@ class AuditChain:
             if digest == self._head:
                 self.head_sequence = expected
 
-    def finish(self) -> None:
-        """Raise Corrupted unless the log contains the head that was kept elsewhere."""
+    def finish(self, last: AuditPage) -> None:
+        """Verify the end of the log: the page after its last entry. Raises Corrupted.
+
+        An entry before the first number is on no page, but among the number of all. And the log must contain the head
+        that was kept elsewhere.
+        """
+        if last.num_entries != self.num_entries:
+            raise Corrupted(
+                f"audit log: has {last.num_entries} entries, expected {self.num_entries}, of the numbers from 1 on: "
+                "entries were inserted; compare with a backup of fanin.db",
+                code="FN-1410",
+            )
         if self._head and not self.head_sequence and self._head != NO_DIGEST:
             raise Corrupted(
                 f"audit log: none of its {self.num_entries} entries has the digest {self._head[:16]}: the log was cut "

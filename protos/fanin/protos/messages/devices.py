@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import Mark, OneOf, Otherwise
 from fanin.protos.messages.principals import check_label_text
-from fanin.protos.names import MAX_TAGS, check_name, check_tags, check_text_line
+from fanin.protos.names import MAX_TAGS, check_name, check_tag_name, check_tags, check_text_line
 
 MAX_PAGE_DEVICE_INFOS: Final = 100
 MAX_REASON_CHARS: Final = 500
@@ -143,6 +143,8 @@ class TagDevice:
             raise InvalidInput(
                 f"device: got {len(self.remove)} tags to remove, expected at most {MAX_TAGS}", code="FN-1404"
             )
+        for name in self.remove:
+            check_tag_name("device", name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +165,7 @@ class UnbanDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveDevice:
-    """Delete a device with its key. It must enroll again."""
+    """Delete a device with its key. It must enroll again. A banned device stays: its key is what the ban refuses."""
 
 
 AnyDeviceChange = LabelDevice | TagDevice | BanDevice | UnbanDevice | RemoveDevice

@@ -9,7 +9,6 @@ from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import OneOf
 from fanin.protos.messages.principals import Principal
 from fanin.protos.messages.runs import Coverage, LiveRound, RunState, RunWarned, SaturatedDevices
-from fanin.protos.names import MAX_NUMBER
 
 MAX_LISTED_DEVICES: Final = 1000
 """Devices that an event lists: 34 kB, of the 4 MiB that gRPC allows for one message."""
@@ -46,12 +45,6 @@ class RoundClosed:
     def of_message(cls, *, num_accepted: int, accepted: tuple[str, ...], **number: int) -> "RoundClosed":
         """Return the event of a message. One of an older release lacks ``num_accepted`` and lists all devices."""
         return cls(num_accepted=num_accepted or len(accepted), accepted=accepted[:MAX_LISTED_DEVICES], **number)
-
-
-def check_from_sequence(sequence: int) -> None:
-    """Raise InvalidInput for a sequence number that no event can have."""
-    if sequence > MAX_NUMBER:
-        raise InvalidInput(f"watch: got from_sequence {sequence}, expected at most {MAX_NUMBER}", code="FN-0151")
 
 
 def round_closed(round_number: int, accepted: Sequence[str]) -> RoundClosed:

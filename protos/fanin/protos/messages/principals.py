@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.errors import InvalidInput
-from fanin.protos.names import check_digest, check_name, check_tags, check_text_line
+from fanin.protos.names import check_name, check_secret, check_tags, check_text_line
 
 TOKEN_ID_CHARS: Final = 12
 """Characters of a token's digest that name it in lists. 48 bits distinguish the tokens of a coordinator."""
@@ -96,7 +96,7 @@ class NewToken:
 
     def __post_init__(self) -> None:
         check_token_name(self.name)
-        check_digest("token", self.sha256)
+        check_secret("token", self.sha256)
         if self.lifetime_s is not None and not 0.0 < self.lifetime_s <= MAX_LIFETIME_S:
             raise InvalidInput(
                 f"token {self.name}: got a lifetime of {self.lifetime_s} s, expected more than 0 s and at most ten "

@@ -21,8 +21,8 @@ MAX_DESCRIBED_ROUNDS: Final = 1000
 """Most Rounds in one description. They travel in one message."""
 MAX_PAGE_RUNS: Final = 100
 """Runs on one page of the list of Runs. Each takes a few queries."""
-MAX_PAGE_RUNS_BYTES: Final = 2 << 20
-"""Size of a page with several Runs. A Plan may have a megabyte, and a message 4."""
+MAX_PAGE_BYTES: Final = 2 << 20
+"""Size of a page with several Runs, devices or audit entries. A Plan may have a megabyte, and a message 4."""
 MAX_WARNINGS: Final = 50
 """Most warnings of a Run. Devices cause some of them, and one message holds all of them."""
 MAX_PAGE_DEVICES: Final = 10_000

@@ -48,6 +48,7 @@ from fanin.protos.errors import (
     status_of,
 )
 from fanin.protos.messages import Principal, PrincipalKind
+from fanin.protos.wire import check_numbers
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.permissions import check_permission
 from fanin.server.access.rates import CallRates
@@ -70,8 +71,7 @@ MAX_BYTES: Final = MappingProxyType(
         f"{FLEET}Upload": 1 << 20,  # the header; 80 bytes for each MiB of the payload
     }
 )
-"""Longest requests of devices; of an upload, its first message. Parsing millions of entries in the 4 MiB of gRPC's
-limit would block all other calls."""
+"""Longest requests of devices; of an upload, its first message. Parsing millions of entries would block all calls."""
 MAX_OPEN_CALLS: Final = 256
 """Calls without a credential at a time: a few for each load balancer, supervisor and engineer."""
 MAX_TEXT_CHARS: Final = 500
@@ -261,9 +261,8 @@ class Rim(aio.ServerInterceptor):
         except StopAsyncIteration as exc:
             raise InvalidInput(f"call: {method} carries no request, expected one; send it", code="FN-0126") from exc
         except TimeoutError as exc:
-            raise Unavailable(
-                f"call: {method} sent no request for {self._waits.first_request_s:g} s", code="FN-0678"
-            ) from exc
+            text = f"call: {method} sent no request for {self._waits.first_request_s:g} s"
+            raise Unavailable(text, code="FN-0678") from exc
 
     @asynccontextmanager
     async def _held(self, caller: Caller, left_s: float) -> AsyncIterator[None]:
@@ -279,7 +278,7 @@ class Rim(aio.ServerInterceptor):
             raise InvalidInput(f"call: {method} carries {len(body)} bytes, expected at most {largest}", code="FN-0126")
         if _is_open(method):
             return context, math.inf
-        metadata = dict(context.invocation_metadata() or ())
+        metadata = calls.metadata_of(context.invocation_metadata() or ())
         if not method.startswith(FLEET):
             value = calls.text(metadata.get(calls.AUTHORIZATION))
             token = value.removeprefix(calls.BEARER) if value.startswith(calls.BEARER) else ""
@@ -393,8 +392,9 @@ async def _messages(
 
 def _parsed(method: str, handler: _Handler, data: bytes) -> Message:
     try:
-        return handler.request_deserializer(data)
+        message = handler.request_deserializer(data)
     except DecodeError as exc:
-        raise InvalidInput(
-            f"call: {method}: got {len(data)} bytes that do not parse as its request ({exc})", code="FN-0126"
-        ) from exc
+        text = f"call: {method}: got {len(data)} bytes that do not parse as its request ({exc})"
+        raise InvalidInput(text, code="FN-0126") from exc
+    check_numbers(message)
+    return message

@@ -45,7 +45,7 @@ class LimitedLog:
             text: The line.
             code: The code of the error in it, for programs.
         """
-        if self._is_due(kind):
+        if self.is_due(kind):
             self._log.info("%s", text, extra={"code": code})
 
     def exception(self, text: str) -> None:
@@ -60,11 +60,11 @@ class LimitedLog:
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
         place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-        if self._is_due(f"{type(error).__name__}{place}"):
+        if self.is_due(f"{type(error).__name__}{place}"):
             self._log.exception("%s", text)
 
-    def _is_due(self, kind: str) -> bool:
-        """Count an event. Return whether to log it."""
+    def is_due(self, kind: str) -> bool:
+        """Count an event of a kind. Return whether to log it."""
         window = self._windows.get(kind)
         if window is None:
             window = self._windows[kind] = _Window()
@@ -77,3 +77,14 @@ class LimitedLog:
         num_hidden = self._windows.pop(kind).num_calls - self._max_lines
         if num_hidden > 0:
             self._log.info("%s: %d more %s within %g s", kind, num_hidden, self._what, WINDOW_S)
+
+
+def limit_loop_errors(loop: asyncio.AbstractEventLoop) -> None:
+    """Log what fails in the loop itself, such as a connection that cannot be accepted, once a minute for each kind."""
+    errors = LimitedLog(logging.getLogger("asyncio"), max_lines=1, what="errors of the event loop")
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        if errors.is_due(f"{context.get('message')} {type(context.get('exception')).__name__}"):
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)

@@ -18,7 +18,6 @@ from fanin.server.storage.stores import Stores
 
 LOG: Final = logging.getLogger("fanin.server.audit")
 DAY_S: Final = 86_400.0
-MAX_SUBJECT_CHARS: Final = 300
 
 
 class AuditLog:
@@ -52,7 +51,7 @@ class AuditLog:
 
     async def append(self, by: Principal, call: str, subject: str, outcome: str) -> None:
         """Append an entry. Raises the errors of a store."""
-        fact = AuditFact(principal=str(by), call=call, subject=subject[:MAX_SUBJECT_CHARS], outcome=outcome)
+        fact = AuditFact(principal=str(by), call=call, subject=subject, outcome=outcome)
         await self._stores.audit.append(fact, self._stores.wall())
 
     async def start(self) -> None:

@@ -1,12 +1,19 @@
 """The gRPC servicer of Access: it decodes its messages and calls ``Tokens``, ``Devices`` or the audit log."""
 
-from fanin.protos.messages import DeviceChange, DeviceQuery, NewToken
+from collections.abc import Iterable
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from fanin.protos.messages import MAX_PAGE_BYTES, DeviceChange, DeviceQuery, NewToken
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.interceptors import principal_of
 from fanin.server.administration.devices import Devices
 from fanin.server.administration.tokens import Tokens
 from fanin.server.storage.protocols.audit import AuditStore
 from fanin.v1 import access_pb2, access_pb2_grpc
+
+M = TypeVar("M", bound=Message)
 
 
 class AccessService(access_pb2_grpc.AccessServicer):
@@ -39,7 +46,9 @@ class AccessService(access_pb2_grpc.AccessServicer):
     async def ListDevices(self, request: access_pb2.ListDevicesRequest, context: object) -> access_pb2.ListDevicesReply:
         """See access.proto."""
         page = await self._devices.page(from_proto(DeviceQuery, request))
-        return to_proto(page, access_pb2.ListDevicesReply)
+        devices = fitting((to_proto(info, access_pb2.DeviceInfo) for info in page.devices), MAX_PAGE_BYTES)
+        following = page.next if len(devices) == len(page.devices) else devices[-1].device_id
+        return access_pb2.ListDevicesReply(devices=devices, next=following, num_devices=page.num_devices)
 
     async def GetDevice(self, request: access_pb2.GetDeviceRequest, context: object) -> access_pb2.DeviceInfo:
         """See access.proto."""
@@ -52,4 +61,20 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     async def ListAudit(self, request: access_pb2.ListAuditRequest, context: object) -> access_pb2.ListAuditReply:
         """See access.proto."""
-        return to_proto(await self._audit.audit_page(request.from_sequence), access_pb2.ListAuditReply)
+        page = await self._audit.audit_page(request.from_sequence)
+        entries = fitting((to_proto(entry, access_pb2.AuditEntry) for entry in page.entries), MAX_PAGE_BYTES)
+        return access_pb2.ListAuditReply(entries=entries, num_entries=page.num_entries, head=page.head)
+
+
+def fitting(messages: Iterable[M], max_bytes: int) -> list[M]:
+    """Return the first messages of a page that fit a size, at least one if there is one.
+
+    A client of gRPC refuses a message of more than 4 MiB, and could not read any page after it.
+    """
+    page, size_bytes = list[M](), 0
+    for message in messages:
+        size_bytes += message.ByteSize()
+        if page and size_bytes > max_bytes:
+            break
+        page.append(message)
+    return page

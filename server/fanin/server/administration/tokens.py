@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fanin.protos.messages import NewToken, Principal, PrincipalKind, Role, TokenInfo, TokenPage, check_token_name
-from fanin.protos.names import check_digest
+from fanin.protos.names import check_secret
 from fanin.server.access.permissions import check_token_role, has_role
 from fanin.server.access.registry import Registry
 from fanin.server.storage.access import refused_token
@@ -30,7 +30,7 @@ class Tokens:
 
     async def rotate(self, name: str, sha256: str, by: Principal) -> TokenInfo:
         """Replace the secret of a token. Raises NotFound, Conflict."""
-        check_digest("token", sha256)
+        check_secret("token", sha256)
         await self._check(name, "RotateToken", by)
         token = await self.stores.tokens.rotate(name, sha256, by, self.stores.wall())
         self._end(token, "replaced")

@@ -13,7 +13,6 @@ from fanin.protos.chunks import short
 from fanin.protos.errors import Conflict, Corrupted, InvalidVersion, NotFound
 from fanin.protos.messages import (
     FIRST_EPOCH,
-    MAX_NUMBER,
     MAX_PAGE_RUNS,
     AcceptedDevices,
     Adopt,
@@ -359,7 +358,7 @@ class Runs:
     async def evaluations(self, run_id: str, from_version: int) -> tuple[VersionEvaluation, ...]:
         """Return a page of the evaluations of a Run's Versions on held-out data. Raises NotFound."""
         await self.view(run_id)
-        return await self._stores.evaluations.evaluation_page(run_id, min(from_version, MAX_NUMBER))
+        return await self._stores.evaluations.evaluation_page(run_id, from_version)
 
     async def accepted_devices(self, run_id: str, round_number: int, from_index: int) -> AcceptedDevices:
         """Return a page of the devices whose Updates a Round accepted, in the order of acceptance. Raises NotFound."""

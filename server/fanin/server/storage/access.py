@@ -1,6 +1,7 @@
 """Decisions about tokens and devices, the same for every store: pure functions of the record and the request."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, assert_never
@@ -30,6 +31,8 @@ from fanin.protos.names import check_tags
 from fanin.protos.texts import counted
 from fanin.server.storage.records import AuditFact
 
+MAX_SUBJECT_CHARS: Final = 4_000
+"""Longest subject of an entry of the audit log: 16 tags of the longest names and values fit."""
 _FAULTS: Final = MappingProxyType({"revoked": "FN-1415", "expired": "FN-1492", "replaced": "FN-1494"})
 """The code of each fault of a token."""
 
@@ -87,22 +90,28 @@ def check_rotation(token: TokenInfo, sha256: str, same_secret: TokenInfo | None)
     return False
 
 
-def check_revocation(token: TokenInfo, num_other_admins: int) -> bool:
-    """Return whether a token is revoked now, and was not before. Raises Conflict for the last one of an admin."""
+def check_revocation(token: TokenInfo, others: Iterable[TokenInfo], now_s: float) -> bool:
+    """Return whether a token is revoked now, and was not before. Raises Conflict for the last one of an admin.
+
+    A token that expires does not replace one that lasts: nobody would be an admin when it ends.
+
+    Args:
+        token: The token.
+        others: All other tokens, or those of admins.
+        now_s: Wall time, in seconds.
+    """
     if token.revoked_at is not None:
         return False
-    if token.role is Role.ADMIN and not num_other_admins:
+    admins = [each for each in others if each.role is Role.ADMIN and not each.fault(now_s)]
+    lasts = token.expires_at is None
+    if token.role is Role.ADMIN and not any(each.expires_at is None or not lasts for each in admins):
         raise Conflict(
-            f"token {token.name}: the last one with the role admin, so nobody could create another; create one "
-            "first, or replace its secret: fanin token rotate",
+            f"token {token.name}: the last one with the role admin{' that does not expire' if admins else ''}, so "
+            "nobody could create another; create one without --expires first, or replace its secret: fanin token "
+            "rotate",
             code="FN-1409",
         )
     return True
-
-
-def is_valid_admin(token: TokenInfo, now_s: float) -> bool:
-    """Return whether a token has the role admin and is valid now."""
-    return token.role is Role.ADMIN and not token.fault(now_s)
 
 
 def check_use(token: TokenInfo | None, now_s: float) -> TokenInfo:
@@ -184,7 +193,7 @@ def unknown_device(device_id: str) -> NotFound:
 
 
 def changed(info: DeviceInfo, change: DeviceChange, by: Principal | None, now_s: float) -> DeviceInfo:
-    """Return a device after a change. A removed device is returned as it is. Raises InvalidInput."""
+    """Return a device after a change. A removed device is returned as it is. Raises InvalidInput, Conflict."""
     match change.what:
         case LabelDevice(label=label):
             return replace(info, label=label)
@@ -197,6 +206,12 @@ def changed(info: DeviceInfo, change: DeviceChange, by: Principal | None, now_s:
             return replace(info, ban=Ban(reason=reason, time=now_s, by=by_name(by)), state=DeviceState.BANNED)
         case UnbanDevice():
             return replace(info, ban=None, state=resting_state(is_banned=False, last_seen=info.last_seen))
+        case RemoveDevice() if info.ban is not None:
+            raise Conflict(
+                f"device {info.device_id}: banned, and without its record its key could enroll again; keep it, or lift "
+                "the ban first: fanin device unban",
+                code="FN-1499",
+            )
         case RemoveDevice():
             return info
         case other:
@@ -247,8 +262,17 @@ def next_entry(previous: AuditEntry | None, fact: AuditFact, now_s: float) -> Au
         time_us=int(now_s * MICROSECONDS),
         principal=fact.principal,
         call=fact.call,
-        subject=fact.subject,
+        subject=_bounded(fact.subject),
         outcome=fact.outcome,
         digest="",
     )
     return replace(draft, digest=draft.chained(digest))
+
+
+def _bounded(subject: str) -> str:
+    """Return a subject that an entry can have. The digest of a longer one proves what it was."""
+    if len(subject) <= MAX_SUBJECT_CHARS:
+        return subject
+    digest = hashlib.sha256(subject.encode(errors="backslashreplace")).hexdigest()
+    note = f"... ({len(subject)} characters, sha256 {digest})"
+    return subject[: MAX_SUBJECT_CHARS - len(note)] + note

@@ -4,24 +4,28 @@ A command goes through the same code as the call of an operator's program (``adm
 record, the same errors and the same entries in the audit log. ``guard`` has checked the form.
 """
 
+import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from fanin.protos.errors import InvalidInput, Unauthenticated
+from fanin.protos.errors import InvalidInput, Unauthenticated, coded
 from fanin.protos.messages import Adopt, Command, Pause, Resume, Stop
+from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.registry import token_sha256
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.commands import carry_out
 from fanin.server.runs.catalog import Runs
+from fanin.server.storage.stores import Files
 from fanin.server.web.guard import Entrance, form_of, operator_of
 from fanin.server.web.rendering import page
 from fanin.server.web.sessions import COOKIE
 from fanin.server.web.views import number_of
 
+LOG: Final = logging.getLogger("fanin.server.web.actions")
 HOME: Final = "/runs"
 
 
@@ -33,11 +37,15 @@ class Actions:
         runs: The Runs.
         audit: The log of the commands.
         entrance: Opens sessions.
+        files: The lane of files.
+        refused: The log of refused tokens.
     """
 
     runs: Runs
     audit: AuditLog
     entrance: Entrance
+    files: Files
+    refused: LimitedLog = field(default_factory=lambda: LimitedLog(LOG, what="refused sign-ins"))
 
     async def login_form(self, request: Request) -> Response:
         """Show the form for a token."""
@@ -49,13 +57,17 @@ class Actions:
         digest, target = token_sha256(form.get("token", "").strip()), target_of(form.get("next", ""))
         try:
             self.entrance.bearer(digest)
-        except Unauthenticated:
+        except Unauthenticated as exc:
+            where = "" if request.client is None else f" from {request.client.host}"
+            self.refused.log(type(exc).__name__, f"page: sign-in refused{where}: {coded(exc)}", exc.code)
             problem = "This coordinator does not know the token, or it was revoked or has expired."
             return page(request, "login.html", {"next": target, "problem": problem}, 401)
         return RedirectResponse(target, status_code=303, headers={"set-cookie": self.entrance.cookie(digest)})
 
     async def logout(self, request: Request) -> Response:
-        """End the session of this browser."""
+        """End the sessions of this token: a copy of the cookie is worth nothing any more."""
+        if (session := self.entrance.reader(request)[0]) is not None:
+            await self.files.run(self.entrance.sessions.end, session.token_sha256)
         response = RedirectResponse(HOME, status_code=303)
         response.delete_cookie(COOKIE, path="/", httponly=True, samesite="strict", secure=self.entrance.is_secure)
         return response

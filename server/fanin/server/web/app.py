@@ -1,6 +1,7 @@
 """The application of the page: its routes, its errors, and the guard before them."""
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -24,17 +25,19 @@ from fanin.protos.errors import (
     public,
 )
 from fanin.server.access.limited_log import LimitedLog
+from fanin.server.access.open_calls import OpenCalls
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.devices import Devices
 from fanin.server.health import Readiness
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.stream import LiveStream
 from fanin.server.storage.protocols.history import HistoryStore
+from fanin.server.storage.stores import Files
 from fanin.server.web.actions import HOME, Actions
 from fanin.server.web.devices import DeviceViews
-from fanin.server.web.guard import METRICS_PATH, Entrance, Guard
+from fanin.server.web.guard import METRICS_PATH, Entrance, Guard, visitor_of
 from fanin.server.web.overview import Overview
-from fanin.server.web.rendering import STATIC, page
+from fanin.server.web.rendering import STATIC, Turns, page
 from fanin.server.web.stream import OpenPages, StreamResponse
 from fanin.server.web.views import RunViews
 
@@ -63,6 +66,8 @@ class PageParts:
         overview: What the page of settings shows.
         entrance: Who may read and command.
         readiness: Whether the coordinator can serve.
+        files: The lane of files.
+        calls: The calls under way, which a revocation of their token ends: here, open pages.
     """
 
     runs: Runs
@@ -74,6 +79,8 @@ class PageParts:
     overview: Overview
     entrance: Entrance
     readiness: Readiness
+    files: Files
+    calls: OpenCalls
 
 
 def build_app(parts: PageParts) -> Starlette:
@@ -81,7 +88,7 @@ def build_app(parts: PageParts) -> Starlette:
     pages = OpenPages(parts.stream, parts.history)
     views = RunViews(runs=parts.runs, history=parts.history, overview=parts.overview)
     devices = DeviceViews(desk=parts.devices, join_line=parts.join_line)
-    actions = Actions(runs=parts.runs, audit=parts.audit, entrance=parts.entrance)
+    actions = Actions(runs=parts.runs, audit=parts.audit, entrance=parts.entrance, files=parts.files)
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -96,32 +103,33 @@ def build_app(parts: PageParts) -> Starlette:
 
     async def stream(request: Request) -> Response | StreamResponse:
         last_id = request.headers.get("last-event-id", "") or request.query_params.get("after", "")
-        return pages.open(last_id, partial(parts.entrance.may_read, request))
+        hold = partial(parts.calls.hold, visitor_of(request).principal, math.inf)
+        return pages.open(last_id, partial(parts.entrance.may_read, request), hold)
 
-    run = "/runs/{run_id}"
+    run, turns = "/runs/{run_id}", Turns()
     return Starlette(
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/", home),
-            Route("/login", actions.login_form, methods=["GET"]),
+            Route("/login", turns.of(actions.login_form), methods=["GET"]),
             Route("/login", actions.login, methods=["POST"]),
             Route("/logout", actions.logout, methods=["POST"]),
             Route("/stream", stream),
-            Route(HOME, views.runs_list),
-            Route(run, views.run),
-            Route(f"{run}/live", views.live),
-            Route(f"{run}/rounds/{{number}}", views.round),
-            Route(f"{run}/versions", views.versions),
+            Route(HOME, turns.of(views.runs_list)),
+            Route(run, turns.of(views.run)),
+            Route(f"{run}/live", turns.of(views.live)),
+            Route(f"{run}/rounds/{{number}}", turns.of(views.round)),
+            Route(f"{run}/versions", turns.of(views.versions)),
             Route(f"{run}/versions/{{number}}/parameters", views.parameters),
-            Route(f"{run}/plan", views.plan),
-            Route(f"{run}/events", views.events),
+            Route(f"{run}/plan", turns.of(views.plan)),
+            Route(f"{run}/events", turns.of(views.events)),
             Route(f"{run}/commands", actions.command, methods=["POST"]),
-            Route("/devices", devices.devices),
-            Route("/devices/{device_id}", devices.device),
+            Route("/devices", turns.of(devices.devices)),
+            Route("/devices/{device_id}", turns.of(devices.device)),
             Route("/devices/{device_id}/changes", devices.change, methods=["POST"]),
-            Route("/activity", views.activity),
-            Route("/settings", views.settings),
+            Route("/activity", turns.of(views.activity)),
+            Route("/settings", turns.of(views.settings)),
             Mount("/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[Middleware(Guard, entrance=parts.entrance)],
@@ -162,8 +170,10 @@ def metrics_route(render: Callable[[str], Awaitable[tuple[bytes, str]]]) -> Rout
         render: Returns the metrics and their content type. Its argument is the header ``Accept``.
     """
 
+    turns = Turns(max_pages=1)
+
     async def metrics(request: Request) -> Response:
         body, content_type = await render(request.headers.get("accept", ""))
         return Response(body, headers={"content-type": content_type})
 
-    return Route(METRICS_PATH, metrics)
+    return Route(METRICS_PATH, turns.of(metrics))

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, NotFound
 from fanin.protos.messages import (
     BanDevice,
     DeviceChange,
@@ -24,12 +24,8 @@ from fanin.server.web.guard import form_of, operator_of
 from fanin.server.web.rendering import page
 
 HOME: Final = "/devices"
-DONE: Final = {
-    "label": "The label is set.",
-    "ban": "The device is banned.",
-    "unban": "The ban is lifted.",
-    "remove": "The device is removed. It must enroll again.",
-}
+PAGE_DEVICES: Final = 50
+REMOVED: Final = "The device is removed. It must enroll again."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,29 +44,39 @@ class DeviceViews:
         """Show the devices of a state and a tag, in the order of their ids."""
         query = _query_of(request.query_params)
         devices = await self.desk.page(query)
+        rows, following = devices.devices[:PAGE_DEVICES], devices.next
+        if len(rows) < len(devices.devices):
+            following = rows[-1].device_id
         shown = {name: request.query_params.get(name, "") for name in ("state", "tag")}
         filters = "&".join(f"{name}={quote(value)}" for name, value in shown.items() if value)
         return page(
             request,
             "devices.html",
             {
-                "devices": devices.devices,
-                "next": devices.next,
+                "devices": rows,
+                "next": following,
                 "num_devices": devices.num_devices,
                 "after": query.after,
                 "filters": filters,
                 "states": [each.value for each in DeviceState],
                 "shown": shown,
                 "join_line": self.join_line,
-                "done": DONE.get(request.query_params.get("done", ""), ""),
+                "done": await self._removal(request.query_params.get("removed", "")),
             },
         )
 
     async def device(self, request: Request) -> Response:
         """Show a device."""
         device = await self.desk.device(_id_of(request))
-        done = DONE.get(request.query_params.get("done", ""), "")
-        return page(request, "device.html", {"device": device, "done": done})
+        # A link may say anything: only what is so is shown.
+        texts = {
+            "label": f"The label is {device.label}." if device.label else "The device has no label.",
+            "ban": "The device is banned." if device.ban is not None else "",
+            "unban": "The device is not banned." if device.ban is None else "",
+        }
+        return page(
+            request, "device.html", {"device": device, "done": texts.get(request.query_params.get("done", ""), "")}
+        )
 
     async def change(self, request: Request) -> Response:
         """Label, ban or remove a device."""
@@ -79,8 +85,20 @@ class DeviceViews:
         if kind not in _CHANGES:
             raise InvalidInput(f"device: got {kind[:32]!r}, expected one of {', '.join(_CHANGES)}", code="FN-1424")
         await self.desk.change(DeviceChange(device_id=device_id, what=_CHANGES[kind](form)), by)
-        target = HOME if kind == "remove" else f"{HOME}/{quote(device_id, safe='')}"
-        return RedirectResponse(f"{target}?done={kind}", status_code=303)
+        if kind == "remove":
+            return RedirectResponse(f"{HOME}?removed={quote(device_id, safe='')}", status_code=303)
+        return RedirectResponse(f"{HOME}/{quote(device_id, safe='')}?done={kind}", status_code=303)
+
+    async def _removal(self, device_id: str) -> str:
+        """Return what the list says after a removal; "" if the device is enrolled."""
+        if not device_id:
+            return ""
+        check_name("device", device_id)
+        try:
+            await self.desk.device(device_id)
+        except NotFound:
+            return REMOVED
+        return ""
 
 
 def _query_of(params: Mapping[str, str]) -> DeviceQuery:

@@ -9,6 +9,7 @@
 Every response forbids framing, scripts and styles of others, and caching of what it shows.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ from typing import Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from starlette.datastructures import MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fanin.protos.calls import BEARER
-from fanin.protos.errors import FaninError, InvalidInput, PermissionDenied, Unauthenticated, coded
+from fanin.protos.errors import FaninError, InvalidInput, PermissionDenied, Unauthenticated, Unavailable, coded
 from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.limited_log import LimitedLog
 from fanin.server.access.registry import token_sha256
@@ -31,6 +32,10 @@ from fanin.server.web.sessions import COOKIE, SESSION_S, PageSession, Sessions
 
 LOG = logging.getLogger("fanin.server.web.guard")
 MAX_FORM_BYTES: Final = 16 << 10
+FORM_S: Final = 10.0
+"""Seconds in which a form must arrive."""
+MAX_REQUESTS: Final = 192
+"""Requests at a time, fewer than connections: the others are for ``OPEN_PATHS``."""
 FORM_TOKEN: Final = "form_token"
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """Paths without a check: programs of a load balancer call them by an address."""
@@ -135,12 +140,26 @@ class Guard:
         self._app = app
         self._entrance = entrance
         self._refused = LimitedLog(LOG)
+        self._num_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
+        if self._num_requests >= MAX_REQUESTS:
+            text = f"page: serves {MAX_REQUESTS} requests, expected fewer; load it again"
+            await PlainTextResponse(f"{coded(Unavailable(text, code='FN-1505'))}\n", 503)(scope, receive, send)
+            return
+        self._num_requests += 1
+        try:
+            await self._serve(scope, receive, send)
+        except ClientDisconnect:
+            pass  # The browser left in the middle of a form.
+        finally:
+            self._num_requests -= 1
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         headers: dict[str, str] = {}
         try:
@@ -181,12 +200,19 @@ class Guard:
                 code="FN-1423",
             )
         body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > MAX_FORM_BYTES:
-                raise InvalidInput(
-                    f"form: got more than {MAX_FORM_BYTES} bytes, expected fewer; shorten the texts", code="FN-1424"
-                )
+        try:
+            async with asyncio.timeout(FORM_S):
+                async for piece in request.stream():
+                    body += piece
+                    if len(body) > MAX_FORM_BYTES:
+                        raise InvalidInput(
+                            f"form: got more than {MAX_FORM_BYTES} bytes, expected fewer; shorten the texts",
+                            code="FN-1424",
+                        )
+        except TimeoutError as exc:
+            raise InvalidInput(
+                f"form: got {len(body)} bytes in {FORM_S:g} s, expected all; send it again", code="FN-1424"
+            ) from exc
         try:
             return dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=64))
         except ValueError as exc:

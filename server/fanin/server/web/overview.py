@@ -66,11 +66,11 @@ class Overview:
                 )
         return tuple(texts)
 
-    async def sections(self) -> dict[str, Rows]:
-        """Return the facts by section."""
+    async def sections(self, *, has_paths: bool) -> dict[str, Rows]:
+        """Return the facts by section. Paths of the machine are for operators."""
         settings = self.settings
         own: Rows = (
-            ("Folder of the state", str(settings.state.absolute())),
+            *((("Folder of the state", str(settings.state.absolute())),) if has_paths else ()),
             ("Address for devices and operators", settings.listen),
             ("Address of the page", self.url),
             ("Names in the certificate", ", ".join(sorted(settings.all_names))),

@@ -4,10 +4,11 @@ Everything that a template writes is escaped, and control characters are replace
 texts of peers.
 """
 
+import asyncio
 import hashlib
 import math
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -17,8 +18,10 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
+from starlette.types import Receive, Scope, Send
 
+from fanin.protos.errors import Unavailable
 from fanin.protos.release import __version__
 from fanin.server.web.guard import FORM_TOKEN, visitor_of
 
@@ -26,6 +29,9 @@ ROOM: Final = Path(__file__).parent
 STATIC: Final = ROOM / "static"
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 SHORT_CHARS: Final = 12
+MAX_PAGES: Final = 2
+"""Pages that are read and rendered at a time."""
+TURN_S: Final = 5.0
 NONE: Final = "\N{EN DASH}"
 """The text of a value that is not recorded."""
 _ABOVE: Final = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -144,8 +150,66 @@ def environment() -> Environment:
     return env
 
 
-def page(request: Request, template: str, values: Mapping[str, object], status: int = 200) -> HTMLResponse:
+class RenderedPage(HTMLResponse):
+    """A page whose text is rendered on a thread: a large one would keep the event loop from the calls of devices.
+
+    Args:
+        render: Returns the text.
+        status: The status of the response.
+    """
+
+    def __init__(self, render: Callable[[], str], status: int) -> None:
+        super().__init__("", status_code=status)
+        self._render = render
+
+    async def fill(self) -> None:
+        """Render the text."""
+        if not self.body:
+            self.body = (await asyncio.to_thread(self._render)).encode()
+            self.init_headers()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the page."""
+        await self.fill()
+        await super().__call__(scope, receive, send)
+
+
+class Turns:
+    """A few pages are read and rendered at a time, and the others wait: the database and the processor are shared.
+
+    Args:
+        max_pages: Pages at a time.
+        wait_s: Seconds after which a request that waits is refused.
+    """
+
+    def __init__(self, max_pages: int = MAX_PAGES, wait_s: float = TURN_S) -> None:
+        self._places = asyncio.Semaphore(max_pages)
+        self._wait_s = wait_s
+
+    def of(self, view: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        """Return a view that waits for its turn. Sending the page is not part of it: a browser may read slowly."""
+
+        async def turn(request: Request) -> Response:
+            try:
+                async with asyncio.timeout(self._wait_s):
+                    await self._places.acquire()
+            except TimeoutError as exc:
+                raise Unavailable(
+                    f"page: busy, because many pages are read; a page waits {self._wait_s:g} s at most; load it again",
+                    code="FN-1505",
+                ) from exc
+            try:
+                response = await view(request)
+                if isinstance(response, RenderedPage):
+                    await response.fill()
+                return response
+            finally:
+                self._places.release()
+
+        return turn
+
+
+def page(request: Request, template: str, values: Mapping[str, object], status: int = 200) -> RenderedPage:
     """Return a page: a template with its values, and with the visitor."""
-    visitor = visitor_of(request)
-    text = environment().get_template(template).render(visitor=visitor, path=request.url.path, **values)
-    return HTMLResponse(text, status_code=status)
+    known = {"visitor": visitor_of(request), "path": request.url.path, **values}
+    return RenderedPage(lambda: environment().get_template(template).render(known), status)

@@ -16,15 +16,15 @@ Reference:
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import Final
 
 from google.protobuf.json_format import MessageToDict
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from fanin.protos.errors import Unavailable, coded
+from fanin.protos.errors import FaninError, Unavailable, coded
 from fanin.protos.wire import to_proto
 from fanin.server.runs.stream import LiveStream, Streamed, StreamReader
 from fanin.server.storage.protocols.history import HistoryStore
@@ -42,6 +42,7 @@ HEARTBEAT_S: Final = 15.0
 SEND_S: Final = 20.0
 """Time in which a browser must read what it was sent."""
 RETRY_MS: Final = 1000
+Hold = Callable[[], AbstractContextManager[None]]
 
 
 class OpenPages:
@@ -58,26 +59,39 @@ class OpenPages:
         self._boot = secrets.token_hex(4)
         self._num_open = 0
 
-    def open(self, last_id: str, may_read: Callable[[], bool]) -> "Response | StreamResponse":
-        """Return the response of a page that continues after an event, or an error if there are too many."""
+    def open(self, last_id: str, may_read: Callable[[], bool], hold: Hold) -> "Response | StreamResponse":
+        """Return the response of a page that continues after an event, or an error if there are too many.
+
+        Args:
+            last_id: The id of the event; "" for a new page.
+            may_read: Returns whether its session still permits it.
+            hold: The context in which a revocation of its token raises an error.
+        """
         if self._num_open >= MAX_READERS:
             text = f"stream: {MAX_READERS} pages read it, expected fewer; close some, and connect again"
             return PlainTextResponse(coded(Unavailable(text, code="FN-1428")), status_code=503)
-        return StreamResponse(lambda: self._messages(last_id, may_read))
+        # Counted here and not when the first message is sent: many may open at once.
+        self._num_open += 1
+
+        @contextmanager
+        def place() -> Iterator[None]:
+            try:
+                with hold():
+                    yield
+            finally:
+                self._num_open -= 1
+
+        return StreamResponse(lambda: self._messages(last_id, may_read), place, may_read)
 
     async def _messages(self, last_id: str, may_read: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         """Yield the messages of a page until it lags, may no longer read, or the coordinator ends."""
-        self._num_open += 1
-        try:
-            async with self._stream.reader() as reader:
-                yield _message("hello", {"boot": self._boot}, head=f"retry: {RETRY_MS}\n")
-                for text in await self._missed(last_id, reader):
+        async with self._stream.reader() as reader:
+            yield _message("hello", {"boot": self._boot}, head=f"retry: {RETRY_MS}\n")
+            for text in await self._missed(last_id, reader):
+                yield text
+            async with aclosing(self._following(reader, may_read)) as texts:
+                async for text in texts:
                     yield text
-                async with aclosing(self._following(reader, may_read)) as texts:
-                    async for text in texts:
-                        yield text
-        finally:
-            self._num_open -= 1
 
     async def _following(self, reader: StreamReader, may_read: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
         loop = asyncio.get_running_loop()
@@ -132,10 +146,16 @@ class StreamResponse:
 
     Args:
         messages: Returns the messages. They are closed with the response.
+        place: The context in which they are sent. It may raise a FaninError: the token was revoked.
+        may_read: Returns whether the browser may still read, then without a session.
     """
 
-    def __init__(self, messages: Callable[[], AsyncGenerator[bytes, None]]) -> None:
+    def __init__(
+        self, messages: Callable[[], AsyncGenerator[bytes, None]], place: Hold, may_read: Callable[[], bool]
+    ) -> None:
         self._messages = messages
+        self._place = place
+        self._may_read = may_read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send messages until the end."""
@@ -155,15 +175,23 @@ class StreamResponse:
         try:
             async with asyncio.timeout(SEND_S):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
+            last = b""
+            try:
+                await self._follow(send)
+            except FaninError:
+                last = b"" if self._may_read() else _message("over", {})
+            async with asyncio.timeout(SEND_S):
+                await send({"type": "http.response.body", "body": last, "more_body": False})
+        except TimeoutError:
+            # It reads nothing. The server closes its connection, and the browser connects again.
+            pass
+
+    async def _follow(self, send: Send) -> None:
+        with self._place():
             async with aclosing(self._messages()) as messages:
                 async for message in messages:
                     async with asyncio.timeout(SEND_S):
                         await send({"type": "http.response.body", "body": message, "more_body": True})
-            async with asyncio.timeout(SEND_S):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except TimeoutError:
-            # It reads nothing. The server closes its connection, and the browser connects again.
-            pass
 
 
 async def _until_gone(receive: Receive) -> None:

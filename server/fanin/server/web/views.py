@@ -10,22 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from fanin.protos.errors import InvalidInput, NotFound
-from fanin.protos.messages import MAX_NUMBER, AcceptedDevices, RunDescription
+from fanin.protos.messages import MAX_NUMBER, AcceptedDevices, RunDescription, RunState
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.web import reads
+from fanin.server.web.guard import visitor_of
 from fanin.server.web.overview import Overview
 from fanin.server.web.rendering import page
 from fanin.server.web.texts import event_kind, event_text, is_bad
 
 MAX_CURSOR: Final = MAX_NUMBER
 DONE: Final = {
-    "pause": "The Run is paused.",
-    "resume": "The Run continues.",
-    "stop": "The Run is stopped.",
-    "adopt": "The Version is published again under a new number.",
+    "pause": (RunState.PAUSED, "The Run is paused."),
+    "resume": (RunState.RUNNING, "The Run is running."),
+    "stop": (RunState.STOPPED, "The Run is stopped."),
 }
-"""What a page says after an action."""
+"""What a page says after an action, while the Run is in this state: a link may say anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +122,8 @@ class RunViews:
 
     async def settings(self, request: Request) -> Response:
         """Show the effective settings of the coordinator."""
-        return page(
-            request, "settings.html", {"sections": await self.overview.sections(), "alarms": self.overview.alarms()}
-        )
+        sections = await self.overview.sections(has_paths=visitor_of(request).can_act)
+        return page(request, "settings.html", {"sections": sections, "alarms": self.overview.alarms()})
 
     async def parameters(self, request: Request) -> Response:
         """Send the parameters of a Version: its canonical bytes."""
@@ -154,10 +153,11 @@ class RunViews:
 
     def _common(self, request: Request, description: RunDescription) -> dict[str, object]:
         """Return the values of all pages of a Run."""
+        state, text = DONE.get(request.query_params.get("done", ""), (None, ""))
         return {
             "described": description,
             "run": description.run,
-            "done": DONE.get(request.query_params.get("done", ""), ""),
+            "done": text if state is description.run.state else "",
             # A form that is sent twice is carried out once.
             "command_id": secrets.token_hex(8),
         }

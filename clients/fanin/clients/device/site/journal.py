@@ -250,6 +250,8 @@ class Journal:
         draft = self._path.with_name(f"{RECORD_FILE}.new")
         try:
             # Without a sync: after a loss of power the file may be an old one or damaged, which readers accept.
+            draft.unlink(missing_ok=True)
+            draft.touch(mode=0o600)
             draft.write_text(text, "utf-8")
             draft.replace(self._path)
         except OSError as exc:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import AF_INET, AF_INET6
+from socket import AF_INET, AF_INET6, socket
 from typing import Final
 
 from fanin.clients.device.site.view import site_view
@@ -28,6 +28,8 @@ LOG = logging.getLogger("fanin.clients")
 PAGE: Final = Path(__file__).with_name("page.html")
 REQUEST_S: Final = 10.0
 """Seconds until a browser that sends nothing is disconnected."""
+MAX_BROWSERS: Final = 16
+"""Connections at a time. Each has a thread, and the device needs its memory for the training."""
 
 
 @contextmanager
@@ -60,7 +62,22 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, folder: Path, address: Address) -> None:
         self.folder = folder
         self.address_family = AF_INET6 if ":" in address.host else AF_INET
+        self._places = threading.BoundedSemaphore(MAX_BROWSERS)
         super().__init__((address.host, address.port), _Handler)
+
+    def process_request(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        """Serve a browser on a thread, or close its connection if there are too many."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: socket | tuple[bytes, socket], client_address: object) -> None:
+        """Serve a browser, and free its place."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A browser that goes away is no error of the device."""

@@ -52,6 +52,8 @@ class Cache:
 
     def __init__(self, folder: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._folder = folder
+        # Its key, its data and what it trained are the owner's alone.
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.chunks = ChunkStore(folder / "chunks", max_bytes)
         self.updates = UpdateStore(folder / "updates")
         self.states = StateStore(folder / "states")

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from fanin.protos.errors import FaninError, NotFound, Unauthenticated
+from fanin.protos.errors import Conflict, FaninError, NotFound, Unauthenticated
 from fanin.protos.messages import (
     MAX_PAGE_DEVICE_INFOS,
     BanDevice,
@@ -111,6 +111,12 @@ async def _check_changes(devices: DeviceStore, device_id: str) -> None:
     assert devices.find(device_id) is not None, "find: a banned device is unknown"
     page = await devices.device_page(DeviceQuery(state=DeviceState.BANNED))
     assert [each.device_id for each in page.devices] == [device_id], "device_page: does not select banned devices"
+    try:
+        await devices.change(DeviceChange(device_id=device_id, what=RemoveDevice()), OPERATOR, 9.0)
+    except FaninError as exc:
+        assert isinstance(exc, Conflict), f"change: got {exc!r} for the removal of a banned device"
+    else:
+        raise AssertionError("change: removes a banned device, whose key could enroll again")
     await devices.change(DeviceChange(device_id=device_id, what=UnbanDevice()), OPERATOR, 10.0)
     assert not devices.is_banned(device_id), "is_banned: a lifted ban lasts"
     await devices.change(DeviceChange(device_id=device_id, what=RemoveDevice()), OPERATOR, 11.0)

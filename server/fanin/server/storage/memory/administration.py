@@ -24,7 +24,6 @@ from fanin.server.storage.access import (
     check_rotation,
     check_token_change,
     check_use,
-    is_valid_admin,
     next_entry,
     token_of,
 )
@@ -101,8 +100,8 @@ class MemoryTokens:
     async def revoke(self, name: str, by: Principal | None, now_s: float) -> TokenInfo:
         """See ``TokenStore.revoke``."""
         token = check_token_change(name, self._tokens.get(name))
-        num_others = sum(is_valid_admin(each, now_s) for each in self._tokens.values() if each.name != name)
-        if check_revocation(token, num_others):
+        others = (each for each in self._tokens.values() if each.name != name)
+        if check_revocation(token, others, now_s):
             self._tokens[name] = replace(token, revoked_at=now_s)
             self._record("RevokeToken", f"token {name}", by, now_s)
         return self._tokens[name]

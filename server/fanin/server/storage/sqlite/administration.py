@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Final
 
 from sqlalchemy import ColumnElement, Connection, Engine, Row, func, insert, select, update
+from sqlalchemy.exc import DatabaseError
 
+from fanin.protos.errors import Corrupted
 from fanin.protos.messages import (
     MAX_PAGE_AUDIT,
     MAX_PAGE_TOKENS,
@@ -29,7 +31,6 @@ from fanin.server.storage.access import (
     check_rotation,
     check_token_change,
     check_use,
-    is_valid_admin,
     next_entry,
     tags_of,
     tags_text,
@@ -57,11 +58,15 @@ class SqliteAudit:
         """See ``AuditStore.audit_page``."""
         table = schema.audit
         query = select(table).where(table.c.sequence >= from_sequence).order_by(table.c.sequence).limit(MAX_PAGE_AUDIT)
-        with self._engine.begin() as connection:
-            newest = _newest(connection)
-            # Counted, not taken from the newest row: of a log that was cut, the count is what is there.
-            num_entries = connection.execute(select(func.count()).select_from(table)).scalar_one()
-            entries = tuple(map(_entry, connection.execute(query)))
+        try:
+            with self._engine.begin() as connection:
+                newest = _newest(connection)
+                # Counted, not taken from the newest row: of a log that was cut, the count is what is there.
+                num_entries = connection.execute(select(func.count()).select_from(table)).scalar_one()
+                entries = tuple(map(_entry, connection.execute(query)))
+        except DatabaseError as exc:
+            # A table that was dropped, or a text that is no UTF-8.
+            raise _changed(f"cannot be read ({exc.orig})") from exc
         head = NO_DIGEST if newest is None else newest.digest
         return AuditPage(entries=entries, num_entries=num_entries, head=head)
 
@@ -84,7 +89,16 @@ def _newest(connection: Connection) -> AuditEntry | None:
 
 
 def _entry(row: Row[tuple[object, ...]]) -> AuditEntry:
-    return AuditEntry(**row._mapping)
+    fields = dict(row._mapping)
+    # SQLite keeps a value of any type in any column.
+    for name, value in fields.items():
+        if type(value) is not (int if name in ("sequence", "time_us") else str):
+            raise _changed(f"{name} of entry {row.sequence} has a value of another type")
+    return AuditEntry(**fields)
+
+
+def _changed(problem: str) -> Corrupted:
+    return Corrupted(f"audit log: {problem}; compare with a backup of fanin.db", code="FN-1410")
 
 
 _TABLE = schema.tokens
@@ -152,8 +166,7 @@ class SqliteTokens:
         with writing(self._engine) as connection:
             token = check_token_change(name, _find(connection, _TABLE.c.name == name))
             admins = connection.execute(select(_TABLE).where(_TABLE.c.role == Role.ADMIN.value, _TABLE.c.name != name))
-            num_others = sum(is_valid_admin(_token(row), now_s) for row in admins)
-            if not check_revocation(token, num_others):
+            if not check_revocation(token, map(_token, admins), now_s):
                 return token
             sha256 = _sha256(connection, name)
             connection.execute(update(_TABLE).where(_TABLE.c.name == name).values(revoked_at=now_s))
