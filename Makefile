@@ -40,7 +40,7 @@ ZOO_PACKAGES := neuralforecast segmentation-models-pytorch timm torch-geometric 
 # Versions of Python that `make pythons` checks: those of the classifiers without that of .venv.
 PYTHONS := 3.12 3.13
 PYENV := $(or $(PYENV_ROOT),$(HOME)/.pyenv)/versions
-EXTRAS := onnx,litert,server,backup,telemetry,export,datacenter,transformers,plots,parquet,simulation,ray,flower,dev
+EXTRAS := onnx,litert,server,backup,telemetry,export,datacenter,transformers,plots,parquet,privacy,simulation,ray,flower,dev
 ROOTS := server clients edge datacenter protos
 # What ruff reads. Other files in the root of a working copy, such as the script of an experiment, are left alone.
 LINTED := $(ROOTS) tests examples benchmarks docs .ci README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md pyproject.toml

@@ -55,6 +55,7 @@ WRONG = {
     "prometheus": ("server/fanin/server/wrong.py", "import prometheus_client.core"),
     "opentelemetry": ("server/fanin/server/wrong.py", "import opentelemetry.trace"),
     "fsspec": ("server/fanin/server/wrong.py", "import fsspec"),
+    "dp-accounting": ("server/fanin/server/wrong.py", "import dp_accounting.rdp"),
     "web": ("server/fanin/server/wrong.py", "import starlette.routing"),
     "pure-cores": ("edge/fanin/edge/codecs/grid.py", "from fanin.edge.bundles import keys"),
 }

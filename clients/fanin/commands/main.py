@@ -111,6 +111,9 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         "audit": Subcommand(
             summary="read and verify the log of the changes at a coordinator", module="administration.audit"
         ),
+        "privacy": Subcommand(
+            summary="find the noise that a privacy budget needs", module="privacy", extras=("server", "privacy")
+        ),
         "prune": Subcommand(summary="remove what a run no longer needs, or show what would go", module="care.prune"),
         "backup": Subcommand(summary="back up a coordinator's folder while it serves", module="care.backup"),
         "restore": Subcommand(

@@ -13,6 +13,7 @@ Rooms and modules in reading order:
     scopes      what a line of the log is about
     bundles/    signed manifests, slots, Versions, int8 quantization
     codecs/     the grid, and Updates as integers on it
+    noise/      privacy noise: integers of exact distributions from a seed
     runtimes/   the inference libraries behind one contract, and measurement of a Version
     metrics/    metrics of predictions: functions and graphs
     assembly/   Bundles from graphs of other exporters

@@ -13,6 +13,7 @@
     selection/     which waiting devices get the free places
     aggregation/   sums, the outer step, verification
     strategies/    strategies of Flower in child processes
+    privacy/       accounting of differential privacy
     storage/       the database, blobs and spool
     web/           the page for browsers
     telemetry/     metrics and traces
