@@ -64,6 +64,7 @@ REQUIREMENTS = {
         "pytest-timeout",
         "pytest-xdist",
         "ruff",
+        "scipy",
         "tensorboardx",
         "types-grpcio",
         "types-grpcio-health-checking",

@@ -241,7 +241,7 @@ def test_nothing_released_costs_nothing() -> None:
 def test_a_wrong_delta_is_refused(wrong: float) -> None:
     with pytest.raises(InvalidInput) as failure:
         epsilon([], wrong)
-    assert failure.value.code == "FN-1640"
+    assert failure.value.code == "FN-1650"
     with pytest.raises(ValueError, match="between 0 and 1"):
         Loss(rho=Fraction(1)).epsilon(wrong)
 
@@ -250,4 +250,4 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(RuntimeMissing) as failure:
         epsilon([(sampled(1.0, 0.1), 1)], 1e-6)
-    assert failure.value.code == "FN-1642"
+    assert failure.value.code == "FN-1652"

@@ -86,21 +86,21 @@ def test_the_text_has_a_table_and_the_plot_is_written(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("wrong", "code"),
     [
-        (["--epsilon", "0"], "FN-1641"),
-        (["--epsilon", "-1"], "FN-1641"),
-        (["--epsilon", "nan"], "FN-1641"),
-        (["--epsilon", "inf"], "FN-1641"),
-        (["--delta", "0"], "FN-1640"),
-        (["--delta", "0.00002"], "FN-1640"),
-        (["--cohort", "100001"], "FN-1645"),
-        (["--cohort", "0"], "FN-1645"),
-        (["--population", "0"], "FN-1645"),
-        (["--rounds", "0"], "FN-1645"),
-        (["--survivors", "1001"], "FN-1645"),
-        (["--mechanism", "skelam"], "FN-1644"),
+        (["--epsilon", "0"], "FN-1651"),
+        (["--epsilon", "-1"], "FN-1651"),
+        (["--epsilon", "nan"], "FN-1651"),
+        (["--epsilon", "inf"], "FN-1651"),
+        (["--delta", "0"], "FN-1650"),
+        (["--delta", "0.00002"], "FN-1650"),
+        (["--cohort", "100001"], "FN-1655"),
+        (["--cohort", "0"], "FN-1655"),
+        (["--population", "0"], "FN-1655"),
+        (["--rounds", "0"], "FN-1655"),
+        (["--survivors", "1001"], "FN-1655"),
+        (["--mechanism", "skelam"], "FN-1654"),
         (["--sampling", "poisson"], "FN-0023"),
-        (["--noise-multiplier", "1"], "FN-1641"),
-        (["--epsilon", "101"], "FN-1641"),
+        (["--noise-multiplier", "1"], "FN-1651"),
+        (["--epsilon", "101"], "FN-1651"),
         (["--plot", "plan.exe"], "FN-1146"),
     ],
 )
@@ -118,9 +118,9 @@ def test_what_cannot_be_planned_is_wrong_usage(wrong: list[str], code: str, caps
 )
 def test_a_plan_without_a_question_is_wrong_usage(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["privacy", "plan", *POPULATION, "--rounds", "100", *wrong]) == 2
-    assert capsys.readouterr().err.rstrip().endswith("[FN-1641]")
+    assert capsys.readouterr().err.rstrip().endswith("[FN-1651]")
 
 
 def test_a_budget_that_no_noise_satisfies_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["privacy", "plan", "--epsilon", "1e-7", *POPULATION, "--rounds", "100"]) == 1
-    assert capsys.readouterr().err.rstrip().endswith("[FN-1643]")
+    assert capsys.readouterr().err.rstrip().endswith("[FN-1653]")

@@ -14,6 +14,7 @@ Rooms and modules in reading order:
     bundles/    signed manifests, slots, Versions, int8 quantization
     codecs/     the grid, and Updates as integers on it
     noise/      privacy noise: integers of exact distributions from a seed
+    masking/    secure aggregation: masks that cancel in the sum of a Round
     runtimes/   the inference libraries behind one contract, and measurement of a Version
     metrics/    metrics of predictions: functions and graphs
     assembly/   Bundles from graphs of other exporters

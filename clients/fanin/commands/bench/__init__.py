@@ -5,7 +5,7 @@ package as processes, so each module imports only the libraries that it uses.
 
 Reading order:
 
-- ``rounds``, ``memory``, ``checkins``: the benchmarks
+- ``rounds``, ``memory``, ``checkins``, ``secagg``: the benchmarks
 - ``harness/``: the parts that they share, also with those in ``benchmarks/`` of the repository
 """
 
@@ -22,6 +22,7 @@ BENCHES: Final[Mapping[str, str]] = MappingProxyType(
         "rounds": "seconds a round, compared with a bare gRPC stream",
         "memory": "the coordinator's memory while all devices upload at once",
         "checkins": "check-ins a second, with many devices registered",
+        "secagg": "seconds of a device and of the coordinator in a secure aggregation",
     }
 )
 

@@ -62,7 +62,7 @@ def epsilon(entries: Iterable[Entry], delta: float) -> float:
         RuntimeMissing: The extra ``privacy`` is not installed.
     """
     if not 0 < delta < 1:
-        raise InvalidInput(f"delta: got {delta}, expected a number between 0 and 1, both excluded", code="FN-1640")
+        raise InvalidInput(f"delta: got {delta}, expected a number between 0 and 1, both excluded", code="FN-1650")
     counts = _counts(entries)
     if not counts:
         return 0.0
@@ -90,7 +90,7 @@ def delta(entries: Iterable[Entry], epsilon: float) -> float:
         RuntimeMissing: The extra ``privacy`` is not installed.
     """
     if not 0 <= epsilon < math.inf:
-        raise InvalidInput(f"epsilon: got {epsilon}, expected a finite number of at least 0", code="FN-1641")
+        raise InvalidInput(f"epsilon: got {epsilon}, expected a finite number of at least 0", code="FN-1651")
     counts = _counts(entries)
     if not counts:
         return 0.0
@@ -110,7 +110,7 @@ def _library() -> ModuleType:
         raise RuntimeMissing(
             "accounting of differential privacy: got no package dp-accounting, expected the extra privacy; run "
             "pip install 'fanin[privacy]'",
-            code="FN-1642",
+            code="FN-1652",
         ) from exc
     library: ModuleType = dp_accounting
     return library

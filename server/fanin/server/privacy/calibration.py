@@ -34,7 +34,7 @@ def least_noise_multiplier(epsilon_of: Callable[[float], float], budget: float) 
             raise InvalidInput(
                 f"epsilon: got {budget:g}, which noise multiplier {MAX_NOISE_MULTIPLIER} still exceeds; expected a "
                 "larger epsilon or delta, or fewer Rounds",
-                code="FN-1643",
+                code="FN-1653",
             )
     low = round(LEAST_NOISE_MULTIPLIER * STEPS_PER_UNIT) - 1
     while high - low > 1:

@@ -60,40 +60,40 @@ class PrivacyBudget:
             )
             raise InvalidInput(
                 f"privacy budget: got {received}, expected one: epsilon to find noise, or noise to find epsilon",
-                code="FN-1641",
+                code="FN-1651",
             )
         if self.epsilon is not None and not 0 < self.epsilon <= MAX_EPSILON:
             raise InvalidInput(
-                f"epsilon: got {self.epsilon:g}, expected a number above 0 and at most {MAX_EPSILON}", code="FN-1641"
+                f"epsilon: got {self.epsilon:g}, expected a number above 0 and at most {MAX_EPSILON}", code="FN-1651"
             )
         least, most = LEAST_NOISE_MULTIPLIER, MAX_NOISE_MULTIPLIER
         if self.noise_multiplier is not None and not least <= self.noise_multiplier <= most:
             raise InvalidInput(
                 f"noise multiplier: got {self.noise_multiplier:g}, expected a number from {least} to {most:,}",
-                code="FN-1641",
+                code="FN-1651",
             )
         if not 1 <= self.cohort <= self.population:
             raise InvalidInput(
                 f"cohort: got {self.cohort:,} devices of a population of {self.population:,}, expected from 1 to the "
                 "population; name a smaller cohort",
-                code="FN-1645",
+                code="FN-1655",
             )
         if not 0 < self.delta < 1 or self.delta > 1 / self.population:
             raise InvalidInput(
                 f"delta: got {self.delta:g}, expected a number above 0 and at most 1 / population = "
                 f"{1 / self.population:g}; a larger one allows a mechanism that publishes the data of a device",
-                code="FN-1640",
+                code="FN-1650",
             )
         if self.num_rounds < 1 or self.norm_bound < 1 or self.num_values < 1:
             raise InvalidInput(
                 f"privacy budget: got {self.num_rounds} Rounds, a norm bound of {self.norm_bound} and "
                 f"{self.num_values} values, expected at least 1 of each",
-                code="FN-1645",
+                code="FN-1655",
             )
         if not 0 <= self.survivors <= self.cohort:
             raise InvalidInput(
                 f"survivors: got {self.survivors:,} of a cohort of {self.cohort:,}, expected at most the cohort",
-                code="FN-1645",
+                code="FN-1655",
             )
 
     @property
@@ -213,7 +213,7 @@ def mechanism_of(name: str) -> PrivacyMechanism:
     if mechanism is None:
         near = get_close_matches(name, MECHANISMS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise InvalidInput(f"mechanism: got {name!r}, expected one of {', '.join(MECHANISMS)}{hint}", code="FN-1644")
+        raise InvalidInput(f"mechanism: got {name!r}, expected one of {', '.join(MECHANISMS)}{hint}", code="FN-1654")
     return mechanism
 
 

@@ -7,6 +7,7 @@ Reading order:
 - ``crowd``: many light devices in one process
 - ``callers``: a process whose threads check in
 - ``bare``: the bare gRPC stream that a Round is compared with
+- ``masked``: a secure aggregation in one process
 - ``rss``: memory and processor time of a process
 - ``report``: medians, samples and the machine, as text and as JSON
 """
