@@ -19,10 +19,10 @@ import typer
 
 from fanin.commands.bench.harness.report import sampled, write_report
 from fanin.commands.console.terminal import JsonOption, run_command
-from fanin.protos.messages import RoundPhase
-from fanin.server.rounds import events as e
-from fanin.server.rounds.machine import Round, Rules
-from fanin.server.rounds.plain import PLAIN
+from fanin.server.protocols import events as e
+from fanin.server.protocols import phases
+from fanin.server.protocols.machine import Round, Rules
+from fanin.server.protocols.plain import PLAIN
 
 GATE_US: Final = 50.0
 SMALL_COHORT: Final = 100
@@ -77,7 +77,7 @@ def _sample(num_devices: int, repeats: int) -> list[float]:
                 samples_us.append(elapsed_s / num_events * 1e6)
                 num_events, elapsed_s = 0, 0.0
         # Check that the events brought the Round to its closing.
-        if state.phase is not RoundPhase.CLOSING or len(state.cohort.accepted) != num_devices:
+        if state.phase is not phases.CLOSING or len(state.cohort.accepted) != num_devices:
             raise AssertionError(f"the round is {state.phase.value} with {len(state.cohort.accepted)} updates")
     return samples_us
 

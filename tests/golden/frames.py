@@ -78,6 +78,11 @@ CHECK_IN: Final = m.CheckIn(
     served=m.ServedVersion(run_id=RUN, epoch=1, number=0),
 )
 NEWEST: Final = m.Publication(download_id="run.v1.device", run_id=RUN, bundle=BUNDLE, version=VERSION)
+EXCHANGE_OUTCOMES: Final = {
+    "answer": m.ExchangeAnswer(message=b"\x01\xfeanswer"),
+    "pause": m.ExchangePause(retry_min_s=0.5, retry_max_s=2.25),
+    "end": m.ExchangeEnd(reason="the round has ended"),
+}
 REPLY: Final = m.UploadReply(
     round_state=m.RoundState.CLOSED, update_state=m.UpdateState.ACCEPTED, received_bytes=len(PAYLOAD)
 )
@@ -133,7 +138,7 @@ EVALUATION: Final = m.VersionEvaluation(
 WARNED: Final = m.RunWarned(code="shared_partition", subject="a b", text="two devices report partition 3")
 LIVE: Final = m.LiveRound(
     round=4,
-    phase=m.RoundPhase.TRAINING,
+    phase="training",
     num_at_work=2,
     at_work=("a", "b"),
     deadline_s=12.5,
@@ -146,8 +151,8 @@ LIVE: Final = m.LiveRound(
 DESCRIPTION: Final = m.RunDescription(
     run=INFO,
     rounds=(
-        m.RoundInfo(round=4, base_version=3, phase=m.RoundPhase.TRAINING, num_updates=1, opened_at=1_700_000_000.25),
-        m.RoundInfo(round=3, base_version=2, phase=m.RoundPhase.PUBLISHED, num_updates=2, opened_at=1.7e9, version=3),
+        m.RoundInfo(round=4, base_version=3, phase="training", num_updates=1, opened_at=1_700_000_000.25),
+        m.RoundInfo(round=3, base_version=2, phase="published", num_updates=2, opened_at=1.7e9, version=3),
     ),
     grid=(-9, 3),
     live=LIVE,
@@ -247,6 +252,11 @@ def frames() -> dict[str, Frame]:
         "assigned-stages": m.Assigned(assignment=STAGED),
         "assigned-progress": m.Assigned(assignment=replace(assignment(), progress_s=10.0)),
         "assigned-flower": m.Assigned(assignment=replace(assignment(), flower=FLOWER)),
+        "assigned-protocol": m.Assigned(
+            assignment=replace(
+                assignment(), round_protocol=m.RoundPlan(protocol="commit_reveal", options={"deadline_s": 30.0})
+            )
+        ),
         "wait": wait,
         "newest": replace(wait, newest=NEWEST),
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),
@@ -292,6 +302,14 @@ def frames() -> dict[str, Frame]:
         "fleet-upload-reply": _frame(REPLY, fleet_pb2.UploadReply),
         "fleet-report-request": _frame(report, fleet_pb2.ReportRequest),
         "fleet-report-request-progress": _frame(progress, fleet_pb2.ReportRequest),
+        "fleet-exchange-request": _frame(
+            m.ExchangeRequest(assignment_id="run.1.device", phase="committing", payload=b"\0\xffmessage", wait_s=40.0),
+            fleet_pb2.ExchangeRequest,
+        ),
+        **{
+            f"fleet-exchange-reply-{name}": _frame(m.ExchangeReply(outcome=outcome), fleet_pb2.ExchangeReply)
+            for name, outcome in EXCHANGE_OUTCOMES.items()
+        },
         "fleet-report-reply": _frame(
             m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED), fleet_pb2.ReportReply
         ),

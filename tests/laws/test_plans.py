@@ -35,7 +35,7 @@ def toml_of(plan: Plan) -> str:
         lines += ["[[statistics]]", f'name = "{each.name}"', f"unit = {json.dumps(each.unit)}", f"bound = {each.bound}"]
     for metric in plan.evaluation.metrics:
         lines += ["[[evaluation.metrics]]", f'name = "{metric.name}"']
-    for table in ("retention", "participants"):
+    for table in ("retention", "participants", "round"):
         part = getattr(plan, table)
         values = {name: getattr(part, name) for name in type(part).__slots__}
         lines += [

@@ -74,7 +74,7 @@ def call(connection: Connection, service: str, name: str, options: CallOptions) 
 
 
 def test_both_protocols_are_looped_over() -> None:
-    assert len(FLEET_RPCS) == 5
+    assert len(FLEET_RPCS) == 6
     assert len(CONTROL_RPCS) == 18
 
 

@@ -22,18 +22,20 @@ from fanin.clients.versions import next_version
 from fanin.protos.chunks import cut
 from fanin.protos.messages import Adopt, Command, Pause, Resume, RunInfo, Stop
 from fanin.protos.plans import Plan
-from fanin.server.rounds import events as e
+from fanin.server.protocols import events as e
 from fanin.server.runs.catalog import Runs
 
 EFFECTS: Final = [
     effect.__name__
     for effect in get_args(e.Effect)
-    if effect not in (e.Assign, e.Fail, e.RecordExtension, e.RecordLack, e.RecordGone, e.Warn, e.LookForAbsent)
+    if effect
+    not in (e.Assign, e.Fail, e.RecordExtension, e.RecordLack, e.RecordGone, e.Warn, e.LookForAbsent, e.Freeze)
 ]
 """All effects that the driver's worker executes on a sound disk.
 
 Assign is excluded: it is answered at once and leaves nothing durable, so a device without an answer asks again. The
-others have tests of their own: no device of this Run is silent, slow, required or online twice.
+others have tests of their own: no device of this Run is silent, slow, required or online twice, and its Rounds have no
+messages.
 """
 COMMANDS: Final = {action.__name__ for action in get_args(get_type_hints(Command)["what"])}
 NUM_MOMENTS: Final = 50

@@ -18,10 +18,11 @@ from support.processes import Site
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos.messages import CodecSpec, RoundFailed, RoundLacks, Training, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, ParticipantsPlan, Plan, StopPlan
-from fanin.server.rounds.events import (
+from fanin.server.protocols.events import (
     Assign,
     Effect,
     Fail,
+    Freeze,
     LookForAbsent,
     RecordExtension,
     RecordGone,
@@ -31,7 +32,7 @@ from fanin.server.rounds.events import (
 from fanin.simulation import synthetic_bundle
 
 PUBLISHER = SigningKey(bytes(range(32)))
-OTHERS = (Assign, Fail, RecordExtension, RecordLack, RecordGone, Warn, LookForAbsent)
+OTHERS = (Assign, Fail, Freeze, RecordExtension, RecordLack, RecordGone, Warn, LookForAbsent)
 EFFECTS = [effect.__name__ for effect in get_args(Effect) if effect not in OTHERS]
 NUM_DEVICES = 3
 NUM_ROUNDS = 2

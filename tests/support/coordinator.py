@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fanin.commands.console.usage import data_sets
 from fanin.commands.serve.coordinator import run_coordinator
-from fanin.server.rounds.events import Effect
+from fanin.server.protocols.events import Effect
 from fanin.server.rounds.worker import LogObserver
 from fanin.server.settings import Settings
 

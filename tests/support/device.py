@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
+from fanin.clients.device.session.protocols import identity_of
 from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.transport import Connection, GrpcTransport, ReadPayload
@@ -84,6 +85,7 @@ def main() -> None:
         trainer=SyntheticTrainer(partition=index, num_examples=10 + index),
         trusted=((folder / "publisher.pub").read_text(),),
         rng=random.Random(index),
+        identity=identity_of(cache.key()),
     )
     token = (state / "tokens" / "device.token").read_text().strip()
     Client(parts, ClientOptions(token=token)).run()

@@ -67,6 +67,7 @@ STAGES: Final = st.builds(
     name=NAMES,
     options=OPTIONS,
 )
+ROUND_PLANS: Final = st.builds(m.RoundPlan, protocol=NAMES, options=OPTIONS)
 DECLARED: Final = st.builds(m.Statistic, name=NAMES, unit=st.just("") | NAMES, bound=st.integers(1, m.MAX_COUNT))
 SETTINGS: Final = st.one_of(*SCALARS, *(st.lists(each, max_size=3).map(tuple) for each in SCALARS))
 """Entries of Flower's ConfigRecord."""
@@ -171,6 +172,7 @@ def plans(draw: st.DrawFn) -> p.Plan:
         codec=m.CodecSpec(name=name, max_shift=shift),
         stages=() if staleness else tuple(draw(st.lists(STAGES, max_size=3, unique_by=lambda stage: stage.name))),
         statistics=tuple(draw(st.lists(DECLARED, max_size=3, unique_by=lambda each: each.name))),
+        round=draw(st.just(p.RoundPlan()) | ROUND_PLANS),
         aggregation=p.AggregationPlan(
             max_examples=examples, rule_options=draw(OPTIONS), outer_options=draw(OPTIONS), max_staleness=staleness
         ),

@@ -25,7 +25,7 @@ from fanin.protos.errors import FaninError, Unavailable
 from fanin.server.access.limits import Limits
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
-from fanin.server.rounds.events import Effect
+from fanin.server.protocols.events import Effect
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.recorded_setup import Parts
 from fanin.server.storage.blobs import FolderBlobs
@@ -197,6 +197,11 @@ class Mortal:
             if reply.update_state is m.UpdateState.ACCEPTED:
                 self.accepted.add((device, header.round))
             yield reply
+
+    async def exchange(self, device: str, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """See Coordinator."""
+        life = self._serving()
+        return await life.answer_of(life.coordinator.exchange(device, request))
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """See Coordinator."""

@@ -33,6 +33,8 @@ SENT: Final[dict[type, type[Message]]] = {
     m.UploadRequest: fleet_pb2.UploadRequest,
     m.UploadReply: fleet_pb2.UploadReply,
     m.Report: fleet_pb2.ReportRequest,
+    m.ExchangeRequest: fleet_pb2.ExchangeRequest,
+    m.ExchangeReply: fleet_pb2.ExchangeReply,
     m.StartRun: control_pb2.StartRunRequest,
     m.Reclaim: control_pb2.ReclaimRunRequest,
     m.Command: control_pb2.CommandRequest,
@@ -99,6 +101,12 @@ BY_FIELD: Final[Mapping[tuple[type, str], st.SearchStrategy[Any]]] = MappingProx
         (m.Wait, "retry_max_s"): s.SECONDS,
         **{(m.Capabilities, name): st.lists(s.PRINTABLES, max_size=3).map(tuple) for name in ("codecs", "runtimes")},
         **{(m.Capabilities, name): st.lists(s.NAMES, max_size=3).map(tuple) for name in ("graph_formats", "stages")},
+        (m.Capabilities, "round_protocols"): st.lists(s.NAMES, max_size=3).map(tuple),
+        (m.RoundInfo, "phase"): s.NAMES,
+        (m.ExchangeRequest, "phase"): s.NAMES,
+        (m.ExchangeRequest, "wait_s"): st.floats(0.0, 60.0),
+        (m.ExchangePause, "retry_min_s"): st.floats(0.0, 60.0),
+        (m.ExchangePause, "retry_max_s"): st.floats(0.0, 60.0),
         (m.Assignment, "grid"): st.lists(st.integers(m.MIN_GRID_EXPONENT, m.MAX_GRID_EXPONENT), max_size=4).map(tuple),
         (m.Assignment, "range_examples"): st.integers(0, m.RANGE_EXAMPLES),
         (m.RangeCounts, "cells"): st.sets(s.UINT32, max_size=4).map(lambda cells: tuple(sorted(cells))),
@@ -143,6 +151,7 @@ BY_TYPE: Final[Mapping[type, st.SearchStrategy[Any]]] = MappingProxyType(
         p.FlowerPlan: s.FLOWER_PLANS,
         p.ScheduledChange: s.schedules(p.FlowerPlan()).filter(bool).map(lambda changes: changes[0]),
         p.StageSpec: s.STAGES,
+        p.RoundPlan: s.ROUND_PLANS,
         p.Statistic: s.DECLARED,
         p.Training: s.TRAININGS,
     }
@@ -189,6 +198,7 @@ FITTED: Final[Mapping[type, Callable[[Values], Values]]] = MappingProxyType(
             | {"step": min(drawn["step"], drawn["num_steps"] or drawn["step"])}
             | {"epoch": min(drawn["epoch"], drawn["num_epochs"] or drawn["epoch"])}
         ),
+        m.ExchangePause: lambda drawn: drawn | {"retry_max_s": drawn["retry_min_s"] + drawn["retry_max_s"]},
         m.Report: lambda drawn: drawn | {"progress": None if drawn["failure"] else drawn["progress"]},
         m.Version: _version,
         m.RangeCounts: lambda drawn: drawn | {"counts": drawn["counts"][: len(drawn["cells"])]},

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from fanin.protos.messages import RoundPhase
-from fanin.server.rounds import events as e
-from fanin.server.rounds.machine import Round, Rules
-from fanin.server.rounds.plain import PLAIN
+from fanin.server.protocols import events as e
+from fanin.server.protocols import phases
+from fanin.server.protocols.machine import Round, Rules
+from fanin.server.protocols.plain import PLAIN
 
 ADAPTIVE = Rules(concurrency=4, buffer=4, quorum=3, deadline_s=60.0, min_report_s=1.0, report_factor=2.0)
 
@@ -39,7 +39,7 @@ def test_with_a_quorum_the_round_waits_for_a_multiple_of_the_time_that_the_quoru
     assert (state.quorum_s, state.wake_at) == (10.0, 120.0)
     assert follow(state, e.TimePassed(), now=119.9) == (state, [])
     closing, effects = follow(state, e.TimePassed(), now=120.0)
-    assert (closing.phase, effects) == (RoundPhase.CLOSING, [e.Close()])
+    assert (closing.phase, effects) == (phases.CLOSING, [e.Close()])
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ def test_after_the_quorum_a_device_begins_only_if_there_is_time() -> None:
     # The Round waits until 1.0 s, and a device takes 0.25 s.
     assert (quick.num_places(0.5), quick.num_places(0.75), quick.wake_at) == (1, 0, 0.75)
     slow, effects = follow(state, *commit("a", "b", "c"), now=10.0)
-    assert (slow.phase, effects[-1]) == (RoundPhase.CLOSING, e.Close())
+    assert (slow.phase, effects[-1]) == (phases.CLOSING, e.Close())
     # While another device works, the Round waits, and still assigns none.
     state, _ = follow(state, *check_in("d"), *commit("a", "b", "c"), now=10.0)
     state, _ = follow(state, e.GaveUp(device="d"), now=15.0)
-    assert (state.phase, state.num_places(15.0), state.wake_at) == (RoundPhase.SELECTING, 0, 10.0)
+    assert (state.phase, state.num_places(15.0), state.wake_at) == (phases.SELECTING, 0, 10.0)
     assert follow(state, e.TimePassed(), now=15.0)[1] == [e.Close()]
     # An Update for this Round may count in the next one.
     buffered = replace(ADAPTIVE, late_counts=True)
@@ -101,4 +101,4 @@ def test_at_the_deadline_the_record_decides() -> None:
         state, _ = follow(Round(protocol=PLAIN, rules=rules), *check_in("a", "b"), *commit("b"))
         state, effects = follow(state, e.TimePassed(), now=60.0)
         assert effects == [e.Close()]
-        assert state.phase is RoundPhase.CLOSING
+        assert state.phase is phases.CLOSING

@@ -8,7 +8,7 @@ from support.virtual import plan
 from fanin.commands.console.show import finite
 from fanin.commands.control.describe import description_row, description_text
 from fanin.commands.display.plans import plan_lines
-from fanin.protos.messages import DiskReport, RoundInfo, RoundPhase, RunDescription, RunInfo, RunState
+from fanin.protos.messages import DiskReport, RoundInfo, RunDescription, RunInfo, RunState
 from fanin.protos.plans import FlowerPlan, ScheduledChange, Statistic
 
 
@@ -71,7 +71,7 @@ def test_the_settings_of_the_newest_round_are_described() -> None:
         reason="",
     )
     rounds = tuple(
-        RoundInfo(round=number, base_version=0, phase=RoundPhase.TRAINING, num_updates=0, opened_at=0.0, version=0)
+        RoundInfo(round=number, base_version=0, phase="training", num_updates=0, opened_at=0.0, version=0)
         for number in (2, 1)
     )
     description = RunDescription(run=run, rounds=rounds, grid=(), num_devices=4)

@@ -10,9 +10,9 @@ from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.protos import messages as m
 from fanin.protos.messages import RoundExtended, RoundFailed, VersionPublished
-from fanin.server.rounds import events as e
-from fanin.server.rounds.machine import Round, Rules
-from fanin.server.rounds.plain import PLAIN
+from fanin.server.protocols import events as e
+from fanin.server.protocols.machine import Round, Rules
+from fanin.server.protocols.plain import PLAIN
 from fanin.server.selection.presence import Presence
 from fanin.simulation import run_virtual
 

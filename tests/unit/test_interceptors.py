@@ -17,7 +17,7 @@ from support.errors import raises
 from support.peers import sign
 from support.values import DEVICE_KEY, STRANGER
 
-from fanin.clients.transport import KEEPALIVE_MS
+from fanin.clients.route import KEEPALIVE_MS
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.errors import InvalidInput, Unauthenticated, Unavailable
 from fanin.protos.messages import Enrollment, Principal, PrincipalKind, Role

@@ -8,7 +8,8 @@ from support.staleness import send, settle
 from support.virtual import bundle_in, open_place, plan, start
 
 from fanin.protos.messages import RunState
-from fanin.server.rounds.opening import Moment, begin_round
+from fanin.server.protocols.plain import PLAIN
+from fanin.server.rounds.opening import Moment, RoundHistory, begin_round
 from fanin.server.storage.contracts import values
 from fanin.server.storage.records import RunRecord
 from fanin.simulation import run_virtual
@@ -18,7 +19,7 @@ from fanin.simulation import run_virtual
 def test_a_wall_clock_that_was_set_back_does_not_postpone_a_deadline(wall_s: float, left_s: float) -> None:
     run = RunRecord(start=values.start(), state=RunState.RUNNING, reason="", max_rounds=5)
     record = replace(values.opened(), deadline_at_s=70.0)
-    state, _ = begin_round(run, record, (), Moment(now=1000.0, wall_s=wall_s), extension_s=0.0)
+    state, _ = begin_round(run, PLAIN, record, Moment(now=1000.0, wall_s=wall_s), RoundHistory(extension_s=0.0))
     assert state.deadline == 1000.0 + left_s
 
 

@@ -45,7 +45,7 @@ CAP_RULE = f"expected an integer from 0 to {TIMES}{SEE}"
 NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
 TOP = (
     "app, bundle, name, [cohort], [training], [[schedule]], [codec], [[stages]], [[statistics]], [aggregation], "
-    "[stop], [evaluation], [int8], [flower], [retention], [participants]"
+    "[stop], [evaluation], [int8], [flower], [retention], [participants], [round]"
 )
 COHORT_KEYS = (
     "concurrency, buffer, quorum, deadline_s, min_report_s, report_factor, max_extension_s, selection, "

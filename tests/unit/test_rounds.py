@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.errors import raises
 
-from fanin.protos.messages import RoundPhase
-from fanin.server.rounds import events as e
-from fanin.server.rounds import machine as r
-from fanin.server.rounds.endings import ENDING, failure_exits, stay
-from fanin.server.rounds.machine import Round, Rules, diagram
-from fanin.server.rounds.plain import PLAIN
+from fanin.server.protocols import events as e
+from fanin.server.protocols import machine as r
+from fanin.server.protocols import phases
+from fanin.server.protocols.endings import ENDING, close, failure_exits, stay
+from fanin.server.protocols.machine import Round, Rules, diagram
+from fanin.server.protocols.phases import Phase
+from fanin.server.protocols.plain import PLAIN, begin
 from fanin.server.selection.coverage import Lack
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "rounds.md"
@@ -24,6 +25,7 @@ RULES = Rules(concurrency=3, buffer=2, quorum=1, deadline_s=60.0)
 SYNCHRONOUS = Rules(concurrency=2, buffer=2, quorum=2, deadline_s=60.0)
 EAGER = replace(SYNCHRONOUS, quorum=1)
 PATIENT = replace(EAGER, max_extension_s=4.0, waits=True)
+PHASES = tuple(PLAIN.phases.values())
 EVENT_KINDS: tuple[type[e.Event], ...] = get_args(e.Event)
 SAMPLES: tuple[e.Event, ...] = (
     e.CheckedIn(device="a"),
@@ -35,6 +37,8 @@ SAMPLES: tuple[e.Event, ...] = (
     e.UpdateCommitted(device="a"),
     e.UpdateCommitted(device="new"),
     e.UpdateCommitted(device="a", meets=frozenset({"id:a"})),
+    e.MessageCommitted(device="a"),
+    e.RosterFrozen(devices=("a",)),
     e.TimePassed(),
     e.TimePassed(progressing=("a",)),
     e.Closed(accepted=("new", "a")),
@@ -48,7 +52,7 @@ SAMPLES: tuple[e.Event, ...] = (
 
 
 @cache
-def reachable() -> dict[RoundPhase, list[Round]]:
+def reachable() -> dict[Phase, list[Round]]:
     """Return the Rounds in each phase that sequences of at most seven sample events reach."""
     seen = {Round(protocol=PLAIN, rules=rules) for rules in (RULES, SYNCHRONOUS, EAGER)}
     lack = Lack((("id:a", 1),))
@@ -61,15 +65,15 @@ def reachable() -> dict[RoundPhase, list[Round]]:
                 fresh.add(state.step(event, now)[0])
         edge = fresh - seen
         seen |= fresh
-    return {phase: [state for state in seen if state.phase is phase] for phase in RoundPhase}
+    return {phase: [state for state in seen if state.phase is phase] for phase in PHASES}
 
 
 def test_each_kind_of_event_has_a_sample() -> None:
     assert {type(event) for event in SAMPLES} == set(EVENT_KINDS)
 
 
-@pytest.mark.parametrize(("phase", "kind"), list(product(RoundPhase, EVENT_KINDS)), ids=lambda value: str(value))
-def test_each_pair_leads_to_a_target_of_the_table_or_is_illegal(phase: RoundPhase, kind: type[e.Event]) -> None:
+@pytest.mark.parametrize(("phase", "kind"), list(product(PHASES, EVENT_KINDS)), ids=lambda value: str(value))
+def test_each_pair_leads_to_a_target_of_the_table_or_is_illegal(phase: Phase, kind: type[e.Event]) -> None:
     row = PLAIN.rows.get((phase, kind))
     assert reachable()[phase]
     for state, event, now in product(reachable()[phase], SAMPLES, (0.0, 60.0)):
@@ -77,7 +81,7 @@ def test_each_pair_leads_to_a_target_of_the_table_or_is_illegal(phase: RoundPhas
             continue
         before = replace(state)
         if row is None:
-            with raises(r.IllegalEvent, f"round: {kind.__name__} in phase {phase.value}"):
+            with raises(r.IllegalEvent, f"round: {kind.__name__} in phase {phase}"):
                 state.step(event, now)
         else:
             after, effects = state.step(event, now)
@@ -87,12 +91,12 @@ def test_each_pair_leads_to_a_target_of_the_table_or_is_illegal(phase: RoundPhas
 
 
 def test_a_round_that_has_ended_accepts_no_event() -> None:
-    assert {phase for phase, _ in PLAIN.rows} == set(RoundPhase) - {RoundPhase.PUBLISHED, RoundPhase.FAILED}
+    assert {phase for phase, _ in PLAIN.rows} == set(PHASES) - {phases.PUBLISHED, phases.FAILED}
 
 
 def test_every_declared_target_is_reached() -> None:
     """An unreachable target would be a wrong arrow in the diagram."""
-    targets: dict[tuple[RoundPhase, type[e.Event]], set[RoundPhase]] = {key: set() for key in PLAIN.rows}
+    targets: dict[tuple[Phase, type[e.Event]], set[Phase]] = {key: set() for key in PLAIN.rows}
     for (phase, kind), row in PLAIN.rows.items():
         for state, event, now in product(reachable()[phase], SAMPLES, (0.0, 60.0)):
             if type(event) is kind:
@@ -120,15 +124,15 @@ def commit(*devices: str) -> list[e.Event]:
 def test_a_synchronous_round_from_its_first_device_to_its_version() -> None:
     state, effects = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"), now=5.0)
     assert effects == [e.Assign(device="a"), e.KeepDeadline(deadline=65.0), e.Assign(device="b")]
-    assert state.phase is RoundPhase.TRAINING
+    assert state.phase is phases.TRAINING
 
     state, effects = follow(state, *commit("b", "a"), now=6.0)
     assert effects == [e.Accumulate(device="b"), e.Accumulate(device="a"), e.Close()]
-    assert state.phase is RoundPhase.CLOSING
+    assert state.phase is phases.CLOSING
 
     state, effects = follow(state, e.Closed(accepted=("b", "a")), e.ParametersStored(), e.Published(), now=7.0)
     assert effects == [e.Fold(accepted=("b", "a")), e.Publish(), e.GoOn()]
-    assert state.phase is RoundPhase.PUBLISHED
+    assert state.phase is phases.PUBLISHED
 
 
 def test_a_device_that_checks_in_again_gets_the_same_assignment_and_no_second_place() -> None:
@@ -140,7 +144,7 @@ def test_a_device_that_checks_in_again_gets_the_same_assignment_and_no_second_pl
 
 def test_the_same_assignment_is_returned_when_all_places_are_taken() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))
-    assert state.phase is RoundPhase.TRAINING
+    assert state.phase is phases.TRAINING
     assert follow(state, *check_in("b")) == (state, [e.Assign(device="b")])
     assert follow(state, *check_in("d")) == (state, [])
 
@@ -153,7 +157,7 @@ def test_a_device_whose_update_is_committed_gets_nothing_more() -> None:
 
 def test_with_a_buffer_below_concurrency_the_first_updates_close_the_round() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"), *commit("c"))
-    assert (state.phase, state.num_places(0.0)) == (RoundPhase.TRAINING, 0)
+    assert (state.phase, state.num_places(0.0)) == (phases.TRAINING, 0)
     state, effects = follow(state, *commit("a"))
     assert effects == [e.Accumulate(device="a"), e.Close()]
     assert set(state.cohort.at_work) == {"b"}
@@ -164,10 +168,10 @@ def test_a_device_that_gives_up_frees_its_place() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))
     state, effects = follow(state, e.GaveUp(device="b"))
     assert effects == []
-    assert (state.phase, state.num_places(0.0)) == (RoundPhase.SELECTING, 1)
+    assert (state.phase, state.num_places(0.0)) == (phases.SELECTING, 1)
     state, effects = follow(state, *check_in("d"), now=30.0)
     assert effects == [e.Assign(device="d")]
-    assert (state.phase, state.deadline) == (RoundPhase.TRAINING, 60.0)
+    assert (state.phase, state.deadline) == (phases.TRAINING, 60.0)
 
 
 def test_the_round_does_not_wait_for_a_device_that_is_gone_and_counts_its_late_update() -> None:
@@ -175,12 +179,12 @@ def test_the_round_does_not_wait_for_a_device_that_is_gone_and_counts_its_late_u
     state, _ = follow(Round(protocol=PLAIN, rules=rules), *check_in("a", "b", "c"))
     state, effects = follow(state, e.Gone(devices=("c", "stranger")), now=10.0)
     assert effects == [e.RecordGone(devices=("c",))]
-    assert (state.phase, state.num_places(10.0), state.cohort.at_work) == (RoundPhase.SELECTING, 1, {"a", "b"})
+    assert (state.phase, state.num_places(10.0), state.cohort.at_work) == (phases.SELECTING, 1, {"a", "b"})
     assert follow(state, *check_in("c"), now=11.0)[1] == [e.Assign(device="c")]
     state, _ = follow(state, *check_in("d"), now=11.0)
     late, effects = follow(state, *commit("c"), now=12.0)
     assert effects == [e.Accumulate(device="c")]
-    assert (late.phase, late.num_places(12.0)) == (RoundPhase.TRAINING, 0)
+    assert (late.phase, late.num_places(12.0)) == (phases.TRAINING, 0)
 
 
 def test_giving_up_without_an_assignment_changes_nothing() -> None:
@@ -193,7 +197,7 @@ def test_the_deadline_counts_from_the_assignment_that_completes_the_quorum(quoru
     state = Round(protocol=PLAIN, rules=Rules(concurrency=3, buffer=3, quorum=quorum, deadline_s=60.0))
     for number, device in enumerate("abc", 1):
         assert state.deadline is None or number > quorum
-        assert follow(state, e.TimePassed(), now=100.0 * number - 50.0)[0].phase is not RoundPhase.CLOSING
+        assert follow(state, e.TimePassed(), now=100.0 * number - 50.0)[0].phase is not phases.CLOSING
         state, effects = follow(state, *check_in(device), now=100.0 * number)
         assert (e.KeepDeadline(deadline=100.0 * quorum + 60.0) in effects) == (number == quorum)
         if state.deadline is not None:
@@ -225,18 +229,16 @@ def test_an_early_device_waits_with_its_update_for_the_others() -> None:
     assert follow(state, e.TimePassed(), now=1e9) == (state, [])
     state, effects = follow(state, *check_in("b"), now=1e9)
     assert effects == [e.KeepDeadline(deadline=1e9 + 60.0), e.Assign(device="b")]
-    assert follow(state, *commit("b"), now=1e9)[0].phase is RoundPhase.CLOSING
+    assert follow(state, *commit("b"), now=1e9)[0].phase is phases.CLOSING
 
 
-@pytest.mark.parametrize(
-    "phase", [phase for phase in RoundPhase if phase not in (RoundPhase.PUBLISHED, RoundPhase.FAILED)]
-)
-def test_every_phase_has_a_failure_exit(phase: RoundPhase) -> None:
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in (phases.PUBLISHED, phases.FAILED)])
+def test_every_phase_has_a_failure_exit(phase: Phase) -> None:
     for state in reachable()[phase]:
-        assert follow(state, e.Failed()) == (replace(state, phase=RoundPhase.FAILED, cohort=r.Cohort()), [e.GoOn()])
-        if phase is not RoundPhase.FAILING:
+        assert follow(state, e.Failed()) == (replace(state, phase=phases.FAILED, cohort=r.Cohort()), [e.GoOn()])
+        if phase is not phases.FAILING:
             failing, effects = follow(state, e.Broken(reason="damaged"))
-            assert (failing.phase, effects) == (RoundPhase.FAILING, [e.Fail(reason="damaged")])
+            assert (failing.phase, effects) == (phases.FAILING, [e.Fail(reason="damaged")])
             # No device holds a place any more, and time has no effect.
             assert (failing.is_open, failing.num_places(0.0), failing.wake_at) == (False, 0, None)
 
@@ -249,7 +251,7 @@ def test_a_round_whose_version_was_durable_before_the_error_has_not_failed() -> 
         e.Broken(reason="the reply was lost"),
     )
     state, effects = follow(state, e.Published())
-    assert (state.phase, effects) == (RoundPhase.PUBLISHED, [e.GoOn()])
+    assert (state.phase, effects) == (phases.PUBLISHED, [e.GoOn()])
 
 
 def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
@@ -258,27 +260,27 @@ def test_from_the_minimum_reporting_time_on_a_quorum_suffices() -> None:
     assert state.wake_at == 60.0
     assert follow(state, e.TimePassed(), now=59.0) == (state, [])
     early, _ = follow(state, *commit("b"), now=5.0)
-    assert (early.phase, early.wake_at) == (RoundPhase.TRAINING, 20.0)
+    assert (early.phase, early.wake_at) == (phases.TRAINING, 20.0)
     assert follow(early, e.TimePassed(), now=19.0) == (early, [])
     closing, effects = follow(early, e.TimePassed(), now=20.0)
-    assert (closing.phase, effects) == (RoundPhase.CLOSING, [e.Close()])
+    assert (closing.phase, effects) == (phases.CLOSING, [e.Close()])
     # Later, the Update that completes the quorum closes the Round.
     closing, effects = follow(state, *commit("b"), now=30.0)
-    assert (closing.phase, effects) == (RoundPhase.CLOSING, [e.Accumulate(device="b"), e.Close()])
+    assert (closing.phase, effects) == (phases.CLOSING, [e.Accumulate(device="b"), e.Close()])
 
 
 def test_a_round_fails_when_the_record_has_no_quorum() -> None:
     state, _ = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS), *check_in("a", "b"), *commit("b"))
     state, effects = follow(state, e.TimePassed(), e.Failed(), now=60.0)
     assert effects == [e.Close(), e.GoOn()]
-    assert state.phase is RoundPhase.FAILED
+    assert state.phase is phases.FAILED
 
 
 def test_a_round_whose_deadline_was_lost_gets_one_with_its_first_update() -> None:
     """The coordinator restarted before it recorded the deadline. The devices at work only upload, none checks in."""
     state, effects = follow(Round(protocol=PLAIN, rules=SYNCHRONOUS, was_resumed=True), *commit("a"), now=100.0)
     assert effects == [e.KeepDeadline(deadline=160.0), e.Accumulate(device="a")]
-    assert follow(state, e.TimePassed(), now=160.0)[0].phase is RoundPhase.CLOSING
+    assert follow(state, e.TimePassed(), now=160.0)[0].phase is phases.CLOSING
 
 
 def test_an_update_of_a_device_without_a_place_starts_no_deadline_before_the_quorum_is_there() -> None:
@@ -287,7 +289,7 @@ def test_an_update_of_a_device_without_a_place_starts_no_deadline_before_the_quo
     state, effects = follow(Round(protocol=PLAIN, rules=rules), *check_in("a"), e.GaveUp(device="a"), *commit("a"))
     assert effects == [e.Assign(device="a"), e.Accumulate(device="a")]
     assert (state.deadline, set(state.cohort.accepted)) == (None, {"a"})
-    assert follow(state, e.TimePassed(), now=1e9)[0].phase is RoundPhase.SELECTING
+    assert follow(state, e.TimePassed(), now=1e9)[0].phase is phases.SELECTING
 
 
 def test_a_commit_that_was_under_way_while_closing_is_in_the_set() -> None:
@@ -310,11 +312,11 @@ def test_after_a_restart_the_records_set_is_folded_from_any_open_phase() -> None
         follow(Round(protocol=PLAIN, rules=RULES), *check_in("a", "b", "c"))[0],
     ):
         after, effects = follow(state, e.Closed(accepted=("a", "b")))
-        assert (after.phase, effects) == (RoundPhase.FOLDING, [e.Fold(accepted=("a", "b"))])
+        assert (after.phase, effects) == (phases.FOLDING, [e.Fold(accepted=("a", "b"))])
 
 
 def test_time_does_not_matter_once_the_round_closes() -> None:
-    for phase in (RoundPhase.CLOSING, RoundPhase.FOLDING, RoundPhase.PUBLISHING):
+    for phase in (phases.CLOSING, phases.FOLDING, phases.PUBLISHING):
         state = Round(protocol=PLAIN, rules=RULES, phase=phase, deadline=60.0)
         assert follow(state, e.TimePassed(), now=1e9) == (state, [])
 
@@ -345,16 +347,17 @@ def test_no_sequence_of_events_uses_more_places_than_there_are(
         assert not set(state.cohort.at_work) & set(state.cohort.accepted)
         assert len(state.cohort.at_work) <= rules.concurrency
         assert 0 <= state.num_places(now) <= max(rules.concurrency - state.cohort.num_taken, 0)
-        assert state.phase is RoundPhase.SELECTING or not state.num_places(now)
+        assert state.phase is phases.SELECTING or not state.num_places(now)
 
 
 def test_another_protocol_shares_the_rows_that_end_a_round() -> None:
     rows = {
-        (RoundPhase.SELECTING, e.CheckedIn): r.row(
-            lambda state, *_: (replace(state, phase=RoundPhase.CLOSING), ()), RoundPhase.CLOSING
-        )
+        (phases.SELECTING, e.CheckedIn): r.row(
+            lambda state, *_: (replace(state, phase=phases.CLOSING), ()), phases.CLOSING
+        ),
+        (phases.CLOSING, e.Closed): r.row(close, phases.FOLDING),
     }
-    protocol = r.compose("hasty", RoundPhase.SELECTING, rows, failure_exits(RoundPhase.SELECTING), ENDING)
+    protocol = r.compose("hasty", phases.SELECTING, begin, rows, failure_exits(phases.SELECTING), ENDING)
     state, effects = follow(
         Round(protocol=protocol, rules=RULES),
         *check_in("a"),
@@ -362,20 +365,20 @@ def test_another_protocol_shares_the_rows_that_end_a_round() -> None:
         e.ParametersStored(),
         e.Published(),
     )
-    assert (state.phase, effects) == (RoundPhase.PUBLISHED, [e.Fold(accepted=("a",)), e.Publish(), e.GoOn()])
+    assert (state.phase, effects) == (phases.PUBLISHED, [e.Fold(accepted=("a",)), e.Publish(), e.GoOn()])
     with raises(r.IllegalEvent, "round: UpdateCommitted in phase selecting"):
         follow(Round(protocol=protocol, rules=RULES), *commit("a"))
 
 
-SELECTING_ONLY = {(RoundPhase.SELECTING, e.TimePassed): r.row(stay, RoundPhase.SELECTING)}
+SELECTING_ONLY = {(phases.SELECTING, e.TimePassed): r.row(stay, phases.SELECTING)}
 
 
 @pytest.mark.parametrize(
     ("groups", "error"),
     [
-        ((ENDING, failure_exits(RoundPhase.CLOSING)), "got two rows for (closing, Broken), expected one"),
+        ((ENDING, failure_exits(phases.CLOSING)), "got two rows for (closing, Broken), expected one"),
         (
-            ({(RoundPhase.SELECTING, e.CheckedIn): r.row(stay, RoundPhase.TRAINING)}, ENDING),
+            ({(phases.SELECTING, e.CheckedIn): r.row(stay, phases.TRAINING)}, ENDING),
             "got no row for phase training, which some row leads to",
         ),
         ((ENDING,), "got no row for phase selecting, which some row leads to"),
@@ -384,13 +387,13 @@ SELECTING_ONLY = {(RoundPhase.SELECTING, e.TimePassed): r.row(stay, RoundPhase.S
 )
 def test_a_table_with_a_gap_is_no_protocol(groups: tuple[r.Rows, ...], error: str) -> None:
     with raises(ValueError, f"protocol broken: {error}"):
-        r.compose("broken", RoundPhase.SELECTING, *groups)
+        r.compose("broken", phases.SELECTING, begin, *groups)
 
 
 def test_the_page_in_docs_shows_this_table() -> None:
     text = PAGE.read_text()
     assert f"```mermaid\n{diagram(PLAIN)}```" in text, (
-        f"put what fanin.server.rounds.machine.diagram(PLAIN) returns into {PAGE}"
+        f"put what fanin.server.protocols.machine.diagram(PLAIN) returns into {PAGE}"
     )
-    for phase in RoundPhase:
-        assert f"**{phase.value}**" in text, f"{PAGE} says nothing of {phase.value}"
+    for phase in PHASES:
+        assert f"**{phase}**" in text, f"{PAGE} says nothing of {phase}"

@@ -31,6 +31,10 @@ SAMPLES: tuple[e.SessionEvent, ...] = (
     *(e.Answered(answer=m.Rejected(reason=reason, text="why")) for reason in m.RejectReason),
     e.Refreshed(),
     e.Fetched(),
+    e.Fetched(before=("first", "second"), after=("last",)),
+    e.Exchanged(outcome=m.ExchangeAnswer(message=b"answer")),
+    e.Exchanged(outcome=m.ExchangePause(retry_min_s=0.5, retry_max_s=1.0)),
+    e.Exchanged(outcome=m.ExchangeEnd(reason="over")),
     e.UpdateStored(),
     *(replied(state) for state in m.UpdateState),
     e.Lost(reason="line"),
@@ -57,7 +61,13 @@ TARGETS: dict[tuple[SessionPhase, type[e.SessionEvent]], set[SessionPhase]] = {
     (SessionPhase.SENDING, e.WorkPaused): {SessionPhase.IDLE},
     (SessionPhase.REFRESHING, e.Lost): {SessionPhase.IDLE},
     (SessionPhase.REFRESHING, e.Denied): {SessionPhase.STOPPED},
-    (SessionPhase.FETCHING, e.Fetched): {SessionPhase.TRAINING},
+    (SessionPhase.FETCHING, e.Fetched): {SessionPhase.TRAINING, SessionPhase.EXCHANGING},
+    (SessionPhase.EXCHANGING, e.Exchanged): {SessionPhase.TRAINING, SessionPhase.EXCHANGING, SessionPhase.IDLE},
+    (SessionPhase.EXCHANGING, e.Moot): {SessionPhase.IDLE},
+    (SessionPhase.EXCHANGING, e.Unable): {SessionPhase.REPORTING},
+    (SessionPhase.EXCHANGING, e.WorkPaused): {SessionPhase.IDLE},
+    (SessionPhase.EXCHANGING, e.Lost): {SessionPhase.EXCHANGING},
+    (SessionPhase.EXCHANGING, e.Denied): {SessionPhase.STOPPED},
     (SessionPhase.FETCHING, e.Moot): {SessionPhase.IDLE},
     (SessionPhase.FETCHING, e.Unable): {SessionPhase.REPORTING},
     (SessionPhase.TRAINING, e.UpdateStored): {SessionPhase.SENDING},
@@ -86,6 +96,7 @@ ACTIONS = {
     SessionPhase.IDLE: e.Poll,
     SessionPhase.REFRESHING: e.Refresh,
     SessionPhase.FETCHING: e.Fetch,
+    SessionPhase.EXCHANGING: e.SendMessage,
     SessionPhase.TRAINING: e.Train,
     SessionPhase.SENDING: e.Send,
     SessionPhase.REPORTING: e.Abandon,
@@ -98,7 +109,22 @@ def session(phase: SessionPhase) -> Session:
     has_work = phase not in (SessionPhase.ENROLLING, SessionPhase.IDLE, SessionPhase.REFRESHING, SessionPhase.STOPPED)
     failure = "why" if phase in (SessionPhase.REPORTING, SessionPhase.STOPPED) else ""
     newest = WORK.publication if phase is SessionPhase.REFRESHING else None
-    return Session(phase=phase, assignment=WORK if has_work else None, newest=newest, failure=failure)
+    exchanges = ("last",) if phase is SessionPhase.EXCHANGING else ()
+    return Session(
+        phase=phase, assignment=WORK if has_work else None, newest=newest, exchanges=exchanges, failure=failure
+    )
+
+
+def test_a_session_sends_the_messages_of_each_phase_in_order() -> None:
+    state, rng = session(SessionPhase.FETCHING), random.Random(1)
+    answer, phases = e.Exchanged(outcome=m.ExchangeAnswer()), []
+    state, step = state.step(e.Fetched(before=("first", "second"), after=("third", "last")), rng)
+    events = [answer, e.Lost(reason="line"), answer, e.UpdateStored(), replied(m.UpdateState.ACCEPTED), answer, answer]
+    for event in events:
+        phases.append(step.action.phase if isinstance(step.action, e.SendMessage) else type(step.action).__name__)
+        state, step = state.step(event, rng)
+    assert phases == ["first", "second", "second", "Train", "Send", "third", "last"]
+    assert (state.phase, state.num_accepted, step.forget) == (SessionPhase.IDLE, 1, WORK.assignment_id)
 
 
 def test_each_kind_of_event_has_a_sample_and_each_row_a_target() -> None:

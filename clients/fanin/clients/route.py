@@ -13,6 +13,7 @@ read: a web server sets it from a header of a request (https://httpoxy.org).
 
 import base64
 import ipaddress
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +24,11 @@ from fanin.protos.errors import InvalidInput
 
 PROXIES: Final = ("grpc_proxy", "https_proxy", "HTTPS_PROXY", "http_proxy")
 EXCEPTIONS: Final = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+KEEPALIVE_MS: Final = 60_000
+"""Interval of keep-alive pings. Routers drop idle connections after minutes; the coordinator allows this interval."""
+IDLE_MS: Final = 120_000
+"""Time for which a connection without a call stays open. It is shorter than the coordinator's limit, so the device
+closes it first: gRPC prints a message on standard error if the coordinator does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +110,16 @@ def _proxy(variable: str, value: str, target: Address) -> Proxy:
             code="FN-0812",
         ) from exc
     return Proxy(address=address, variable=variable, user=user)
+
+
+def check_authority(ca_certificate: bytes) -> None:
+    """Raise InvalidInput unless these bytes are a certificate in PEM form."""
+    try:
+        # gRPC accepts any bytes and fails later without a reason. asyncio, which grpc imports, has already loaded ssl.
+        # The parser in cryptography.x509 would cost a device 1.4 MB. Text outside the base64 blocks is a comment.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca_certificate.decode("ascii", "ignore"))
+    except (ssl.SSLError, ValueError) as exc:
+        raise InvalidInput(
+            "certificate authority (--ca): got no PEM certificate, expected the coordinator's tls/ca.pem",
+            code="FN-0807",
+        ) from exc

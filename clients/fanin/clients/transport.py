@@ -6,7 +6,6 @@ trailing metadata, otherwise by the status. A device signs the exact bytes of ea
 
 import os
 import queue
-import ssl
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -18,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from fanin.clients.probe import cause_of_failure
-from fanin.clients.route import Route, route_to
+from fanin.clients.route import IDLE_MS, KEEPALIVE_MS, Route, check_authority, route_to
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.edge.tensors import sha256_hex
 from fanin.protos import calls
@@ -41,11 +40,6 @@ from fanin.v1 import fleet_pb2 as pb
 FLEET: Final = "/fanin.v1.Fleet/"
 CALL_S: Final = 30.0
 """Seconds until a short call times out. A long poll adds its own wait."""
-KEEPALIVE_MS: Final = 60_000
-"""Interval of keep-alive pings. Routers drop idle connections after minutes; the coordinator allows this interval."""
-IDLE_MS: Final = 120_000
-"""Time for which a connection without a call stays open. It is shorter than the coordinator's limit, so the device
-closes it first: gRPC prints a message on standard error if the coordinator does."""
 PIECE_BYTES: Final = 256 << 10
 _CREDENTIAL: Final = "a device that enrolled there; was this device's folder (--state) made for another coordinator?"
 
@@ -71,6 +65,10 @@ class Transport(Protocol):
 
     def upload(self, header: m.UpdateHeader, read: ReadPayload) -> m.UploadReply:
         """Upload an Update from the offset that the coordinator names. Returns the last reply."""
+        ...
+
+    def exchange(self, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """Send the message of a phase, and wait for the coordinator's message."""
         ...
 
     def report(self, report: m.Report) -> m.UploadReply:
@@ -245,6 +243,13 @@ class GrpcTransport:
             )
         return last
 
+    def exchange(self, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """See Transport. Raises NotFound and Conflict."""
+        body, timeout_s = to_proto(request, pb.ExchangeRequest).SerializeToString(), request.wait_s + CALL_S
+        return from_proto(
+            m.ExchangeReply, self._unary("Exchange", body, pb.ExchangeReply.FromString, timeout_s)
+        ).outcome
+
     def report(self, report: m.Report) -> m.UploadReply:
         """See Transport. Raises NotFound."""
         request = to_proto(report, pb.ReportRequest).SerializeToString()
@@ -313,15 +318,7 @@ class ClockOff(Untimely):
 
 
 def _open_channel(route: Route, ca_certificate: bytes) -> grpc.Channel:
-    try:
-        # gRPC accepts any bytes and fails later without a reason. asyncio, which grpc imports, has already loaded ssl.
-        # The parser in cryptography.x509 would cost a device 1.4 MB. Text outside the base64 blocks is a comment.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=ca_certificate.decode("ascii", "ignore"))
-    except (ssl.SSLError, ValueError) as exc:
-        raise InvalidInput(
-            "certificate authority (--ca): got no PEM certificate, expected the coordinator's tls/ca.pem",
-            code="FN-0807",
-        ) from exc
+    check_authority(ca_certificate)
     credentials = grpc.ssl_channel_credentials(root_certificates=ca_certificate)
     options = (
         # Reconnect soon after a coordinator restarts; gRPC's default maximum is two minutes.

@@ -20,6 +20,7 @@ from fanin.clients.data.npz import open_npz
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_heap
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.session.protocols import identity_of
 from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.site.journal import Journal
 from fanin.clients.device.site.record import SitePlace
@@ -86,6 +87,7 @@ def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None
             serving=Serving(runtime, cache, (publisher,)) if options.serve and runtime else None,
             traces=None if spans is None else DeviceTraces(spans, transport, device, time.time),
             journal=Journal(Path(options.state), _place(options, trainer, publisher), device),
+            identity=identity_of(key),
         )
         try:
             with _page(options):

@@ -7,6 +7,7 @@ Rooms and modules in reading order:
     lengths     the lengths of a model's sequences, and padding up to the next one
     batch_sizes the batch sizes of a Bundle, among which a Plan chooses
     signatures  the callable graphs of a Bundle: their ports
+    rings       sums modulo a power of two
     ranges      ranges of activations, their int8 grids, and histograms of extreme values
     files       durable replacement of files
     spans       spans of traces, sent by OpenTelemetry

@@ -90,40 +90,6 @@ RUN_STATE_STOPPED: RunState.ValueType  # 5
 """Stopped by an operator. A published Version can start the Run again."""
 Global___RunState: _TypeAlias = RunState  # noqa: Y015
 
-class _RoundPhase:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _RoundPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RoundPhase.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    ROUND_PHASE_UNSPECIFIED: _RoundPhase.ValueType  # 0
-    ROUND_PHASE_SELECTING: _RoundPhase.ValueType  # 1
-    ROUND_PHASE_TRAINING: _RoundPhase.ValueType  # 2
-    ROUND_PHASE_CLOSING: _RoundPhase.ValueType  # 3
-    ROUND_PHASE_FOLDING: _RoundPhase.ValueType  # 4
-    ROUND_PHASE_PUBLISHING: _RoundPhase.ValueType  # 5
-    ROUND_PHASE_PUBLISHED: _RoundPhase.ValueType  # 6
-    ROUND_PHASE_FAILED: _RoundPhase.ValueType  # 7
-    ROUND_PHASE_PAUSED: _RoundPhase.ValueType  # 8
-    ROUND_PHASE_FAILING: _RoundPhase.ValueType  # 9
-    """An error ended the Round, and the failure is being recorded."""
-
-class RoundPhase(_RoundPhase, metaclass=_RoundPhaseEnumTypeWrapper):
-    """Phase of a Round; docs/explanation/rounds.md has the diagram."""
-
-ROUND_PHASE_UNSPECIFIED: RoundPhase.ValueType  # 0
-ROUND_PHASE_SELECTING: RoundPhase.ValueType  # 1
-ROUND_PHASE_TRAINING: RoundPhase.ValueType  # 2
-ROUND_PHASE_CLOSING: RoundPhase.ValueType  # 3
-ROUND_PHASE_FOLDING: RoundPhase.ValueType  # 4
-ROUND_PHASE_PUBLISHING: RoundPhase.ValueType  # 5
-ROUND_PHASE_PUBLISHED: RoundPhase.ValueType  # 6
-ROUND_PHASE_FAILED: RoundPhase.ValueType  # 7
-ROUND_PHASE_PAUSED: RoundPhase.ValueType  # 8
-ROUND_PHASE_FAILING: RoundPhase.ValueType  # 9
-"""An error ended the Round, and the failure is being recorded."""
-Global___RoundPhase: _TypeAlias = RoundPhase  # noqa: Y015
-
 @_typing.final
 class MissingChunksRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -854,7 +820,10 @@ class RoundInfo(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     base_version: _builtins.int
-    phase: Global___RoundPhase.ValueType
+    phase: _builtins.str
+    """The name of its phase, such as "selecting" or "published": docs/explanation/rounds.md has the diagram. A protocol of
+    another package has phases of its own.
+    """
     num_updates: _builtins.int
     """Updates that are committed to the Round."""
     opened_at: _builtins.float
@@ -866,7 +835,7 @@ class RoundInfo(_message.Message):
         *,
         round: _builtins.int = ...,
         base_version: _builtins.int = ...,
-        phase: Global___RoundPhase.ValueType = ...,
+        phase: _builtins.str = ...,
         num_updates: _builtins.int = ...,
         opened_at: _builtins.float = ...,
         version: _builtins.int = ...,
@@ -1049,7 +1018,8 @@ class LiveRound(_message.Message):
     UPLOADS_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """0: no Round is under way, and the other fields are empty."""
-    phase: Global___RoundPhase.ValueType
+    phase: _builtins.str
+    """The name of its phase, as in RoundInfo."""
     num_at_work: _builtins.int
     """Devices that have an Assignment in it, and 100 of them."""
     deadline_s: _builtins.float
@@ -1077,7 +1047,7 @@ class LiveRound(_message.Message):
         self,
         *,
         round: _builtins.int = ...,
-        phase: Global___RoundPhase.ValueType | None = ...,
+        phase: _builtins.str = ...,
         num_at_work: _builtins.int = ...,
         at_work: _abc.Iterable[_builtins.str] | None = ...,
         deadline_s: _builtins.float = ...,
@@ -1088,13 +1058,11 @@ class LiveRound(_message.Message):
         progress: _abc.Mapping[_builtins.str, _fleet_pb2.TrainingProgress] | None = ...,
         uploads: _abc.Mapping[_builtins.str, Global___UploadProgress] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_phase", b"_phase", "phase", b"phase"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_phase", b"_phase", "at_work", b"at_work", "deadline_s", b"deadline_s", "failures", b"failures", "num_at_work", b"num_at_work", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "round", b"round", "uploads", b"uploads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "failures", b"failures", "num_at_work", b"num_at_work", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "round", b"round", "uploads", b"uploads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__phase: _TypeAlias = _typing.Literal["phase"]  # noqa: Y015
-    _WhichOneofArgType__phase: _TypeAlias = _typing.Literal["_phase", b"_phase"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__phase) -> _WhichOneofReturnType__phase | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LiveRound: _TypeAlias = LiveRound  # noqa: Y015
 

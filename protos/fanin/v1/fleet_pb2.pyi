@@ -49,6 +49,7 @@ Each signed byte string begins with a context line, so that a signature for one 
     Version       "fanin version v2"            LF  ["RUN",EPOCH,NUMBER,PARENT,"BUNDLE","PARAMETERS"]
     Delegation    "fanin run key delegation v2" LF  ["RUN",EPOCH,"BUNDLE","KEY"]
     call          "fanin device call v1"        LF  METHOD LF DEVICE LF TIME LF BODY
+    message       "fanin round message v1"      LF  what the protocol of a Round signs (see Exchange)
 
 The second and third are JSON arrays in ASCII without spaces or a line feed at the end. EPOCH, NUMBER and PARENT are
 decimal. BUNDLE is the digest of the manifest, PARAMETERS the digest of the parameters, KEY is hex(run_public_key).
@@ -146,7 +147,7 @@ CONSTANTS
     piece                 at most 256 KiB is usual; any length works that keeps the message under 4 MiB
     manifest              at most 3 MiB
     request               at most 4 KiB (Enroll), 64 KiB (CheckIn), 16 KiB (Download), 32 KiB (Report), 1 MiB (the
-                          header of Upload)
+                          header of Upload), 1 MiB + 4 KiB (Exchange)
 """
 
 from collections import abc as _abc
@@ -276,6 +277,7 @@ class Capabilities(_message.Message):
     MAX_DOWNLOAD_BYTES_FIELD_NUMBER: _builtins.int
     STAGES_FIELD_NUMBER: _builtins.int
     REPORTS_PROGRESS_FIELD_NUMBER: _builtins.int
+    ROUND_PROTOCOLS_FIELD_NUMBER: _builtins.int
     max_download_bytes: _builtins.int
     """The most bytes that this device will download for one Assignment; 0: no limit."""
     reports_progress: _builtins.bool
@@ -296,6 +298,10 @@ class Capabilities(_message.Message):
     def stages(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The stages that this device can apply (see Stage). None is needed for a Run without stages."""
 
+    @_builtins.property
+    def round_protocols(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The protocols of Rounds that this device knows, besides "plain" (see RoundProtocol)."""
+
     def __init__(
         self,
         *,
@@ -305,10 +311,11 @@ class Capabilities(_message.Message):
         max_download_bytes: _builtins.int = ...,
         stages: _abc.Iterable[_builtins.str] | None = ...,
         reports_progress: _builtins.bool = ...,
+        round_protocols: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "graph_formats", b"graph_formats", "max_download_bytes", b"max_download_bytes", "reports_progress", b"reports_progress", "runtimes", b"runtimes", "stages", b"stages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "graph_formats", b"graph_formats", "max_download_bytes", b"max_download_bytes", "reports_progress", b"reports_progress", "round_protocols", b"round_protocols", "runtimes", b"runtimes", "stages", b"stages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1175,6 +1182,57 @@ class StageState(_message.Message):
 Global___StageState: _TypeAlias = StageState  # noqa: Y015
 
 @_typing.final
+class RoundProtocol(_message.Message):
+    """The protocol of a Round: which phases it has, and which messages devices and coordinator exchange in them (see Exchange).
+    A protocol of another package says itself what its messages are.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class OptionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Setting: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Setting | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    protocol: _builtins.str
+    """"plain": a Round without messages."""
+    @_builtins.property
+    def options(self) -> _containers.MessageMap[_builtins.str, Global___Setting]: ...
+    def __init__(
+        self,
+        *,
+        protocol: _builtins.str | None = ...,
+        options: _abc.Mapping[_builtins.str, Global___Setting] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_protocol", b"_protocol", "protocol", b"protocol"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_protocol", b"_protocol", "options", b"options", "protocol", b"protocol"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__protocol: _TypeAlias = _typing.Literal["protocol"]  # noqa: Y015
+    _WhichOneofArgType__protocol: _TypeAlias = _typing.Literal["_protocol", b"_protocol"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__protocol) -> _WhichOneofReturnType__protocol | None: ...
+
+Global___RoundProtocol: _TypeAlias = RoundProtocol  # noqa: Y015
+
+@_typing.final
 class Statistic(_message.Message):
     """A statistic that an Update may have (see Statistics). Its bound is the largest magnitude, at most
     2^56, and at most 2^62 divided by the buffer of the Run's Plan.
@@ -1512,11 +1570,14 @@ class Assignment(_message.Message):
     FLOWER_FIELD_NUMBER: _builtins.int
     PROGRESS_S_FIELD_NUMBER: _builtins.int
     RANGE_EXAMPLES_FIELD_NUMBER: _builtins.int
+    ROUND_PROTOCOL_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     run_id: _builtins.str
     round: _builtins.int
     deadline_s: _builtins.float
-    """Seconds left in the Round, all of them while it waits for its quorum; 0: no deadline."""
+    """Seconds left in the Round, all of them while it waits for its quorum; 0: no deadline. In a Round with messages, those
+    of its phase.
+    """
     relay: _builtins.str
     """Reserved for relays; empty."""
     progress_s: _builtins.float
@@ -1551,6 +1612,10 @@ class Assignment(_message.Message):
     def flower(self) -> Global___Flower:
         """Absent: empty."""
 
+    @_builtins.property
+    def round_protocol(self) -> Global___RoundProtocol:
+        """Absent: plain."""
+
     def __init__(
         self,
         *,
@@ -1570,10 +1635,11 @@ class Assignment(_message.Message):
         flower: Global___Flower | None = ...,
         progress_s: _builtins.float = ...,
         range_examples: _builtins.int = ...,
+        round_protocol: Global___RoundProtocol | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "flower", b"flower", "grid", b"grid", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "flower", b"flower", "grid", b"grid", "round_protocol", b"round_protocol", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "flower", b"flower", "grid", b"grid", "progress_s", b"progress_s", "range_examples", b"range_examples", "relay", b"relay", "round", b"round", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "flower", b"flower", "grid", b"grid", "progress_s", b"progress_s", "range_examples", b"range_examples", "relay", b"relay", "round", b"round", "round_protocol", b"round_protocol", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2039,3 +2105,130 @@ class ReportReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportReply: _TypeAlias = ReportReply  # noqa: Y015
+
+@_typing.final
+class ExchangeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASSIGNMENT_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    assignment_id: _builtins.str
+    phase: _builtins.str
+    """The name of the phase."""
+    payload: _builtins.bytes
+    """At most 1 MiB; the protocol may have a lower limit."""
+    wait_s: _builtins.float
+    """Seconds that the device waits for the answer."""
+    def __init__(
+        self,
+        *,
+        assignment_id: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        payload: _builtins.bytes = ...,
+        wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "payload", b"payload", "phase", b"phase", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeRequest: _TypeAlias = ExchangeRequest  # noqa: Y015
+
+@_typing.final
+class ExchangeAnswer(_message.Message):
+    """The coordinator's message for this device, at most 1 MiB."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    message: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        message: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeAnswer: _TypeAlias = ExchangeAnswer  # noqa: Y015
+
+@_typing.final
+class ExchangePause(_message.Message):
+    """The phase has not ended. Repeat the call at a random moment between these two, in seconds from now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RETRY_MIN_S_FIELD_NUMBER: _builtins.int
+    RETRY_MAX_S_FIELD_NUMBER: _builtins.int
+    retry_min_s: _builtins.float
+    retry_max_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        retry_min_s: _builtins.float = ...,
+        retry_max_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["retry_max_s", b"retry_max_s", "retry_min_s", b"retry_min_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangePause: _TypeAlias = ExchangePause  # noqa: Y015
+
+@_typing.final
+class ExchangeEnd(_message.Message):
+    """The Round has ended, or goes on without this device. Forget the Assignment and check in."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeEnd: _TypeAlias = ExchangeEnd  # noqa: Y015
+
+@_typing.final
+class ExchangeReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWER_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answer(self) -> Global___ExchangeAnswer: ...
+    @_builtins.property
+    def pause(self) -> Global___ExchangePause: ...
+    @_builtins.property
+    def end(self) -> Global___ExchangeEnd: ...
+    def __init__(
+        self,
+        *,
+        answer: Global___ExchangeAnswer | None = ...,
+        pause: Global___ExchangePause | None = ...,
+        end: Global___ExchangeEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "end", b"end", "outcome", b"outcome", "pause", b"pause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "end", b"end", "outcome", b"outcome", "pause", b"pause"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["answer", "pause", "end"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___ExchangeReply: _TypeAlias = ExchangeReply  # noqa: Y015

@@ -59,6 +59,11 @@ class FleetStub:
                 request_serializer=fanin_dot_v1_dot_fleet__pb2.ReportRequest.SerializeToString,
                 response_deserializer=fanin_dot_v1_dot_fleet__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.Exchange = channel.unary_unary(
+                '/fanin.v1.Fleet/Exchange',
+                request_serializer=fanin_dot_v1_dot_fleet__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_fleet__pb2.ExchangeReply.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -143,6 +148,23 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Exchange(self, request, context):
+        """Sends this device's message of a phase of its Round, and returns the coordinator's message for it. Only Rounds of a
+        protocol with messages have such phases (see RoundProtocol). This is a long poll: the reply comes when the phase has
+        ended, or with a pause after at most wait_s seconds, and after 45 s at the latest. Then repeat the call with the same
+        bytes, at a random moment of the pause.
+
+        A message is durable before it is answered, and the first one is final. The same bytes are answered alike, as often
+        as they are sent, over restarts of the coordinator. So store a message before you send it: a device that lost it must
+        give the Assignment up. INVALID_ARGUMENT: other bytes than before (FN-1604), or a message that the protocol refuses,
+        after which the Assignment is over (see Report). A wrong message of one device harms no other one.
+        FAILED_PRECONDITION: the device has no place in the Round; check in. In a phase in which devices only wait for the
+        coordinator's message, send no bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -170,6 +192,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=fanin_dot_v1_dot_fleet__pb2.ReportRequest.FromString,
                     response_serializer=fanin_dot_v1_dot_fleet__pb2.ReportReply.SerializeToString,
+            ),
+            'Exchange': grpc.unary_unary_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=fanin_dot_v1_dot_fleet__pb2.ExchangeRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_fleet__pb2.ExchangeReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +334,33 @@ class Fleet:
             '/fanin.v1.Fleet/Report',
             fanin_dot_v1_dot_fleet__pb2.ReportRequest.SerializeToString,
             fanin_dot_v1_dot_fleet__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Fleet/Exchange',
+            fanin_dot_v1_dot_fleet__pb2.ExchangeRequest.SerializeToString,
+            fanin_dot_v1_dot_fleet__pb2.ExchangeReply.FromString,
             options,
             channel_credentials,
             insecure,

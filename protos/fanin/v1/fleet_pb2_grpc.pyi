@@ -49,6 +49,7 @@ Each signed byte string begins with a context line, so that a signature for one 
     Version       "fanin version v2"            LF  ["RUN",EPOCH,NUMBER,PARENT,"BUNDLE","PARAMETERS"]
     Delegation    "fanin run key delegation v2" LF  ["RUN",EPOCH,"BUNDLE","KEY"]
     call          "fanin device call v1"        LF  METHOD LF DEVICE LF TIME LF BODY
+    message       "fanin round message v1"      LF  what the protocol of a Round signs (see Exchange)
 
 The second and third are JSON arrays in ASCII without spaces or a line feed at the end. EPOCH, NUMBER and PARENT are
 decimal. BUNDLE is the digest of the manifest, PARAMETERS the digest of the parameters, KEY is hex(run_public_key).
@@ -146,7 +147,7 @@ CONSTANTS
     piece                 at most 256 KiB is usual; any length works that keeps the message under 4 MiB
     manifest              at most 3 MiB
     request               at most 4 KiB (Enroll), 64 KiB (CheckIn), 16 KiB (Download), 32 KiB (Report), 1 MiB (the
-                          header of Upload)
+                          header of Upload), 1 MiB + 4 KiB (Exchange)
 """
 
 from collections import abc as _abc
@@ -236,6 +237,19 @@ class FleetStub:
     accepted while the Round is open, and its next progress gives it a place again if one is free. A device without the
     capability is waited for until its Round closes. The coordinator keeps progress in memory only.
     """
+    Exchange: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ExchangeRequest, _fleet_pb2.ExchangeReply]
+    """Sends this device's message of a phase of its Round, and returns the coordinator's message for it. Only Rounds of a
+    protocol with messages have such phases (see RoundProtocol). This is a long poll: the reply comes when the phase has
+    ended, or with a pause after at most wait_s seconds, and after 45 s at the latest. Then repeat the call with the same
+    bytes, at a random moment of the pause.
+
+    A message is durable before it is answered, and the first one is final. The same bytes are answered alike, as often
+    as they are sent, over restarts of the coordinator. So store a message before you send it: a device that lost it must
+    give the Assignment up. INVALID_ARGUMENT: other bytes than before (FN-1604), or a message that the protocol refuses,
+    after which the Assignment is over (see Report). A wrong message of one device harms no other one.
+    FAILED_PRECONDITION: the device has no place in the Round; check in. In a phase in which devices only wait for the
+    coordinator's message, send no bytes.
+    """
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -298,6 +312,19 @@ class FleetAsyncStub(FleetStub):
     waits for a device that was silent for three times that long: another device may get its place. Its Update is still
     accepted while the Round is open, and its next progress gives it a place again if one is free. A device without the
     capability is waited for until its Round closes. The coordinator keeps progress in memory only.
+    """
+    Exchange: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ExchangeRequest, _fleet_pb2.ExchangeReply]  # type: ignore[assignment]
+    """Sends this device's message of a phase of its Round, and returns the coordinator's message for it. Only Rounds of a
+    protocol with messages have such phases (see RoundProtocol). This is a long poll: the reply comes when the phase has
+    ended, or with a pause after at most wait_s seconds, and after 45 s at the latest. Then repeat the call with the same
+    bytes, at a random moment of the pause.
+
+    A message is durable before it is answered, and the first one is final. The same bytes are answered alike, as often
+    as they are sent, over restarts of the coordinator. So store a message before you send it: a device that lost it must
+    give the Assignment up. INVALID_ARGUMENT: other bytes than before (FN-1604), or a message that the protocol refuses,
+    after which the Assignment is over (see Report). A wrong message of one device harms no other one.
+    FAILED_PRECONDITION: the device has no place in the Round; check in. In a phase in which devices only wait for the
+    coordinator's message, send no bytes.
     """
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
@@ -388,6 +415,25 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         waits for a device that was silent for three times that long: another device may get its place. Its Update is still
         accepted while the Round is open, and its next progress gives it a place again if one is free. A device without the
         capability is waited for until its Round closes. The coordinator keeps progress in memory only.
+        """
+
+    @_abc_1.abstractmethod
+    def Exchange(
+        self,
+        request: _fleet_pb2.ExchangeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ExchangeReply, _abc.Awaitable[_fleet_pb2.ExchangeReply]]:
+        """Sends this device's message of a phase of its Round, and returns the coordinator's message for it. Only Rounds of a
+        protocol with messages have such phases (see RoundProtocol). This is a long poll: the reply comes when the phase has
+        ended, or with a pause after at most wait_s seconds, and after 45 s at the latest. Then repeat the call with the same
+        bytes, at a random moment of the pause.
+
+        A message is durable before it is answered, and the first one is final. The same bytes are answered alike, as often
+        as they are sent, over restarts of the coordinator. So store a message before you send it: a device that lost it must
+        give the Assignment up. INVALID_ARGUMENT: other bytes than before (FN-1604), or a message that the protocol refuses,
+        after which the Assignment is over (see Report). A wrong message of one device harms no other one.
+        FAILED_PRECONDITION: the device has no place in the Round; check in. In a phase in which devices only wait for the
+        coordinator's message, send no bytes.
         """
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fanin.v1 import fleet_pb2 as fanin_dot_v1_dot_fleet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x66\x61nin/v1/plan.proto\x12\x08\x66\x61nin.v1\x1a\x14\x66\x61nin/v1/fleet.proto\"\x81\x04\n\x04Plan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06\x63ohort\x18\x02 \x01(\x0b\x32\x10.fanin.v1.Cohort\x12$\n\x08training\x18\x03 \x01(\x0b\x32\x12.fanin.v1.Training\x12\x1e\n\x05\x63odec\x18\x04 \x01(\x0b\x32\x0f.fanin.v1.Codec\x12*\n\x0b\x61ggregation\x18\x05 \x01(\x0b\x32\x15.fanin.v1.Aggregation\x12\x1c\n\x04stop\x18\x06 \x01(\x0b\x32\x0e.fanin.v1.Stop\x12\x1f\n\x06stages\x18\x07 \x03(\x0b\x32\x0f.fanin.v1.Stage\x12\'\n\nstatistics\x18\x08 \x03(\x0b\x32\x13.fanin.v1.Statistic\x12,\n\nevaluation\x18\t \x01(\x0b\x32\x18.fanin.v1.EvaluationPlan\x12 \n\x06\x66lower\x18\n \x01(\x0b\x32\x10.fanin.v1.Flower\x12+\n\x08schedule\x18\x0b \x03(\x0b\x32\x19.fanin.v1.ScheduledChange\x12\x1c\n\x04int8\x18\x0c \x01(\x0b\x32\x0e.fanin.v1.Int8\x12&\n\tretention\x18\x0e \x01(\x0b\x32\x13.fanin.v1.Retention\x12,\n\x0cparticipants\x18\r \x01(\x0b\x32\x16.fanin.v1.Participants\"\xf5\x01\n\x0cParticipants\x12\x36\n\x08required\x18\x01 \x03(\x0b\x32$.fanin.v1.Participants.RequiredEntry\x12\x18\n\x0bmin_devices\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0cmin_examples\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\non_missing\x18\x04 \x01(\tH\x02\x88\x01\x01\x1a/\n\rRequiredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x42\x0e\n\x0c_min_devicesB\x0f\n\r_min_examplesB\r\n\x0b_on_missing\"\xd0\x03\n\x0fScheduledChange\x12\x12\n\nfrom_round\x18\x01 \x01(\r\x12\x1a\n\rlearning_rate\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05\x64\x65\x63\x61y\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x06\x65pochs\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x17\n\nbatch_size\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fproximal_weight\x18\x06 \x01(\x01H\x04\x88\x01\x01\x12;\n\toptimizer\x18\x07 \x03(\x0b\x32(.fanin.v1.ScheduledChange.OptimizerEntry\x12\x19\n\x0cwarmup_steps\x18\x08 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nstep_decay\x18\t \x01(\tH\x06\x88\x01\x01\x12 \n\x06\x66lower\x18\n \x01(\x0b\x32\x10.fanin.v1.Flower\x1a\x30\n\x0eOptimizerEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x10\n\x0e_learning_rateB\x08\n\x06_decayB\t\n\x07_epochsB\r\n\x0b_batch_sizeB\x12\n\x10_proximal_weightB\x0f\n\r_warmup_stepsB\r\n\x0b_step_decay\"\xfc\x02\n\x06\x43ohort\x12\x13\n\x0b\x63oncurrency\x18\x01 \x01(\r\x12\x0e\n\x06\x62uffer\x18\x02 \x01(\r\x12\x0e\n\x06quorum\x18\x03 \x01(\r\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x14\n\x0cmin_report_s\x18\x05 \x01(\x01\x12\x16\n\tselection\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x41\n\x11selection_options\x18\x08 \x03(\x0b\x32&.fanin.v1.Cohort.SelectionOptionsEntry\x12\x1a\n\rreport_factor\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x0fmax_extension_s\x18\t \x01(\x01H\x02\x88\x01\x01\x1aJ\n\x15SelectionOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.fanin.v1.Setting:\x02\x38\x01\x42\x0c\n\n_selectionB\x10\n\x0e_report_factorB\x12\n\x10_max_extension_s\"\xa7\x03\n\x0b\x41ggregation\x12\x14\n\x0cmax_examples\x18\x01 \x01(\r\x12\x15\n\rmax_staleness\x18\x03 \x01(\r\x12\x11\n\x04rule\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x1c\n\x0fouter_optimizer\x18\x06 \x01(\tH\x01\x88\x01\x01\x12<\n\x0crule_options\x18\x08 \x03(\x0b\x32&.fanin.v1.Aggregation.RuleOptionsEntry\x12>\n\router_options\x18\t \x03(\x0b\x32\'.fanin.v1.Aggregation.OuterOptionsEntry\x1a\x45\n\x10RuleOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.fanin.v1.Setting:\x02\x38\x01\x1a\x46\n\x11OuterOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.fanin.v1.Setting:\x02\x38\x01\x42\x07\n\x05_ruleB\x12\n\x10_outer_optimizerJ\x04\x08\x02\x10\x03J\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08\"V\n\x04Stop\x12\x12\n\nmax_rounds\x18\x01 \x01(\r\x12\x10\n\x08patience\x18\x02 \x01(\r\x12\x11\n\tmin_delta\x18\x03 \x01(\x01\x12\x15\n\rmax_int8_drop\x18\x04 \x01(\x01\"&\n\x04Int8\x12\x13\n\x06ranges\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_ranges\"{\n\x0e\x45valuationPlan\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\t\x12\x12\n\x05\x65very\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x11\n\x04\x62\x65st\x18\x03 \x01(\tH\x01\x88\x01\x01\x12!\n\x07metrics\x18\x04 \x03(\x0b\x32\x10.fanin.v1.MetricB\x08\n\x06_everyB\x07\n\x05_best\"\x16\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x8b\x01\n\tRetention\x12\x1a\n\rkeep_versions\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0ckeep_updates\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x16\n\tkeep_days\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x10\n\x0e_keep_versionsB\x0f\n\r_keep_updatesB\x0c\n\n_keep_daysb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13\x66\x61nin/v1/plan.proto\x12\x08\x66\x61nin.v1\x1a\x14\x66\x61nin/v1/fleet.proto\"\xa9\x04\n\x04Plan\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x06\x63ohort\x18\x02 \x01(\x0b\x32\x10.fanin.v1.Cohort\x12$\n\x08training\x18\x03 \x01(\x0b\x32\x12.fanin.v1.Training\x12\x1e\n\x05\x63odec\x18\x04 \x01(\x0b\x32\x0f.fanin.v1.Codec\x12*\n\x0b\x61ggregation\x18\x05 \x01(\x0b\x32\x15.fanin.v1.Aggregation\x12\x1c\n\x04stop\x18\x06 \x01(\x0b\x32\x0e.fanin.v1.Stop\x12\x1f\n\x06stages\x18\x07 \x03(\x0b\x32\x0f.fanin.v1.Stage\x12\'\n\nstatistics\x18\x08 \x03(\x0b\x32\x13.fanin.v1.Statistic\x12,\n\nevaluation\x18\t \x01(\x0b\x32\x18.fanin.v1.EvaluationPlan\x12 \n\x06\x66lower\x18\n \x01(\x0b\x32\x10.fanin.v1.Flower\x12+\n\x08schedule\x18\x0b \x03(\x0b\x32\x19.fanin.v1.ScheduledChange\x12\x1c\n\x04int8\x18\x0c \x01(\x0b\x32\x0e.fanin.v1.Int8\x12&\n\tretention\x18\x0e \x01(\x0b\x32\x13.fanin.v1.Retention\x12,\n\x0cparticipants\x18\r \x01(\x0b\x32\x16.fanin.v1.Participants\x12&\n\x05round\x18\x0f \x01(\x0b\x32\x17.fanin.v1.RoundProtocol\"\xf5\x01\n\x0cParticipants\x12\x36\n\x08required\x18\x01 \x03(\x0b\x32$.fanin.v1.Participants.RequiredEntry\x12\x18\n\x0bmin_devices\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0cmin_examples\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x17\n\non_missing\x18\x04 \x01(\tH\x02\x88\x01\x01\x1a/\n\rRequiredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x42\x0e\n\x0c_min_devicesB\x0f\n\r_min_examplesB\r\n\x0b_on_missing\"\xd0\x03\n\x0fScheduledChange\x12\x12\n\nfrom_round\x18\x01 \x01(\r\x12\x1a\n\rlearning_rate\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05\x64\x65\x63\x61y\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x13\n\x06\x65pochs\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x17\n\nbatch_size\x18\x05 \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fproximal_weight\x18\x06 \x01(\x01H\x04\x88\x01\x01\x12;\n\toptimizer\x18\x07 \x03(\x0b\x32(.fanin.v1.ScheduledChange.OptimizerEntry\x12\x19\n\x0cwarmup_steps\x18\x08 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nstep_decay\x18\t \x01(\tH\x06\x88\x01\x01\x12 \n\x06\x66lower\x18\n \x01(\x0b\x32\x10.fanin.v1.Flower\x1a\x30\n\x0eOptimizerEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x10\n\x0e_learning_rateB\x08\n\x06_decayB\t\n\x07_epochsB\r\n\x0b_batch_sizeB\x12\n\x10_proximal_weightB\x0f\n\r_warmup_stepsB\r\n\x0b_step_decay\"\xfc\x02\n\x06\x43ohort\x12\x13\n\x0b\x63oncurrency\x18\x01 \x01(\r\x12\x0e\n\x06\x62uffer\x18\x02 \x01(\r\x12\x0e\n\x06quorum\x18\x03 \x01(\r\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x14\n\x0cmin_report_s\x18\x05 \x01(\x01\x12\x16\n\tselection\x18\x06 \x01(\tH\x00\x88\x01\x01\x12\x41\n\x11selection_options\x18\x08 \x03(\x0b\x32&.fanin.v1.Cohort.SelectionOptionsEntry\x12\x1a\n\rreport_factor\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x1c\n\x0fmax_extension_s\x18\t \x01(\x01H\x02\x88\x01\x01\x1aJ\n\x15SelectionOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.fanin.v1.Setting:\x02\x38\x01\x42\x0c\n\n_selectionB\x10\n\x0e_report_factorB\x12\n\x10_max_extension_s\"\xa7\x03\n\x0b\x41ggregation\x12\x14\n\x0cmax_examples\x18\x01 \x01(\r\x12\x15\n\rmax_staleness\x18\x03 \x01(\r\x12\x11\n\x04rule\x18\x04 \x01(\tH\x00\x88\x01\x01\x12\x1c\n\x0fouter_optimizer\x18\x06 \x01(\tH\x01\x88\x01\x01\x12<\n\x0crule_options\x18\x08 \x03(\x0b\x32&.fanin.v1.Aggregation.RuleOptionsEntry\x12>\n\router_options\x18\t \x03(\x0b\x32\'.fanin.v1.Aggregation.OuterOptionsEntry\x1a\x45\n\x10RuleOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.fanin.v1.Setting:\x02\x38\x01\x1a\x46\n\x11OuterOptionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.fanin.v1.Setting:\x02\x38\x01\x42\x07\n\x05_ruleB\x12\n\x10_outer_optimizerJ\x04\x08\x02\x10\x03J\x04\x08\x05\x10\x06J\x04\x08\x07\x10\x08\"V\n\x04Stop\x12\x12\n\nmax_rounds\x18\x01 \x01(\r\x12\x10\n\x08patience\x18\x02 \x01(\r\x12\x11\n\tmin_delta\x18\x03 \x01(\x01\x12\x15\n\rmax_int8_drop\x18\x04 \x01(\x01\"&\n\x04Int8\x12\x13\n\x06ranges\x18\x01 \x01(\tH\x00\x88\x01\x01\x42\t\n\x07_ranges\"{\n\x0e\x45valuationPlan\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\t\x12\x12\n\x05\x65very\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x11\n\x04\x62\x65st\x18\x03 \x01(\tH\x01\x88\x01\x01\x12!\n\x07metrics\x18\x04 \x03(\x0b\x32\x10.fanin.v1.MetricB\x08\n\x06_everyB\x07\n\x05_best\"\x16\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x8b\x01\n\tRetention\x12\x1a\n\rkeep_versions\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x0ckeep_updates\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x16\n\tkeep_days\x18\x03 \x01(\x01H\x02\x88\x01\x01\x42\x10\n\x0e_keep_versionsB\x0f\n\r_keep_updatesB\x0c\n\n_keep_daysb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,33 +43,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGGREGATION_OUTEROPTIONSENTRY']._loaded_options = None
   _globals['_AGGREGATION_OUTEROPTIONSENTRY']._serialized_options = b'8\001'
   _globals['_PLAN']._serialized_start=56
-  _globals['_PLAN']._serialized_end=569
-  _globals['_PARTICIPANTS']._serialized_start=572
-  _globals['_PARTICIPANTS']._serialized_end=817
-  _globals['_PARTICIPANTS_REQUIREDENTRY']._serialized_start=722
-  _globals['_PARTICIPANTS_REQUIREDENTRY']._serialized_end=769
-  _globals['_SCHEDULEDCHANGE']._serialized_start=820
-  _globals['_SCHEDULEDCHANGE']._serialized_end=1284
-  _globals['_SCHEDULEDCHANGE_OPTIMIZERENTRY']._serialized_start=1130
-  _globals['_SCHEDULEDCHANGE_OPTIMIZERENTRY']._serialized_end=1178
-  _globals['_COHORT']._serialized_start=1287
-  _globals['_COHORT']._serialized_end=1667
-  _globals['_COHORT_SELECTIONOPTIONSENTRY']._serialized_start=1541
-  _globals['_COHORT_SELECTIONOPTIONSENTRY']._serialized_end=1615
-  _globals['_AGGREGATION']._serialized_start=1670
-  _globals['_AGGREGATION']._serialized_end=2093
-  _globals['_AGGREGATION_RULEOPTIONSENTRY']._serialized_start=1905
-  _globals['_AGGREGATION_RULEOPTIONSENTRY']._serialized_end=1974
-  _globals['_AGGREGATION_OUTEROPTIONSENTRY']._serialized_start=1976
-  _globals['_AGGREGATION_OUTEROPTIONSENTRY']._serialized_end=2046
-  _globals['_STOP']._serialized_start=2095
-  _globals['_STOP']._serialized_end=2181
-  _globals['_INT8']._serialized_start=2183
-  _globals['_INT8']._serialized_end=2221
-  _globals['_EVALUATIONPLAN']._serialized_start=2223
-  _globals['_EVALUATIONPLAN']._serialized_end=2346
-  _globals['_METRIC']._serialized_start=2348
-  _globals['_METRIC']._serialized_end=2370
-  _globals['_RETENTION']._serialized_start=2373
-  _globals['_RETENTION']._serialized_end=2512
+  _globals['_PLAN']._serialized_end=609
+  _globals['_PARTICIPANTS']._serialized_start=612
+  _globals['_PARTICIPANTS']._serialized_end=857
+  _globals['_PARTICIPANTS_REQUIREDENTRY']._serialized_start=762
+  _globals['_PARTICIPANTS_REQUIREDENTRY']._serialized_end=809
+  _globals['_SCHEDULEDCHANGE']._serialized_start=860
+  _globals['_SCHEDULEDCHANGE']._serialized_end=1324
+  _globals['_SCHEDULEDCHANGE_OPTIMIZERENTRY']._serialized_start=1170
+  _globals['_SCHEDULEDCHANGE_OPTIMIZERENTRY']._serialized_end=1218
+  _globals['_COHORT']._serialized_start=1327
+  _globals['_COHORT']._serialized_end=1707
+  _globals['_COHORT_SELECTIONOPTIONSENTRY']._serialized_start=1581
+  _globals['_COHORT_SELECTIONOPTIONSENTRY']._serialized_end=1655
+  _globals['_AGGREGATION']._serialized_start=1710
+  _globals['_AGGREGATION']._serialized_end=2133
+  _globals['_AGGREGATION_RULEOPTIONSENTRY']._serialized_start=1945
+  _globals['_AGGREGATION_RULEOPTIONSENTRY']._serialized_end=2014
+  _globals['_AGGREGATION_OUTEROPTIONSENTRY']._serialized_start=2016
+  _globals['_AGGREGATION_OUTEROPTIONSENTRY']._serialized_end=2086
+  _globals['_STOP']._serialized_start=2135
+  _globals['_STOP']._serialized_end=2221
+  _globals['_INT8']._serialized_start=2223
+  _globals['_INT8']._serialized_end=2261
+  _globals['_EVALUATIONPLAN']._serialized_start=2263
+  _globals['_EVALUATIONPLAN']._serialized_end=2386
+  _globals['_METRIC']._serialized_start=2388
+  _globals['_METRIC']._serialized_end=2410
+  _globals['_RETENTION']._serialized_start=2413
+  _globals['_RETENTION']._serialized_end=2552
 # @@protoc_insertion_point(module_scope)

@@ -37,6 +37,7 @@ class Plan(_message.Message):
     INT8_FIELD_NUMBER: _builtins.int
     RETENTION_FIELD_NUMBER: _builtins.int
     PARTICIPANTS_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -80,6 +81,10 @@ class Plan(_message.Message):
     def participants(self) -> Global___Participants:
         """Who must take part in each Round."""
 
+    @_builtins.property
+    def round(self) -> _fleet_pb2.RoundProtocol:
+        """The protocol of the Rounds; absent: plain."""
+
     def __init__(
         self,
         *,
@@ -97,10 +102,11 @@ class Plan(_message.Message):
         int8: Global___Int8 | None = ...,
         retention: Global___Retention | None = ...,
         participants: Global___Participants | None = ...,
+        round: _fleet_pb2.RoundProtocol | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "participants", b"participants", "retention", b"retention", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "participants", b"participants", "retention", b"retention", "round", b"round", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "name", b"name", "participants", b"participants", "retention", b"retention", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "name", b"name", "participants", b"participants", "retention", b"retention", "round", b"round", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,8 @@
     evaluation/    Versions on held-out data
     fleet/         the device side: check-ins, downloads, uploads
     runs/          the operator side: Runs, their drivers, commands
-    rounds/        one Round: the round machine, its effects
+    rounds/        one Round: its record, its effects
+    protocols/     the round machine, and the phases and messages of each protocol
     selection/     which waiting devices get the free places
     aggregation/   sums, the outer step, verification
     strategies/    strategies of Flower in child processes
@@ -23,7 +24,8 @@
 
 Imports go in one direction: ``service`` -> ``fleet`` -> ``access`` and ``runs``; ``runs`` -> ``rounds`` ->
 ``aggregation`` -> ``storage``. ``runs`` also uses ``strategies``, and ``strategies`` uses ``aggregation``. ``access``
-uses only ``storage``; ``rounds`` uses ``selection``, which uses no other room.
+uses only ``storage``; ``rounds`` uses
+``protocols``, which uses ``selection``, which uses no other room.
 """
 
 from typing import TYPE_CHECKING

@@ -28,7 +28,7 @@ from fanin.server.aggregation.verify import Archive
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability, failed_write, write_file
 from fanin.server.storage.lanes import Lane
-from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
+from fanin.server.storage.protocols.archive import MessageArchive, RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
 from fanin.server.storage.spool import FolderSpool
 from fanin.server.storage.sqlite.administration import SqliteAudit
@@ -44,11 +44,13 @@ from fanin.server.storage.sqlite.laned import (
     LanedEvaluations,
     LanedHistory,
     LanedLeases,
+    LanedMessages,
     LanedRetention,
     LanedRounds,
     LanedRuns,
     LanedTokens,
 )
+from fanin.server.storage.sqlite.messages import SqliteMessages
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.stores import CoordinatorState, Files, Stores
@@ -64,6 +66,7 @@ class _ReadOnlyState:
 
     runs: RunArchive
     rounds: RoundArchive
+    messages: MessageArchive
     blobs: BlobReader
     spool: Payloads
 
@@ -134,12 +137,14 @@ def open_state(
     write_file(folder / RELEASE_FILE, f"{__version__}\n".encode())
     store_lane, disk_lane = lanes
     runs, rounds, devices = SqliteRuns(engine), SqliteRounds(engine), SqliteDevices(engine)
+    messages = SqliteMessages(engine)
     stores = Stores(
         devices=LanedDevices(devices, store_lane),
         tokens=LanedTokens(devices.tokens, store_lane),
         audit=LanedAudit(SqliteAudit(engine), store_lane),
         runs=LanedRuns(runs, store_lane),
         rounds=LanedRounds(rounds, runs, store_lane),
+        messages=LanedMessages(messages, store_lane),
         evaluations=LanedEvaluations(SqliteEvaluations(engine), store_lane),
         retention=LanedRetention(SqliteRetention(engine), store_lane),
         leases=LanedLeases(engine, store_lane),
@@ -166,6 +171,7 @@ def open_state(
         files=files,
         runs=runs,
         rounds=rounds,
+        messages=messages,
         history=history,
         check=check,
         write_times=write_times(engine),
@@ -184,6 +190,7 @@ def open_archive(folder: Path) -> Archive:
     return _ReadOnlyState(
         runs=SqliteRuns(engine),
         rounds=SqliteRounds(engine),
+        messages=SqliteMessages(engine),
         blobs=FolderBlobs(folder / BLOBS_FOLDER, durability),
         spool=FolderSpool(folder / "spool", folder / "updates", durability),
     )

@@ -6,6 +6,7 @@ Modules, in reading order:
     client.py      the client: a session in a process, over a transport; its reports of progress
     session/       the state machine of a session
     session_driver.py  carries out the actions of a session
+    exchanges.py   the messages of a Round's phases: made once, kept, sent and repeated
     conditions.py  whether the device may work now
     updates.py     the trainer's interface, and the encoding of its result as an Update
     contract.py    ``check_trainer``, the contract of a Trainer

@@ -15,10 +15,10 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from fanin.clients.device.conditions import ASK_EVERY_S, RECHECK_S, Conditions, ShouldContinue
 from fanin.clients.device.downloads import Fetching, StoreChunk
@@ -27,8 +27,9 @@ from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
 from fanin.clients.device.session.progress import progress
+from fanin.clients.device.session.protocols import DeviceIdentity
 from fanin.clients.device.session.tracing import DeviceTraces
-from fanin.clients.device.session_driver import DriverParts, SessionDriver, run_blocking
+from fanin.clients.device.session_driver import DriverParts, SessionDriver
 from fanin.clients.device.site.journal import Journal
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.device.updates import Change, Trainer, progress_of
@@ -44,6 +45,7 @@ from fanin.protos.errors import FaninError, NotFound, PermissionDenied, Unauthen
 MAX_DELAY_S: Final = 0.3
 """Longest delay before an upload with a ``delay_seed``."""
 LOG = logging.getLogger("fanin.clients")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ class ClientParts:
         serving: The model for ``predict``; None for a client that only trains.
         traces: The spans of this device; None for no traces.
         journal: Writes the state of the device for its owner; None for none.
+        identity: The device, for protocols with messages; None without a key.
     """
 
     transport: Transport
@@ -69,6 +72,7 @@ class ClientParts:
     serving: Serving | None = None
     traces: DeviceTraces | None = None
     journal: Journal | None = None
+    identity: DeviceIdentity | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,7 @@ class Client:
                 conditions=self._conditions,
                 serving=parts.serving,
                 partition=options.partition,
+                identity=parts.identity,
                 condition=condition_of if options.shares_condition else lambda: None,
             ),
             s.Session(max_failures=options.max_failures),
@@ -243,7 +248,9 @@ class _ClientHost:
             LOG.info(line)
 
     async def guard(self, action: e.SessionAction, work: Awaitable[e.SessionEvent]) -> e.SessionEvent:
-        _note_work(action.assignment if isinstance(action, e.Fetch | e.Train | e.Send | e.Abandon) else None)
+        _note_work(
+            action.assignment if isinstance(action, e.Fetch | e.SendMessage | e.Train | e.Send | e.Abandon) else None
+        )
         try:
             return await (work if self._traces is None else self._traces.traced(action, work))
         except Exception as exc:
@@ -254,7 +261,7 @@ class _ClientHost:
                 # Once: the same error may come back at every attempt, and ``observe`` logs each in one line.
                 LOG.exception("%s: unexpected error", action.label)
             self._logged = action.label, reason
-        is_work = isinstance(action, e.Refresh | e.Fetch | e.Train | e.Send)
+        is_work = isinstance(action, e.Refresh | e.Fetch | e.SendMessage | e.Train | e.Send)
         return e.Unable(reason=reason) if is_work else e.Lost(reason=reason, is_local=True)
 
 
@@ -298,6 +305,9 @@ class _BlockingCalls:
 
     async def report(self, report: m.Report) -> m.UploadReply:
         return self._transport.report(report)
+
+    async def exchange(self, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        return self._transport.exchange(request)
 
 
 class Heartbeat:
@@ -374,3 +384,14 @@ class Heartbeat:
 
 def _id(assignment: m.Assignment | None) -> str:
     return "" if assignment is None else assignment.assignment_id
+
+
+def run_blocking(work: Coroutine[object, object, T]) -> T:
+    """Run a coroutine whose awaits never suspend, and return its result."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise AssertionError("a blocking call has suspended")

@@ -25,6 +25,7 @@ from fanin.clients.device.models import (
 from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.ranges import RANGES
+from fanin.protos import messages as m
 from fanin.protos.chunks import MAX_MORE_CHUNKS, ChunkRef
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import Download, Publication
@@ -41,6 +42,30 @@ class DownloadCalls(Protocol):
 
     async def download(self, download_id: str, missing: tuple[ChunkRef, ...], store: StoreChunk) -> None:
         """Download Chunks in their order: call ``store(ref, receive)`` for each. Its exception ends the call."""
+        ...
+
+
+class DeviceCalls(DownloadCalls, Protocol):
+    """The calls of a session to its coordinator. They raise FaninError."""
+
+    async def enroll(self) -> None:
+        """Register this device."""
+        ...
+
+    async def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
+        """Ask for an Assignment."""
+        ...
+
+    async def upload(self, header: m.UpdateHeader, read: Callable[[int, int], bytes]) -> m.UploadReply:
+        """Upload an Update. ``read(offset, size_bytes)`` returns a slice of it; its FaninError ends the upload."""
+        ...
+
+    async def report(self, report: m.Report) -> m.UploadReply:
+        """Give up an Assignment, or report that this device works for it."""
+        ...
+
+    async def exchange(self, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """Send the message of a phase, and wait for the coordinator's message."""
         ...
 
 

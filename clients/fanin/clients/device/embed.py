@@ -17,6 +17,7 @@ from pathlib import Path
 from fanin.clients.data.stores import ExampleStore
 from fanin.clients.device.client import Client, ClientOptions, ClientParts
 from fanin.clients.device.serving import Serving
+from fanin.clients.device.session.protocols import identity_of
 from fanin.clients.device.site.journal import Journal
 from fanin.clients.device.site.record import SitePlace
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
@@ -99,6 +100,7 @@ def join(
             rng=random.Random(),
             serving=Serving(runtime, cache, (settings.publisher,)),
             journal=Journal(settings.folder, place, device_id_of(key.public)),
+            identity=identity_of(key),
         )
         options = ClientOptions(token=settings.token, may_work=may_work, shares_condition=settings.shares_condition)
         client = Client(parts, options)

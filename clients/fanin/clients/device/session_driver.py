@@ -4,24 +4,26 @@
 
 Three Protocols hide the differences between the two: ``DeviceCalls``, ``SessionHost`` (clock and errors) and
 ``DeviceFolder`` (the folder). The driver is a coroutine. A simulation awaits on its virtual clock. In a process every
-call blocks its thread, so no await suspends, and ``run_blocking`` needs no event loop.
+call blocks its thread, so no await suspends, and ``client.run_blocking`` needs no event loop.
 """
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Protocol, TypeVar, assert_never
+from typing import Final, Protocol, assert_never
 
 from fanin.clients.device.conditions import AssignmentOver, Conditions, Interrupted, ShouldContinue
-from fanin.clients.device.downloads import DownloadCalls, Downloader, Wanted
+from fanin.clients.device.downloads import DeviceCalls, Downloader, Wanted
+from fanin.clients.device.exchanges import DeviceExchanges
 from fanin.clients.device.models import OpenedModel, file_chunks, served_files, trained_files
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.session.outcomes import UnfitBundle, event_of
+from fanin.clients.device.session.protocols import DeviceIdentity, known_protocols, protocol_of
 from fanin.clients.device.storage.personal import keep_local, local_values, trim_local
 from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.clients.device.storage.seeds import device_seed
@@ -47,29 +49,8 @@ from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInpu
 from fanin.protos.release import __version__
 
 LOG = logging.getLogger("fanin.clients")
-T = TypeVar("T")
 CHECK_IN_WAIT_S: Final = 40.0
 """Seconds that a check-in waits for work; common proxies cut an idle connection after 60 s."""
-
-
-class DeviceCalls(DownloadCalls, Protocol):
-    """The calls of a session to its coordinator. They raise FaninError."""
-
-    async def enroll(self) -> None:
-        """Register this device."""
-        ...
-
-    async def check_in(self, check_in: m.CheckIn) -> m.CheckInAnswer:
-        """Ask for an Assignment."""
-        ...
-
-    async def upload(self, header: m.UpdateHeader, read: Callable[[int, int], bytes]) -> m.UploadReply:
-        """Upload an Update. ``read(offset, size_bytes)`` returns a slice of it; its FaninError ends the upload."""
-        ...
-
-    async def report(self, report: m.Report) -> m.UploadReply:
-        """Give up an Assignment, or report that this device works for it."""
-        ...
 
 
 class SessionHost(Protocol):
@@ -118,6 +99,7 @@ class DriverParts:
         serving: The model for ``predict``; None for a device that only trains.
         partition: The number of the device's part of all data, for the telemetry; None if its operator gave it none.
         condition: Returns battery and network of the device, for check-ins; None: they are not reported.
+        identity: The device, for protocols with messages; None without a key.
     """
 
     host: SessionHost
@@ -130,6 +112,7 @@ class DriverParts:
     serving: Serving | None = None
     partition: int | None = None
     condition: Callable[[], m.DeviceCondition | None] = lambda: None
+    identity: DeviceIdentity | None = None
 
 
 class SessionDriver:
@@ -142,6 +125,7 @@ class SessionDriver:
         self._model: OpenedModel | None = None
         self._stages: Mapping[str, Stage] = {}
         self._unfit: UnfitBundle | None = None
+        self._exchanges = DeviceExchanges(parts.identity, parts.store.exchanges)
         self._downloader = Downloader(parts.calls, parts.store, parts.trusted, parts.trainer.graph_format)
 
     async def run(self) -> None:
@@ -168,7 +152,7 @@ class SessionDriver:
             if known is None or known is not self._unfit or not known.is_repeated_by(step.action, event):
                 host.observe(self.session, step.action, event)
             self.session, step = self.session.step(event, self._parts.rng)
-            is_at_work = self.session.phase is not e.SessionPhase.REPORTING
+            is_at_work = self.session.phase is not e.SessionPhase.REPORTING and not self.session.is_accepted
             host.follow(self.session.assignment if is_at_work else None)
             pause_s = step.pause_s
             if step.forget:
@@ -177,6 +161,7 @@ class SessionDriver:
     def _forget_updates(self) -> None:
         try:
             self._parts.store.updates.clear()
+            self._exchanges.forget()
             self._forget_training()
         except OSError as exc:
             # The next training removes them before it begins, and retries until it succeeds.
@@ -219,11 +204,15 @@ class SessionDriver:
                 self._check_fit(action.assignment)
                 # The codec is also opened later, but a training for an unknown one would be in vain.
                 codec_of(action.assignment.codec)
+                protocol = protocol_of(action.assignment.round_protocol)
                 self._stages = stages_of(action.assignment.stages)
                 names = downlink_names(action.assignment, self._stages)
                 files = partial(self._trained_files, action.assignment)
                 await self._fetch(action.assignment.publication, Wanted(files=files, auxiliary=names))
-                return e.Fetched()
+                phases = [tuple(step.phase for step in steps) for steps in (protocol.before, protocol.after)]
+                return e.Fetched(before=phases[0], after=phases[1])
+            case e.SendMessage():
+                return e.Exchanged(outcome=await self._exchange(action.assignment, action.phase))
             case e.Train():
                 return await self._train(action.assignment)
             case e.Send():
@@ -237,6 +226,14 @@ class SessionDriver:
                 raise AssertionError("run ends at EndSession")
             case _:
                 assert_never(action)
+
+    async def _exchange(self, assignment: m.Assignment, phase: str) -> m.ExchangeOutcome:
+        prepared = self._exchanges.prepare(assignment, phase, CHECK_IN_WAIT_S)
+        if prepared.kept.answer is not None:
+            return m.ExchangeAnswer(message=prepared.kept.answer)
+        outcome = await self._parts.calls.exchange(prepared.request)
+        self._exchanges.finish(prepared, outcome)
+        return outcome
 
     def _check_fit(self, assignment: m.Assignment) -> None:
         """Raise InvalidInput if the examples did not fit this Bundle and have not changed since."""
@@ -264,6 +261,7 @@ class SessionDriver:
             graph_formats=(trainer.graph_format,),
             stages=known_stages(),
             reports_progress=True,
+            round_protocols=known_protocols(),
         )
         served = None if serving is None else serving.latest
         return m.CheckIn(
@@ -338,6 +336,7 @@ class SessionDriver:
             telemetry = self._telemetry(change, host.now() - started_s)
             staged = apply_stages(assignment, change, staging)
             header = header_of(assignment, staged.encoded, change, telemetry)
+            header, payload = self._exchanges.masked(assignment, header, staged.encoded.payload)
             keep_local(store.locals, model.bundle, assignment, change.local)
         except InvalidBundle:
             # A graph was damaged on this disk after its download: the next try downloads it again.
@@ -348,7 +347,7 @@ class SessionDriver:
             raise InvalidInput(f"training: {exc}", code="FN-0842") from exc
         if staging.has_state:
             store.states.put(state_label(assignment, assignment.round), staged.states)
-        store.updates.put(header, staged.encoded.payload)
+        store.updates.put(header, payload)
         self._forget_training()
         num_values = layout_of(staging.table, self._stages).total_table.num_values
         return e.UpdateStored(num_saturated=staged.encoded.num_saturated, num_values=num_values)
@@ -385,14 +384,3 @@ class SessionDriver:
             if interruptions:
                 raise interruptions[0] from None
             raise
-
-
-def run_blocking(work: Coroutine[object, object, T]) -> T:
-    """Run a coroutine whose awaits never suspend, and return its result."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    work.close()
-    raise AssertionError("a blocking call has suspended")

@@ -24,7 +24,6 @@ from fanin.protos.messages import (
     RoundFailed,
     RoundLacks,
     RoundOpened,
-    RoundPhase,
     RunEvent,
     RunInfo,
     RunRested,
@@ -44,8 +43,8 @@ WIDE_RISE_PERCENT: Final = 50.0
 """Rise of the squared error in int8 above which the text carries a warning; an export allows at most 10."""
 MAX_SHOWN: Final = 5
 """Devices that one line of text names."""
-OPEN_PHASES: Final = (RoundPhase.SELECTING, RoundPhase.TRAINING)
-"""The phases in which a Round waits for devices."""
+CLOSED_PHASES: Final = ("paused", "closing", "folding", "publishing", "published", "failing", "failed")
+"""The phases in which a Round does not wait for devices: those that every protocol has."""
 JSON_KEYS: Final = MappingProxyType({"adopted_run_id": "adopted_run", "rounds": "num_rounds"})
 """Keys in the output of --json that differ from the field of an event."""
 OF_LABELS: Final = ("accuracy_float", "accuracy_int8", "int8_agreement")
@@ -119,7 +118,7 @@ def waits_row(live: LiveRound) -> dict[str, object]:
 
 def waits_text(live: LiveRound) -> str:
     """Return the devices of an open Round as text; empty without one."""
-    if live.phase not in OPEN_PHASES:
+    if not live.phase or live.phase in CLOSED_PHASES:
         return ""
     shares = [100 * each.step // each.num_steps for each in live.progress.values() if each.num_steps]
     counts = [f"{min(shares)} to {max(shares)} % trained"] if shares else []

@@ -98,7 +98,7 @@ def _plain(coverage: Coverage) -> Coverage:
 
 
 def _round_row(info: RoundInfo, plan: Plan | None) -> dict[str, object]:
-    row = {**asdict(info), "phase": info.phase.value}
+    row = asdict(info)
     row["opened_at_s"] = row.pop("opened_at")
     if plan is not None:
         flower = replace(plan.flower, config=plan.flower_in(info.round).config)
@@ -184,4 +184,4 @@ def disk_text(disk: DiskReport) -> str:
 def _round_line(info: RoundInfo) -> str:
     result = counted(info.num_updates, "update") + (f", version {info.version}" if info.version else "")
     opened = datetime.fromtimestamp(info.opened_at, UTC).isoformat(sep=" ", timespec="seconds")
-    return f"  round {info.round}: {info.phase.value}, from version {info.base_version}, {result}, opened {opened}"
+    return f"  round {info.round}: {info.phase}, from version {info.base_version}, {result}, opened {opened}"

@@ -18,7 +18,7 @@ from fanin.server.access.limits import Limits
 from fanin.server.aggregation.rules import StrategySource
 from fanin.server.fleet.coordinator import Coordinator
 from fanin.server.folder import open_state
-from fanin.server.rounds.events import Effect
+from fanin.server.protocols.events import Effect
 from fanin.server.runs.catalog import Runs
 from fanin.server.runs.data import DataSource, NoData
 from fanin.server.runs.recorded_setup import Parts

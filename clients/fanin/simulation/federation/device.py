@@ -1,11 +1,12 @@
 """A device on the event loop's clock."""
 
 import asyncio
+import hashlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fanin.clients.device.conditions import Conditions, ShouldContinue
@@ -13,8 +14,10 @@ from fanin.clients.device.downloads import StoreChunk
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session.machine import Session
+from fanin.clients.device.session.protocols import DeviceIdentity, identity_of
 from fanin.clients.device.session_driver import DriverParts, SessionDriver
 from fanin.clients.device.updates import Change, Trainer
+from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import FaninError, NotFound
@@ -61,6 +64,7 @@ class VirtualDevice:
             trusted=trusted,
             rng=rng,
             conditions=conditions,
+            identity=_identity(line.device, rng),
         )
         self._driver = SessionDriver(self._parts)
 
@@ -76,6 +80,12 @@ class VirtualDevice:
     def restart(self) -> None:
         """Simulate a kill: only the folder survives."""
         self._driver = SessionDriver(self._parts, Session(num_accepted=self.session.num_accepted))
+
+
+def _identity(device: str, rng: random.Random) -> DeviceIdentity:
+    """Return the identity of a simulated device: its name, and a key that follows from it."""
+    key = SigningKey(hashlib.sha256(f"fanin simulation {device}".encode()).digest())
+    return replace(identity_of(key, rng.randbytes), device_id=device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +183,9 @@ class _VirtualCalls:
 
     async def upload(self, header: m.UpdateHeader, read: Callable[[int, int], bytes]) -> m.UploadReply:
         return await self._line.upload(header, read)
+
+    async def exchange(self, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        return await self._line.exchange(request)
 
     async def report(self, report: m.Report) -> m.UploadReply:
         return await self._line.report(report)

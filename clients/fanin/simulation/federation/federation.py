@@ -101,6 +101,10 @@ class Federation:
         """See Fleet."""
         return self._coordinator.life.fleet.upload(device, header, pieces)
 
+    async def exchange(self, device: str, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """See Fleet."""
+        return await self._coordinator.life.fleet.exchange(device, request)
+
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """See Fleet."""
         return await self._coordinator.life.fleet.report(device, report)

@@ -30,6 +30,10 @@ class Fleet(Protocol):
         """Receive an Update."""
         ...
 
+    async def exchange(self, device: str, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """Record the message of a phase, and return the coordinator's message."""
+        ...
+
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """Return the state of an Update, or record that its Assignment was given up."""
         ...
@@ -76,6 +80,11 @@ class LoopbackTransport:
             raise Unavailable("loopback: the upload ended without a reply", code="FN-0819")
         return last
 
+    async def exchange(self, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """See Transport."""
+        await asyncio.sleep(self.latency_s)
+        return await self.fleet.exchange(self.device, request)
+
     async def report(self, report: m.Report) -> m.UploadReply:
         """See Transport."""
         await asyncio.sleep(self.latency_s)
@@ -111,6 +120,10 @@ class InterruptibleFleet:
     ) -> AsyncIterator[m.UploadReply]:
         """See Fleet."""
         return self.stream(self._fleet.upload(device, header, pieces))
+
+    async def exchange(self, device: str, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """See Fleet."""
+        return await self.call(self._fleet.exchange(device, request))
 
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """See Fleet."""

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Collection, Iterable
 
+from fanin.clients.device.session.protocols import KeptExchange
 from fanin.clients.device.storage.states import MAX_RUNS, StateLabel, decode_states, encode_states
 from fanin.edge.codecs.pipeline import States
 from fanin.protos.chunks import ChunkRef
@@ -107,6 +108,25 @@ class MemoryRecords(dict[str, Order]):
         self[run_id] = max(order, self.highest_version(run_id))
 
 
+class MemoryExchanges:
+    """A ``StoredExchanges``."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], KeptExchange] = {}
+
+    def put(self, assignment_id: str, phase: str, kept: KeptExchange) -> None:
+        """Store an exchange."""
+        self._kept[assignment_id, phase] = kept
+
+    def get(self, assignment_id: str, phase: str) -> KeptExchange | None:
+        """Return an exchange, None without one."""
+        return self._kept.get((assignment_id, phase))
+
+    def keep(self, assignment_id: str) -> None:
+        """Remove the exchanges of all other Assignments; of all with an empty id."""
+        self._kept = {key: each for key, each in self._kept.items() if assignment_id and key[0] == assignment_id}
+
+
 class MemoryFolder:
     """A ``DeviceFolder``: it survives ``VirtualDevice.restart``. It has no secret, so a simulation can be repeated."""
 
@@ -117,5 +137,6 @@ class MemoryFolder:
         self.chunks = MemoryChunks()
         self.updates = MemoryUpdates()
         self.states = MemoryStates()
+        self.exchanges = MemoryExchanges()
         self.locals = MemoryStates()
         self.records = MemoryRecords()

@@ -96,6 +96,10 @@ class ObservedFleet:
             self.observe(DeviceEvent(device=device, event=event, round=header.round, detail=str(exc)))
             raise
 
+    async def exchange(self, device: str, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """See Fleet."""
+        return await self.fleet.exchange(device, request)
+
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """See Fleet."""
         return await self.fleet.report(device, report)

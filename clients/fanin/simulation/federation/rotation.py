@@ -145,6 +145,9 @@ class _VisitedFleet:
             self._has_worked = self._has_worked or reply.update_state in DONE
             yield reply
 
+    async def exchange(self, device: str, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        return await self._fleet.exchange(device, request)
+
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         reply = await self._fleet.report(device, report)
         self._has_worked = self._has_worked or bool(report.failure) or reply.update_state in DONE

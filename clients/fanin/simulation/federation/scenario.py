@@ -118,7 +118,7 @@ async def _unfinished(federation: Federation, scenario: Scenario) -> str:
         return f"{late}: the coordinator is down at that time; end its stops earlier, or give it a longer max_s"
     run, current = description.run, description.rounds[-1]
     state = (
-        f"round {current.round} is {current.phase.name} with {counted(current.num_updates, 'update')} of at least "
+        f"round {current.round} is {current.phase.upper()} with {counted(current.num_updates, 'update')} of at least "
         f"{scenario.plan.cohort.quorum}, and {counted(description.live.num_at_work, 'device')} at work"
     )
     problem = run.reason or state

@@ -75,6 +75,14 @@ class UnreliableFleet:
             self.note(device, f"is refused: {type(exc).__name__}: {exc}")
             raise
 
+    async def exchange(self, device: str, request: m.ExchangeRequest) -> m.ExchangeOutcome:
+        """See Fleet."""
+        cut = self._cut()
+        self._break(device, "exchange", cut, "before")
+        outcome = await self.fleet.exchange(device, request)
+        self._break(device, "exchange", cut, "after")
+        return outcome
+
     async def report(self, device: str, report: m.Report) -> m.UploadReply:
         """See Fleet. Reports of progress do not break: their number depends on the durations of the trainings."""
         if report.progress is not None:

@@ -25,6 +25,7 @@ BUNDLE_CONTEXT: Final = "fanin bundle manifest v1"
 VERSION_CONTEXT: Final = "fanin version v2"
 DELEGATION_CONTEXT: Final = "fanin run key delegation v2"
 CALL_CONTEXT: Final = "fanin device call v1"
+MESSAGE_CONTEXT: Final = "fanin round message v1"
 KEPT_RESULTS: Final = 16
 """Results of the newest verifications that are kept. All devices of a simulation verify the same Version, which has
 three signatures. Few are kept, because each one keeps its data."""

@@ -24,13 +24,13 @@ LOG: Final = logging.getLogger("fanin.edge")
 @cache
 def known_stages() -> tuple[str, ...]:
     """Return the names of the stages that were installed when this process first called, as ``announced`` has them."""
-    return announced("stages", sorted(STAGES), _installed(stages.GROUP), MAX_KNOWN_STAGES)
+    return announced("stages", sorted(STAGES), installed_names(stages.GROUP), MAX_KNOWN_STAGES)
 
 
 @cache
 def known_codecs() -> tuple[str, ...]:
     """Return the names of the codecs that were installed when this process first called, as ``announced`` has them."""
-    return announced("codecs", sorted(CODECS), _installed(codec.GROUP), MAX_CAPABILITIES)
+    return announced("codecs", sorted(CODECS), installed_names(codec.GROUP), MAX_CAPABILITIES)
 
 
 def announced(kind: str, ours: Sequence[str], theirs: Iterable[str], max_names: int) -> tuple[str, ...]:
@@ -61,7 +61,8 @@ def announced(kind: str, ours: Sequence[str], theirs: Iterable[str], max_names: 
     return announced_names
 
 
-def _installed(group: str) -> Iterable[str]:
+def installed_names(group: str) -> Iterable[str]:
+    """Return the names of the entry points of a group that are installed here."""
     return installed(group) if any(_may_have(group, Path(folder)) for folder in sys.path) else ()
 
 

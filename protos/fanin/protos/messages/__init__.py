@@ -145,7 +145,6 @@ from fanin.protos.messages.runs import (
     LiveRound,
     Reclaim,
     RoundInfo,
-    RoundPhase,
     RunDescription,
     RunInfo,
     RunState,
@@ -158,8 +157,15 @@ from fanin.protos.messages.runs import (
     saturated_devices,
 )
 from fanin.protos.messages.transfers import (
+    MAX_MESSAGE_BYTES,
     UPDATE_FORMAT,
     Download,
+    ExchangeAnswer,
+    ExchangeEnd,
+    ExchangeOutcome,
+    ExchangePause,
+    ExchangeReply,
+    ExchangeRequest,
     Piece,
     RoundState,
     UpdateHeader,
@@ -178,7 +184,7 @@ from fanin.protos.messages.versions import (
     Version,
 )
 from fanin.protos.names import MAX_NUMBER
-from fanin.protos.plans import MAX_COUNT, MAX_SUM, CodecSpec, StageSpec, Statistic, Training
+from fanin.protos.plans import MAX_COUNT, MAX_SUM, CodecSpec, RoundPlan, StageSpec, Statistic, Training
 
 __all__ = [
     "AUDIT_CONTEXT",
@@ -203,6 +209,7 @@ __all__ = [
     "MAX_LISTED_DEVICES",
     "MAX_LIVE_DEVICES",
     "MAX_LOSS",
+    "MAX_MESSAGE_BYTES",
     "MAX_NUMBER",
     "MAX_PAGE_AUDIT",
     "MAX_PAGE_BYTES",
@@ -259,6 +266,12 @@ __all__ = [
     "Download",
     "Enrollment",
     "Evaluation",
+    "ExchangeAnswer",
+    "ExchangeEnd",
+    "ExchangeOutcome",
+    "ExchangePause",
+    "ExchangeReply",
+    "ExchangeRequest",
     "FailureCount",
     "LabelDevice",
     "ListedRuns",
@@ -288,7 +301,7 @@ __all__ = [
     "RoundInfo",
     "RoundLacks",
     "RoundOpened",
-    "RoundPhase",
+    "RoundPlan",
     "RoundState",
     "RoundTimes",
     "RunDescription",

@@ -8,7 +8,16 @@ from fanin.protos.fields import Mark
 from fanin.protos.messages.reports import MAX_COUNTS, RANGE_EXAMPLES
 from fanin.protos.messages.versions import BundleRef, Publication, Version
 from fanin.protos.names import check_name
-from fanin.protos.plans import MAX_CODEC_SHIFT, MAX_STAGES, CodecSpec, FlowerPlan, StageSpec, Statistic, Training
+from fanin.protos.plans import (
+    MAX_CODEC_SHIFT,
+    MAX_STAGES,
+    CodecSpec,
+    FlowerPlan,
+    RoundPlan,
+    StageSpec,
+    Statistic,
+    Training,
+)
 from fanin.protos.plans.keys import range_problem
 
 MIN_GRID_EXPONENT: Final = -1000
@@ -50,6 +59,7 @@ class Assignment:
         flower: What Flower apps read.
         progress_s: Seconds between two reports of progress; 0 for none.
         range_examples: Examples on which the device measures the ranges of activations, at most; 0 for none.
+        round_protocol: The protocol of the Round.
     """
 
     assignment_id: str
@@ -68,6 +78,7 @@ class Assignment:
     flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
     progress_s: float = 0.0
     range_examples: int = 0
+    round_protocol: Annotated[RoundPlan, Mark.SPARSE] = field(default_factory=RoundPlan)
 
     @property
     def publication(self) -> Publication:
@@ -92,7 +103,8 @@ class Assignment:
             raise InvalidInput(
                 f"assignment: got max_shift {self.codec.max_shift}, expected 0 to {MAX_CODEC_SHIFT}", code="FN-0135"
             )
-        if problem := range_problem(self.training, "training") or range_problem(self.flower, "flower"):
+        problem = range_problem(self.training, "training") or range_problem(self.flower, "flower")
+        if problem := problem or range_problem(self.round_protocol, "round_protocol"):
             raise InvalidInput(f"assignment: {problem}", code="FN-0135")
         if len(self.stages) > MAX_STAGES:
             raise InvalidInput(

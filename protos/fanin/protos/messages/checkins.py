@@ -22,7 +22,9 @@ MAX_KNOWN_STAGES: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The abilities of a device: codecs, runtimes, graph formats, stages, and whether it reports progress.
+    """The abilities of a device: codecs, runtimes, graph formats, stages, whether it reports progress, and protocols.
+
+    ``round_protocols`` are those besides the plain one.
 
     ``max_download_bytes`` 0 means no limit.
     """
@@ -33,12 +35,14 @@ class Capabilities:
     max_download_bytes: int = 0
     stages: tuple[str, ...] = ()
     reports_progress: bool = False
+    round_protocols: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_entries("codecs", self.codecs, MAX_CAPABILITIES)
         _check_entries("runtimes", self.runtimes, MAX_CAPABILITIES)
         _check_entries("graph_formats", self.graph_formats, MAX_CAPABILITIES)
         _check_entries("stages", self.stages, MAX_KNOWN_STAGES)
+        _check_entries("round_protocols", self.round_protocols, MAX_CAPABILITIES)
 
 
 def _check_entries(what: str, entries: tuple[str, ...], max_entries: int) -> None:

@@ -12,6 +12,7 @@ from fanin.protos.messages.evaluations import VersionEvaluation
 from fanin.protos.messages.principals import Principal
 from fanin.protos.messages.reports import TrainingProgress
 from fanin.protos.messages.versions import BundleRef, Delegation, Version
+from fanin.protos.names import check_name
 from fanin.protos.plans import Plan
 
 if TYPE_CHECKING:
@@ -97,20 +98,6 @@ class ListedRuns:
     runs: tuple[RunInfo, ...]
 
 
-class RoundPhase(Enum):
-    """Phase of a Round; ``fanin.server.rounds.machine`` defines them."""
-
-    SELECTING = "selecting"
-    TRAINING = "training"
-    CLOSING = "closing"
-    FOLDING = "folding"
-    PUBLISHING = "publishing"
-    PUBLISHED = "published"
-    FAILING = "failing"
-    FAILED = "failed"
-    PAUSED = "paused"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInfo:
     """Summary of one Round.
@@ -118,7 +105,7 @@ class RoundInfo:
     Attributes:
         round: The Round's number.
         base_version: Number of the Version from which it started.
-        phase: Its phase.
+        phase: The name of its phase (``fanin.server.protocols.phases``). Other protocols have others.
         num_updates: Updates that are committed to it.
         opened_at: Seconds since the Unix epoch.
         version: Number of the Version that it published; 0 if there is none (yet).
@@ -126,10 +113,13 @@ class RoundInfo:
 
     round: int
     base_version: int
-    phase: RoundPhase
+    phase: str
     num_updates: int
     opened_at: float
     version: int = 0
+
+    def __post_init__(self) -> None:
+        check_name("round: phase", self.phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +213,7 @@ class LiveRound:
 
     Attributes:
         round: Its number; 0 if no Round is under way, and the other fields have their defaults.
-        phase: Its phase, None without a Round.
+        phase: The name of its phase; empty without a Round.
         num_at_work: Devices with an Assignment in it.
         at_work: Ids of ``MAX_LIVE_DEVICES`` of them, sorted.
         deadline_s: Seconds left until its deadline; 0 if its clock does not run.
@@ -236,7 +226,7 @@ class LiveRound:
     """
 
     round: int = 0
-    phase: RoundPhase | None = None
+    phase: str = ""
     num_at_work: int = 0
     at_work: tuple[str, ...] = ()
     deadline_s: float = 0.0

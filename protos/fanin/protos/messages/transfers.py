@@ -9,11 +9,14 @@ from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import Mark, OneOf
 from fanin.protos.messages.reports import RangeCounts, Statistics, Telemetry, check_num_counts
 from fanin.protos.names import check_name
+from fanin.protos.plans import MAX_TIMES
 
 if TYPE_CHECKING:
     from fanin.v1 import fleet_pb2 as pb
 
 UPDATE_FORMAT: Final = 1
+MAX_MESSAGE_BYTES: Final = 1 << 20
+"""Largest message of a phase, in each direction: the shares of 1,024 devices for 4,096 others fit in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,3 +123,77 @@ class UploadReply:
     round_state: RoundState
     update_state: UpdateState
     received_bytes: Annotated[int, Mark.LOCAL] = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeRequest:
+    """A device's message of a phase.
+
+    Attributes:
+        assignment_id: The Assignment.
+        phase: The name of the phase.
+        payload: The message; empty in a phase in which devices only wait for the coordinator's message.
+        wait_s: Seconds that the device waits for the coordinator's message.
+    """
+
+    assignment_id: str
+    phase: str
+    payload: bytes = b""
+    wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_name("exchange: phase", self.phase)
+        if len(self.payload) > MAX_MESSAGE_BYTES:
+            raise InvalidInput(
+                f"exchange: got a message of {len(self.payload)} bytes, expected at most {MAX_MESSAGE_BYTES}",
+                code="FN-1603",
+            )
+        if not 0.0 <= self.wait_s <= MAX_TIMES:
+            raise InvalidInput(f"exchange: got wait_s {self.wait_s}, expected 0 to {MAX_TIMES} seconds", code="FN-0145")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeAnswer:
+    """The coordinator's message for this device. The same request gets the same one, also after a restart."""
+
+    message: bytes = b""
+
+    def __post_init__(self) -> None:
+        if len(self.message) > MAX_MESSAGE_BYTES:
+            raise InvalidInput(
+                f"exchange: got an answer of {len(self.message)} bytes, expected at most {MAX_MESSAGE_BYTES}",
+                code="FN-1603",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangePause:
+    """The phase has not ended. The device's message is durable; it repeats the call within this window, in seconds."""
+
+    retry_min_s: float
+    retry_max_s: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.retry_min_s <= self.retry_max_s <= MAX_TIMES:
+            raise InvalidInput(
+                f"exchange: got a pause from {self.retry_min_s} to {self.retry_max_s} s, expected a window of at most "
+                f"{MAX_TIMES} s",
+                code="FN-0145",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeEnd:
+    """The Round is over for this device: it has ended, or goes on without it. ``reason`` is for people."""
+
+    reason: str = ""
+
+
+ExchangeOutcome = ExchangeAnswer | ExchangePause | ExchangeEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeReply:
+    """The message with the reply to a device's message of a phase."""
+
+    outcome: Annotated[ExchangeOutcome, OneOf(unknown="exchange reply: got outcome {}, expected answer, pause or end")]

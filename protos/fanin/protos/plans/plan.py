@@ -36,6 +36,7 @@ from fanin.protos.plans.sections import (
     AggregationPlan,
     CodecSpec,
     Int8Plan,
+    RoundPlan,
     StageSpec,
     Statistic,
     StopPlan,
@@ -80,6 +81,7 @@ class Plan:
     flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
     retention: Annotated[RetentionPlan, Mark.SPARSE] = field(default_factory=RetentionPlan)
     participants: Annotated[ParticipantsPlan, Mark.SPARSE] = field(default_factory=ParticipantsPlan)
+    round: Annotated[RoundPlan, Mark.SPARSE] = field(default_factory=RoundPlan)
 
     def __post_init__(self) -> None:
         problem = (
@@ -87,6 +89,7 @@ class Plan:
             or range_problem(self.training, "training")
             or range_problem(self.codec, "codec")
             or range_problem(self.flower, "flower")
+            or range_problem(self.round, "round")
         )
         for index, stage in enumerate(self.stages):
             problem = problem or range_problem(stage, f"stages.{index}")

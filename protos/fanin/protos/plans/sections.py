@@ -278,6 +278,28 @@ class AggregationPlan:
         _check_range(self, "aggregation")
 
 
+PLAIN_PROTOCOL: Final = "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundPlan:
+    """The protocol of the Rounds: the phases of a Round, and the messages of each."""
+
+    protocol: Annotated[
+        str,
+        Key(
+            text="`plain`, without messages, or a protocol that is installed at the coordinator and on the devices.",
+            form=NAME_FORM,
+            is_valid=is_name,
+            see="../howto/round-protocols.md",
+        ),
+    ] = PLAIN_PROTOCOL
+    options: Annotated[
+        dict[str, Option],
+        Key(text="The options of the protocol. `plain` has none.", entries=OPTIONS, see="../howto/round-protocols.md"),
+    ] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopPlan:
     """Conditions under which a Run finishes or pauses."""

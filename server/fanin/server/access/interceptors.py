@@ -68,6 +68,7 @@ MAX_BYTES: Final = MappingProxyType(
         f"{FLEET}CheckIn": 64 << 10,  # at most 112 names of 128 characters, which may have 4 bytes
         f"{FLEET}Download": 16 << 10,  # at most 65 digests
         f"{FLEET}Report": 32 << 10,  # at most 4,096 characters of a failure
+        f"{FLEET}Exchange": (1 << 20) + (4 << 10),  # a message of a phase
         f"{FLEET}Upload": 1 << 20,  # the header; 80 bytes for each MiB of the payload
     }
 )

@@ -31,8 +31,10 @@ import numpy as np
 
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach_column
+from fanin.edge.rings import Adjustment
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.messages import SATURATED, RangeCounts
+from fanin.server.aggregation.statistics import with_examples
 
 T = TypeVar("T")
 MAX_SHIFT: Final = 62
@@ -52,6 +54,7 @@ class PartialSum:
         total_weights: Sums of the fresh weights, for each block (num_blocks,).
         num_updates: Number of Updates.
         counts: Sums of the statistics, by name.
+        tail: Sum of the tails of masked Updates; empty without them.
     """
 
     values: Int64s
@@ -59,6 +62,7 @@ class PartialSum:
     total_weights: Int64s
     num_updates: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    tail: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,8 @@ class Contribution:
         read: Returns the encoded values from a first to a last position (exclusive), after ``pieces`` was read. Column
             rules need it; None for a sum alone.
         ranges: The ranges of the activations on the device's examples.
+        tail: The tail of a masked Update, known once ``pieces`` was read; None for any other one. Its values move no
+            grid: they are random.
     """
 
     weights: tuple[int, ...]
@@ -89,6 +95,7 @@ class Contribution:
     staleness: int = 0
     read: Callable[[int, int], Integers] | None = None
     ranges: RangeCounts = field(default_factory=RangeCounts)
+    tail: Int64s | None = None
 
 
 def begin(table: TensorTable) -> PartialSum:
@@ -159,7 +166,9 @@ class Addition:
         """Add the other facts of the Update, and return the sum. Raises ValueError for a wrong number of values."""
         state, update = self._state, self._update
         _check_length(self._position, self._table)
-        for block, shift in enumerate(update.shifts):
+        if update.tail is not None:
+            state.tail = update.tail + (state.tail if state.tail.size else 0)
+        for block, shift in enumerate(update.shifts if update.tail is None else ()):
             state.reaches[block, reach_column(self._largest[block], shift)] += 1
         state.total_weights += np.array(update.fresh_weights, np.int64)
         state.num_updates += 1
@@ -226,6 +235,27 @@ class RangeSum:
     def counts(self, num_cells: int) -> Int64s:
         """Return the sums of all cells (num_cells,)."""
         return np.pad(self._sums, (0, num_cells - self._sums.size))
+
+
+def adjust(state: PartialSum, adjustment: Adjustment) -> None:
+    """Apply an adjustment to a complete sum, in place and in slices.
+
+    Integer addition wraps modulo 2^64, and the size of each ring divides it. So the result does not depend on the order
+    of the Updates.
+    """
+    values, size = state.values, state.values.size
+    for first in range(0, size, SCRATCH_VALUES):
+        part = values[first : min(first + SCRATCH_VALUES, size)]
+        if adjustment.correction is not None:
+            part += adjustment.correction(first, first + part.size)
+        if adjustment.ring is not None:
+            part[:] = adjustment.ring.reduce(part)
+    if adjustment.tail:
+        if adjustment.correction is not None:
+            state.tail += adjustment.correction(size, size + state.tail.size)
+        counts = dict(zip(adjustment.tail, state.tail.tolist(), strict=True))
+        state.counts = Counter(with_examples(counts))
+        state.total_weights[:] = state.tail[0]
 
 
 def merge(left: PartialSum, right: PartialSum) -> PartialSum:

@@ -16,6 +16,7 @@ from fanin.edge.codecs.fixed import Codec, Integers
 from fanin.edge.codecs.grid import Precision, first_grid, next_grid
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.codecs.vector import VectorLayout
+from fanin.edge.rings import RingVector
 from fanin.edge.tensors import Float32s, Float64s, TensorTable, outside
 from fanin.protos.errors import Corrupted, InvalidVersion
 from fanin.protos.messages import UpdateHeader
@@ -111,10 +112,15 @@ class SpooledUpdates:
     codec: Codec
     layout: VectorLayout
     spool: Payloads
+    vector: RingVector | None = None
 
     def contribution(self, header: UpdateHeader, device: str, lag: Lag) -> Contribution:
         """Return an Update, ready to be folded. Reading it raises Corrupted if it is damaged."""
         codec, spool = self.codec, self.spool
+        if self.vector is not None:
+            tail = np.zeros(self.vector.num_tail, np.int64)
+            masked = self.vector.decode(spool.read(header, device), tail)
+            return replace(contribution_of(header, codec, self.plan, self.layout, lag), pieces=masked, tail=tail)
         value_bytes = codec.bits // 8
 
         def read(first: int, last: int) -> Integers:
@@ -274,7 +280,9 @@ class OuterStep:
     def result(self) -> FoldResult:
         """Return the result of the fold. Call this after the last slice of the parameters."""
         first = self._layout.for_all(first_grid(self._maxima.largest, self._codec))
-        grid = next_grid(self._grid, self._aggregate.reaches, first, self._codec)
+        # Masked values have no reach: the grid stays.
+        reaches = self._aggregate.reaches
+        grid = next_grid(self._grid, reaches, first, self._codec) if reaches.any() else tuple(self._grid)
         return FoldResult(
             next_grid=_with_counters(self._layout, grid),
             counts=self._aggregate.counts,

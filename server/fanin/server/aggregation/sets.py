@@ -25,6 +25,7 @@ import numpy as np
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.codecs.grid import Reaches
 from fanin.edge.codecs.trained import TrainedPart
+from fanin.edge.rings import Adjustment
 from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION
 from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
 from fanin.protos.messages import EVAL_EXAMPLES, EXAMPLES
@@ -136,11 +137,24 @@ class SetFold:
             if not isinstance(self._fold, _ColumnFold | _StrategyFold):
                 self.release()
 
-    def complete(self, accepted: Sequence[str]) -> Aggregate:
-        """Return the aggregate of exactly these devices' Updates. Raises like ``add``."""
+    def complete(self, accepted: Sequence[str], adjustment: Adjustment | None = None) -> Aggregate:
+        """Return the aggregate of exactly these devices' Updates. Raises like ``add``.
+
+        Args:
+            accepted: The devices.
+            adjustment: What the round protocol adds to their sum. Only a rule that is a sum may have one.
+        """
         for device in accepted:
             self.add(device)
         assert self._fold is not None and self._added == set(accepted), f"folded {self._added}, expected {accepted}"
+        if adjustment is not None:
+            assert isinstance(self._fold, _SumFold), "a protocol that adjusts the sum has a rule that is a sum"
+            try:
+                self._fold.adjust(adjustment)
+            except BaseException:
+                # Half of the sum may be adjusted.
+                self.release()
+                raise
         return replace(self._fold.aggregate(accepted, tuple(self._shifts.tolist())), ranges=self._ranges)
 
     def release(self) -> None:
@@ -165,6 +179,13 @@ class _SumFold:
         self._table = table
         self._grid = grid
         self._sum = self._rule.begin(table)
+        self._is_adjusted = False
+
+    def adjust(self, adjustment: Adjustment) -> None:
+        """Adjust the complete sum, once."""
+        if not self._is_adjusted:
+            fold.adjust(self._sum, adjustment)
+            self._is_adjusted = True
 
     def add(self, _device: str, update: Contribution) -> None:
         self._sum = self._rule.accept(self._sum, self._table, update)

@@ -10,6 +10,7 @@ Modules, in reading order:
     retries.py       retry windows of devices without a place
     downloads.py     Chunks of Bundles and Versions
     uploads.py       one Update from its header to its last Chunk
+    exchanges.py     the messages of devices and coordinator in a phase of a Round
     observer.py      what metrics and traces see of these calls
 
 An Update passes these files on its way from the wire to the sum:

@@ -1,4 +1,4 @@
-"""The device side of the coordinator: check in, download, upload, report.
+"""The device side of the coordinator: check in, exchange messages, download, upload, report.
 
 Each call is a method of one of the modules of this folder. None of them uses gRPC. ``service`` maps calls to these
 methods, and tests and simulations call them directly.
@@ -11,6 +11,7 @@ from fanin.server.access.limits import Limits
 from fanin.server.fleet.activity import Activity
 from fanin.server.fleet.checkins import CheckIns
 from fanin.server.fleet.downloads import Downloads
+from fanin.server.fleet.exchanges import Exchanges
 from fanin.server.fleet.observer import FleetObserver
 from fanin.server.fleet.uploads import Uploads
 from fanin.server.runs.catalog import Runs
@@ -36,6 +37,7 @@ class Coordinator:
         upload: ``Uploads.upload``.
         report: ``Uploads.report``.
         refuse: ``Uploads.refuse``.
+        exchange: ``Exchanges.exchange``.
         uploads: The uploads under way.
         activity: The last check-ins of devices.
     """
@@ -45,11 +47,13 @@ class Coordinator:
         checkins = CheckIns(runs, stores.devices, limits, rng, self.activity)
         downloads = Downloads(runs.drivers, files, limits)
         self.uploads = uploads = Uploads(runs.drivers, files, limits, self.activity)
-        self._observed = checkins, downloads, uploads
+        exchanges = Exchanges(runs.drivers, limits, self.activity)
+        self._observed = checkins, downloads, uploads, exchanges
         self.check_in, self.stop = checkins.check_in, checkins.stop
         self.download = downloads.download
         self.upload, self.report, self.refuse = uploads.upload, uploads.report, uploads.refuse
         runs.drivers.uploading = uploads.progress
+        self.exchange = exchanges.exchange
         self._end_wait = checkins.end
         runs.subscribe(checkins.on_change)
         runs.subscribe(uploads.on_change)

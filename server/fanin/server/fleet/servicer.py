@@ -9,6 +9,8 @@ from fanin.protos.messages import (
     CheckInReply,
     Download,
     Enrollment,
+    ExchangeReply,
+    ExchangeRequest,
     Piece,
     Report,
     UpdateHeader,
@@ -73,6 +75,11 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         """See fleet.proto."""
         reply = await self._coordinator.report(principal_of(context).id, from_proto(Report, request))
         return to_proto(reply, fleet_pb2.ReportReply)
+
+    async def Exchange(self, request: fleet_pb2.ExchangeRequest, context: object) -> fleet_pb2.ExchangeReply:
+        """See fleet.proto."""
+        outcome = await self._coordinator.exchange(principal_of(context).id, from_proto(ExchangeRequest, request))
+        return to_proto(ExchangeReply(outcome=outcome), fleet_pb2.ExchangeReply)
 
 
 async def _pieces(requests: AsyncIterator[fleet_pb2.UploadRequest]) -> AsyncIterator[Piece]:

@@ -62,6 +62,7 @@ class Assignments:
             flower=plan.flower_in(opened.record.round),
             progress_s=self._progress_s,
             range_examples=self._range_examples,
+            round_protocol=plan.round,
             state=m.StageState(lineage=lineage if self.has_state else 0),
         )
 

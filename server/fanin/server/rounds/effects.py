@@ -7,13 +7,13 @@ data that fails verification raises Damaged, because no repetition can succeed.
 The driver (``runs.driving.driver``) calls these methods in the order that the round machine decides.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
 
 from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.codecs.fixed import Integers
+from fanin.edge.rings import Adjustment
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.chunks import Artifact
@@ -40,15 +40,15 @@ from fanin.server.aggregation.statistics import (
     saturated_devices_of,
     train_loss_of,
 )
-from fanin.server.aggregation.weights import RunningScale, examples_of, scale_of
+from fanin.server.aggregation.weights import RunningScale, scale_of
+from fanin.server.rounds.messages import adjustment_in
 from fanin.server.rounds.recent import OpenedRound, RecentRounds, WorkTime, round_times
+from fanin.server.rounds.reported import UpdateFacts, reported
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
 from fanin.server.storage.records import CommittedUpdate, MeasuredRanges, OuterState, RoundRecord
 from fanin.server.storage.stores import DriverStores, Files
-
-LOSSES: Final = (m.TRAIN_LOSS, m.EVAL_LOSS)
 
 
 class RoundWork:
@@ -86,7 +86,13 @@ class RoundWork:
         self._scale = RunningScale(setup.plan)
         self._state: OuterState = {}
         self._set_fold = SetFold(self._rule(), setup.layout.total_table, opened.record.grid, self._contribution)
-        self._updates = SpooledUpdates(plan=setup.plan, codec=setup.codec.codec, layout=setup.layout, spool=files.spool)
+        self._updates = SpooledUpdates(
+            plan=setup.plan,
+            codec=setup.codec.codec,
+            layout=setup.layout,
+            spool=files.spool,
+            vector=setup.protocol.vector(setup.layout.total_table.num_values),
+        )
         self._folded: _Folded | None = None
 
     def add_committed(self, update: CommittedUpdate, resumed_bytes: int = 0, time: WorkTime | None = None) -> None:
@@ -138,7 +144,9 @@ class RoundWork:
         missing = tuple(device for device in accepted if device not in self._set_fold.added)
         async for headers in self._headers_of(missing):
             await self._files.run(self._accumulate, headers)
-        aggregate, folded = await self._files.run(self._fold, accepted)
+        record = replace(self.record, accepted=accepted)
+        adjustment = await adjustment_in(self._setup.protocol, record, self._stores)
+        aggregate, folded = await self._files.run(self._fold, accepted, adjustment)
         measured = await self._measured(folded.parameters)
         auxiliary = await self._files.run(self._fold_auxiliary, aggregate, len(accepted), measured)
         self._folded = replace(folded, auxiliary=auxiliary)
@@ -165,7 +173,7 @@ class RoundWork:
         return self.record.measured
 
     @property
-    def facts(self) -> Mapping[str, "UpdateFacts"]:
+    def facts(self) -> Mapping[str, UpdateFacts]:
         """The facts of the Updates, by device."""
         return self._facts
 
@@ -235,17 +243,8 @@ class RoundWork:
         )
 
     def _remember(self, update: CommittedUpdate) -> None:
-        plan, header, counts = self._setup.plan, update.header, update.header.statistics.counts
-        names = {*LOSSES, *(each.name for each in plan.statistics)}
-        bounds = {each.name: each.bound for each in self._setup.statistics if each.name in names}
-        self._facts[update.device_id] = UpdateFacts(
-            telemetry=header.telemetry,
-            wire_bytes=header.payload.size_bytes + len(update.header_proto),
-            is_stale=self._lag(header).staleness > 0,
-            examples=(examples := examples_of(header, plan)),
-            trained=counts.get(m.TRAINED, examples),
-            at_bound={name: bound for name, bound in bounds.items() if abs(counts.get(name, 0)) >= bound},
-        )
+        is_stale = self._lag(update.header).staleness > 0
+        self._facts[update.device_id] = reported(update, self._setup, is_stale=is_stale)
 
     async def _headers_of(self, devices: Sequence[str]) -> AsyncIterator[Mapping[str, m.UpdateHeader]]:
         """Yield the headers of these devices' Updates, a page at a time, from memory or from the record."""
@@ -274,6 +273,8 @@ class RoundWork:
     def _contribution(self, device: str, scale: int) -> Contribution:
         header = self._headers[device]
         contribution = self._updates.contribution(header, device, self._lag(header, scale))
+        if contribution.read is None:
+            return contribution
 
         def read(first: int, last: int) -> Integers:
             assert contribution.read is not None, "a payload in the spool can be read again"
@@ -303,7 +304,9 @@ class RoundWork:
             state=lambda: strategy_state(blobs, self._state),
         )
 
-    def _fold(self, accepted: tuple[str, ...]) -> "tuple[Aggregate, _Folded]":
+    def _fold(
+        self, accepted: tuple[str, ...], adjustment: Callable[[], Adjustment | None]
+    ) -> "tuple[Aggregate, _Folded]":
         """Store the next parameters and the outer state. Return the sums, and the results without auxiliary tensors."""
         blobs, setup, table = self._files.blobs, self._setup, self._setup.table
 
@@ -312,7 +315,7 @@ class RoundWork:
             return parameter_pieces(blobs, self.base, table), state_slices(blobs, state)
 
         with self._intact_base():
-            aggregate = self._set_fold.complete(accepted)
+            aggregate = self._set_fold.complete(accepted, adjustment())
             self.outer_step_at_s = self._stores.wall()
             # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
             step = OuterStep(aggregate, setup.layout, self.record.grid, setup.codec, setup.optimizer)
@@ -358,27 +361,6 @@ class RoundWork:
             yield
         except (Corrupted, NotFound) as exc:
             raise Damaged(f"version {self.base.number} is damaged on the coordinator's disk") from exc
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateFacts:
-    """The facts of an Update for the event of its Version, and for warnings.
-
-    Attributes:
-        telemetry: The device's facts about its work.
-        wire_bytes: Bytes of the Update on the wire.
-        is_stale: Whether it was made for an earlier Version.
-        examples: The number of examples that it counts as.
-        trained: The number of examples that the device trained on.
-        at_bound: The bounds of the losses and of the Plan's statistics whose count is the largest one, by name.
-    """
-
-    telemetry: m.Telemetry
-    wire_bytes: int
-    is_stale: bool
-    examples: int
-    trained: int
-    at_bound: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

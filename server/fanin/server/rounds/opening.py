@@ -1,23 +1,24 @@
 """Opening and resuming Rounds: the record of the next Round, and the state that a restart rebuilds from the record."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from rpds import HashTrieSet
 
 from fanin.protos.errors import Corrupted, NotFound
-from fanin.protos.messages import RoundExtended, RoundPhase, RunState
+from fanin.protos.messages import RoundExtended, RunState
 from fanin.protos.plans.participants import WAIT
 from fanin.server.aggregation.parameters import first_grid_from
-from fanin.server.rounds.machine import Cohort, Outcome, Round, Rules
-from fanin.server.rounds.plain import PLAIN, begin
+from fanin.server.protocols.machine import Cohort, Outcome, Round, RoundProtocol, Rules
+from fanin.server.protocols.phases import PAUSED
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.selection.coverage import lack_of
 from fanin.server.selection.participation import Participation
-from fanin.server.storage.records import RoundMark, RoundRecord, RunRecord
+from fanin.server.storage.records import CommittedUpdate, Roster, RoundMark, RoundRecord, RunRecord
 from fanin.server.storage.stores import DriverStores, Files, Stores
 
 MAX_RECALLED_ROUNDS: Final = 64
@@ -55,6 +56,42 @@ async def open_next_round(setup: RunSetup, stores: DriverStores, files: Files) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundHistory:
+    """What is known of a Round when it begins in this process.
+
+    Attributes:
+        extension_s: Seconds by which the deadline had moved of a Round that was open when the coordinator ended; None
+            for a new Round.
+        committed: The Updates, in the order of their commits.
+        rosters: The rosters, in the order of the phases.
+        senders: The devices with a message of each phase without a roster.
+        carried: The devices that work for an earlier Round, and whose Updates count.
+    """
+
+    extension_s: float | None = None
+    committed: tuple[CommittedUpdate, ...] = ()
+    rosters: tuple[Roster, ...] = ()
+    senders: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    carried: frozenset[str] = frozenset()
+
+    @property
+    def at_work(self) -> frozenset[str]:
+        """The devices that hold a place from the beginning. A device with a committed Update had an Assignment."""
+        return self.carried | {update.device_id for update in self.committed}
+
+    def before_close(self, protocol: RoundProtocol) -> tuple[Roster, ...]:
+        """Return the rosters of the phases before the training."""
+        return tuple(roster for roster in self.rosters if roster.phase not in protocol.after_close)
+
+    def after_close(self, protocol: RoundProtocol) -> tuple[Roster, ...]:
+        """Return the rosters of the phases after the closed set."""
+        return tuple(roster for roster in self.rosters if roster.phase in protocol.after_close)
+
+
+NEW: Final = RoundHistory()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """One moment on two clocks, in seconds.
 
@@ -69,23 +106,21 @@ class Moment:
 
 def begin_round(
     run: RunRecord,
+    protocol: RoundProtocol,
     record: RoundRecord,
-    at_work: Iterable[str],
     moment: Moment,
-    *,
-    extension_s: float | None = None,
+    history: RoundHistory,
 ) -> Outcome:
     """Return the machine of a recorded Round, and the effects to carry out now.
 
     Args:
         run: The Run.
+        protocol: The protocol of its Plan.
         record: The Round.
-        at_work: Devices that hold a place from the beginning.
         moment: The present.
-        extension_s: Seconds by which the deadline had moved of a Round that was open when the coordinator ended; None
-            for a new Round.
+        history: What is known of the Round. The caller applies what is recorded.
     """
-    plan = run.start.plan
+    plan, extension_s = run.start.plan, history.extension_s
     cohort = plan.cohort
     rules = Rules(
         concurrency=cohort.concurrency,
@@ -99,24 +134,34 @@ def begin_round(
         waits=plan.participants.on_missing == WAIT,
     )
     is_paused = run.state is RunState.PAUSED and record.mark is RoundMark.OPEN
-    left_s = record.left_s
-    if not is_paused and record.deadline_at_s is not None:
+    # The deadline of a later phase is set once its roster is known (``recorded_deadline``).
+    left_s = None if record.deadline_rosters else record.left_s
+    if not is_paused and not record.deadline_rosters and record.deadline_at_s is not None:
         left_s = record.deadline_at_s - moment.wall_s
     if left_s is not None:
         # A wall clock that was set back must not postpone the deadline.
         left_s = min(left_s, cohort.deadline_s + (extension_s or 0.0))
     state = Round(
-        protocol=PLAIN,
+        protocol=protocol,
         rules=rules,
-        cohort=Cohort(at_work=HashTrieSet(at_work)),
+        phase=protocol.first,
+        cohort=Cohort(at_work=HashTrieSet(history.at_work)),
         was_resumed=extension_s is not None,
         lack=lack_of(plan.participants),
         extension_s=extension_s or 0.0,
         may_have_progress=extension_s is not None,
     )
     if is_paused:
-        return replace(state, phase=RoundPhase.PAUSED, left_s=left_s), ()
-    return begin(replace(state, deadline=None if left_s is None else moment.now + left_s), moment.now)
+        return replace(state, phase=PAUSED, paused_from=protocol.first, left_s=left_s), ()
+    return protocol.begin(replace(state, deadline=None if left_s is None else moment.now + left_s), moment.now)
+
+
+def recorded_deadline(state: Round, record: RoundRecord, moment: Moment) -> float | None:
+    """Return the recorded deadline of the phase under way, on the machine's clock; None while the Round is paused."""
+    if record.deadline_at_s is None or state.phase is PAUSED:
+        return state.deadline
+    # A wall clock that was set back must not postpone the deadline.
+    return moment.now + min(record.deadline_at_s - moment.wall_s, state.window_s + state.extension_s)
 
 
 async def recall(run_id: str, recent: RecentRounds, stores: Stores) -> None:
@@ -132,6 +177,20 @@ async def recall(run_id: str, recent: RecentRounds, stores: Stores) -> None:
         base = await stores.runs.version(run_id, earlier.base_version)
         assert base is not None, "a round has its base version"
         recent.add(OpenedRound(record=earlier, base=base))
+
+
+async def recall_history(run: RunRecord, record: RoundRecord, protocol: RoundProtocol, stores: Stores) -> RoundHistory:
+    """Return what is recorded of a Round."""
+    run_id, number = record.run_id, record.round
+    rosters = await stores.messages.rosters(run_id, number)
+    frozen = {roster.phase for roster in rosters}
+    gathering = [name for name, phase in protocol.phases.items() if phase.exchange is not None and name not in frozen]
+    return RoundHistory(
+        extension_s=await _recall_extension(run, number, stores),
+        committed=await stores.rounds.updates(run_id, number),
+        rosters=rosters,
+        senders={name: await stores.messages.senders(run_id, number, name) for name in gathering},
+    )
 
 
 async def recall_participation(run_id: str, participation: Participation, stores: Stores) -> None:
@@ -154,7 +213,7 @@ async def recall_participation(run_id: str, participation: Participation, stores
             index, num_accepted = index + len(page.device_ids), page.num_accepted
 
 
-async def recall_extension(run: RunRecord, round_number: int, stores: Stores) -> float:
+async def _recall_extension(run: RunRecord, round_number: int, stores: Stores) -> float:
     """Return the seconds by which the deadline of a Round has moved, by the events."""
     extension_s, sequence = 0.0, 0
     if not run.start.plan.cohort.max_extension_s:

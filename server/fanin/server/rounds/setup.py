@@ -17,6 +17,7 @@ from fanin.protos.plans import DEVICES, Plan
 from fanin.server.aggregation.auxiliary import refreshed
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule, StrategyRunner
+from fanin.server.protocols.machine import RoundProtocol
 from fanin.server.selection.policies import SelectionPolicy
 from fanin.server.storage.records import MeasuredRanges
 
@@ -38,6 +39,7 @@ class RunSetup:
         optimizer: The outer optimizer of the Plan, or the outer step of its strategy.
         strategy: Runs the Flower strategy of the Plan, which replaces the rule; None without one.
         policy: The selection policy of the Plan.
+        protocol: The protocol of the Rounds.
         stages: The stages of the Plan by name, in their order.
         layout: The layout of the Updates' vectors.
         measure: Measures ranges on the data set of the Plan; None if the Plan does not ask for it.
@@ -53,6 +55,7 @@ class RunSetup:
     optimizer: OuterOptimizer
     strategy: StrategyRunner | None
     policy: SelectionPolicy
+    protocol: RoundProtocol
     stages: Mapping[str, Stage]
     layout: VectorLayout
     measure: Measure | None

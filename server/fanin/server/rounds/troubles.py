@@ -12,7 +12,7 @@ from typing import Final
 from fanin.edge.files import DISK_PROBLEMS, disk_problem
 from fanin.edge.scopes import about_run
 from fanin.protos.errors import FaninError, StorageFull, StorageUnavailable, Unavailable, public
-from fanin.server.rounds import events as e
+from fanin.server.protocols import events as e
 
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 20.0, 60.0)
 """Seconds between tries of an effect. The last pause repeats."""

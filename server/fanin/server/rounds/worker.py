@@ -15,7 +15,7 @@ from typing import Protocol
 
 from fanin.edge.scopes import about_run
 from fanin.protos.errors import FaninError, Superseded
-from fanin.server.rounds import events as e
+from fanin.server.protocols import events as e
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.troubles import pause_s, trouble_of
 

@@ -54,6 +54,7 @@ from fanin.server.runs.recorded_setup import (
     Parts,
     check_parts,
     check_strategy,
+    check_sum,
     recorded_bundle,
     run_key_of,
     setup_of,
@@ -389,6 +390,7 @@ class Runs:
             check_start(start, setup)
             await check_tags_are_known(start.plan, self._stores.devices, self._stores.tokens)
             await self._check_parameters(start.version, setup)
+            check_sum(start, setup)
             await self._files.run(check_strategy, start, setup, self._files.blobs)
             await runs.add_run(start, self._stores.wall(), by)
         elif known.start != start:

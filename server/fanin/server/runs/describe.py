@@ -1,7 +1,8 @@
 """The description of a Run for operators: its record, and the state of the Round under way if it is driven here."""
 
 from fanin.protos.errors import Corrupted
-from fanin.protos.messages import LiveRound, RoundInfo, RoundPhase, RunDescription, RunInfo, SaturatedDevices
+from fanin.protos.messages import LiveRound, RoundInfo, RunDescription, RunInfo, SaturatedDevices
+from fanin.server.protocols import phases
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.runs.view import LiveRun, RunView
 from fanin.server.storage.decisions import restored_text
@@ -9,10 +10,10 @@ from fanin.server.storage.records import RoundMark, RoundSummary
 from fanin.server.storage.stores import Stores
 
 _PHASES = {
-    RoundMark.OPEN: RoundPhase.SELECTING,
-    RoundMark.CLOSED: RoundPhase.FOLDING,
-    RoundMark.PUBLISHED: RoundPhase.PUBLISHED,
-    RoundMark.FAILED: RoundPhase.FAILED,
+    RoundMark.OPEN: phases.SELECTING.name,
+    RoundMark.CLOSED: phases.FOLDING.name,
+    RoundMark.PUBLISHED: phases.PUBLISHED.name,
+    RoundMark.FAILED: phases.FAILED.name,
 }
 
 
@@ -57,7 +58,7 @@ async def describe(view: RunView, live: LiveRun, num_rounds: int, stores: Stores
     removed = await stores.retention.removed(view.run_id)
     return RunDescription(
         run=await run_info(view, live, stores),
-        rounds=tuple(_info(one, live.round.phase if one is latest[0] else None) for one in latest[:num_rounds]),
+        rounds=tuple(_info(one, live.round.phase if one is latest[0] else "") for one in latest[:num_rounds]),
         grid=latest[0].record.grid if latest else (),
         live=live.round if live.round.round or not latest else _recorded_round(latest[0], stores.wall()),
         num_devices=stores.devices.num_devices,
@@ -90,13 +91,13 @@ def _recorded_round(summary: RoundSummary, now_s: float) -> LiveRound:
     return LiveRound(round=record.round, phase=_PHASES[record.mark], deadline_s=deadline_s)
 
 
-def _info(summary: RoundSummary, phase: RoundPhase | None) -> RoundInfo:
+def _info(summary: RoundSummary, phase: str) -> RoundInfo:
     record = summary.record
     # The record has the durable steps of a Round, its driver the steps in between.
     return RoundInfo(
         round=record.round,
         base_version=record.base_version,
-        phase=_PHASES[record.mark] if phase is None or record.mark.is_final else phase,
+        phase=_PHASES[record.mark] if not phase or record.mark.is_final else phase,
         num_updates=summary.num_updates,
         opened_at=record.opened_at_s,
         version=summary.version,

@@ -20,7 +20,8 @@ from fanin.protos.plans.keys import differences, shown
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.parameters import load_parameters
-from fanin.server.aggregation.rules import StrategySource, StrategyTask, config_in
+from fanin.server.aggregation.rules import ColumnRule, StrategySource, StrategyTask, config_in
+from fanin.server.protocols.known import protocol_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.admission import open_bundle
 from fanin.server.runs.data import DataSource, NoData, check_data_name
@@ -64,7 +65,13 @@ def check_parts(plan: Plan, parts: Parts) -> None:
 def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[str, Stage]:
     """Return the stages of a Plan by name. Raises InvalidPlan if it names something that is not here."""
     codec_of(plan.codec)
-    rule_of(plan)
+    rule, protocol = rule_of(plan), protocol_of(plan)
+    if (protocol.ring or protocol.correct) and (isinstance(rule, ColumnRule) or plan.flower.strategy):
+        raise InvalidPlan(
+            f"plan: got round.protocol {plan.round.protocol!r}, which adjusts the sum of the Updates, with a rule or a "
+            "strategy that is no sum, expected a rule that is one; set aggregation.rule to weighted_mean",
+            code="FN-1601",
+        )
     optimizer_of(plan)
     policy_of(plan, policies)
     return stages_of(plan.stages)
@@ -105,11 +112,30 @@ async def setup_of(start: StartRun, delegation: Delegation, stores: Stores, file
         optimizer=optimizer_of(start.plan),
         strategy=parts.strategies.runner(start.run_id, start.plan) if start.plan.flower.strategy else None,
         policy=policy_of(start.plan, parts.policies),
+        protocol=protocol_of(start.plan),
         stages=stages,
         layout=layout_of(table, stages),
         measure=partial(parts.data.measure, start.plan, bundle) if start.plan.int8.ranges == DATA else None,
         run_key=await run_key_of(start.run_id, delegation.epoch, stores),
     )
+
+
+def check_sum(start: StartRun, setup: RunSetup) -> None:
+    """Raise InvalidPlan if the protocol adjusts the sum of a model whose statistics or counters are averaged apart."""
+    adjusts = setup.protocol.ring is not None or setup.protocol.correct is not None
+    if adjusts and not TrainedPart(setup.layout.total_table).is_all:
+        raise InvalidPlan(
+            f"run {start.run_id}: got round.protocol {start.plan.round.protocol!r}, which adjusts the sum of the "
+            "Updates, with a model that has running statistics or counters, expected parameters alone; keep these on "
+            "the devices (Recipe(local=...)), or use a norm without them",
+            code="FN-1601",
+        )
+    if setup.protocol.tail and len(setup.layout.groups) > 1:
+        raise InvalidPlan(
+            f"run {start.run_id}: got round.protocol {start.plan.round.protocol!r}, which masks the Updates, with "
+            "stages that add groups of values, expected none: the groups have weights of their own; remove the stages",
+            code="FN-1601",
+        )
 
 
 def check_strategy(start: StartRun, setup: RunSetup, blobs: BlobReader) -> None:

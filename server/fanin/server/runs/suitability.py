@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fanin.protos.messages import Capabilities
-from fanin.protos.plans import Plan
+from fanin.protos.plans import PLAIN_PROTOCOL, Plan
 
 
 def unsuitable(capabilities: Capabilities, plan: Plan, graph_formats: Sequence[str], download_bytes: int) -> str:
@@ -20,6 +20,9 @@ def unsuitable(capabilities: Capabilities, plan: Plan, graph_formats: Sequence[s
     names = [stage.name for stage in plan.stages]
     if not set(names) <= set(capabilities.stages):
         return f"stages: got {list(capabilities.stages)}, expected {names}"
+    protocol = plan.round.protocol
+    if protocol not in (PLAIN_PROTOCOL, *capabilities.round_protocols):
+        return f"round protocol: got {list(capabilities.round_protocols)}, expected {protocol}"
     if not set(graph_formats) & set(capabilities.graph_formats):
         return f"graph format: got {list(capabilities.graph_formats)}, expected one of {list(graph_formats)}"
     limit = capabilities.max_download_bytes

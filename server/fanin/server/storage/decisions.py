@@ -86,6 +86,13 @@ def failure_of(
     )
 
 
+def lacks_messages(round_number: int, phase: str, num_messages: int, quorum: int, *, others_wait: bool) -> RoundFailed:
+    """Return the failure of a Round whose phase has too few messages. ``others_wait`` is that of ``failure_of``."""
+    messages = counted(num_messages, "message")
+    reason = f"{messages} in the phase {phase}, expected at least {quorum}; devices dropped out, or are too slow"
+    return RoundFailed(round=round_number, reason=reason, others_wait=others_wait)
+
+
 def left_until(deadline_at_s: float, now_s: float) -> float:
     """Return the seconds to a deadline, at least 0."""
     return max(deadline_at_s - now_s, 0.0)

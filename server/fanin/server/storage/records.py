@@ -146,7 +146,7 @@ class MeasuredRanges:
 
 
 class RoundMark(Enum):
-    """The durable state of a Round. The phases of the round machine (``rounds.machine.RoundPhase``) are finer."""
+    """The durable state of a Round. The phases of the round machine (``protocols.phases``) are finer."""
 
     OPEN = "open"
     CLOSED = "closed"
@@ -186,6 +186,7 @@ class RoundRecord:
         deadline_at_s: Wall time of the deadline. None until a quorum of devices takes part, and while the Run is
             paused.
         left_s: Seconds to the deadline when the Run was paused.
+        deadline_rosters: The number of rosters that were frozen before the phase of the deadline.
         accepted: The devices of the set, in the order of their commits.
         next_grid: The grid of the next Round.
         measured: The ranges of its Version on a data set of the coordinator. None before they are measured, and for a
@@ -201,6 +202,7 @@ class RoundRecord:
     opened_at_s: float
     deadline_at_s: float | None = None
     left_s: float | None = None
+    deadline_rosters: int = 0
     accepted: tuple[str, ...] = ()
     next_grid: tuple[int, ...] = ()
     measured: MeasuredRanges | None = None
@@ -210,6 +212,24 @@ class RoundRecord:
     def num_accepted(self) -> int:
         """The number of Updates in the set."""
         return len(self.accepted) if self.forgotten is None else self.forgotten.num_updates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundMessage:
+    """A device's message of a phase of a Round."""
+
+    round: int
+    phase: str
+    device_id: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """The devices whose messages of a phase count, in the order of their commits. It never changes."""
+
+    phase: str
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

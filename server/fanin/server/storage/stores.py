@@ -9,7 +9,7 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from fanin.server.storage.lanes import Durations, Lane
-from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
+from fanin.server.storage.protocols.archive import MessageArchive, RoundArchive, RunArchive
 from fanin.server.storage.protocols.audit import AuditStore
 from fanin.server.storage.protocols.commands import CommandStore
 from fanin.server.storage.protocols.devices import DeviceStore
@@ -18,7 +18,7 @@ from fanin.server.storage.protocols.files import Blobs, Spool
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
 from fanin.server.storage.protocols.retention import RetentionStore
-from fanin.server.storage.protocols.rounds import RoundRecords
+from fanin.server.storage.protocols.rounds import MessageStore, RoundRecords
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.protocols.tokens import TokenStore
 from fanin.server.storage.records import EnrolledDevice
@@ -54,6 +54,7 @@ class Stores:
         audit: The audit log.
         runs: Bundles, Runs, Versions and events.
         rounds: Rounds and committed Updates, to read.
+        messages: The messages of the phases of Rounds, to read.
         evaluations: Evaluations of Versions on held-out data.
         retention: What retention removes.
         leases: The leases of the Runs, and with them the writes of their drivers.
@@ -67,6 +68,7 @@ class Stores:
     audit: AuditStore
     runs: RunRecords
     rounds: RoundRecords
+    messages: MessageStore
     evaluations: EvaluationStore
     retention: RetentionStore
     leases: LeaseStore
@@ -87,6 +89,7 @@ class Stores:
             audit=self.audit,
             runs=self.runs,
             rounds=self.rounds,
+            messages=self.messages,
             evaluations=self.evaluations,
             retention=self.retention,
             leases=self.leases,
@@ -117,6 +120,7 @@ class CoordinatorState:
         files: Blobs and spool, for the event loop.
         runs: Runs and Versions, for verification.
         rounds: Rounds and Updates, for verification.
+        messages: The messages of Rounds, for verification.
         history: The record in pages, for people.
         check: Writes to the database and to the disk, without a change of the record. It raises the error of a write.
         write_times: The durations of the writes to the database.
@@ -126,6 +130,7 @@ class CoordinatorState:
     files: Files
     runs: RunArchive
     rounds: RoundArchive
+    messages: MessageArchive
     history: HistoryStore
     check: Callable[[], Awaitable[None]]
     write_times: Durations = field(default_factory=Durations)

@@ -20,7 +20,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
-from fanin.protos.messages import RoundPhase, RunState
+from fanin.protos.messages import RunState
 from fanin.protos.release import __version__
 from fanin.server.access.limits import Limits
 from fanin.server.care.forecast import DiskWatch, Forecast
@@ -183,8 +183,8 @@ class Exposition:
 
 def _add_round(samples: "ScrapedSamples", driver: RunDriver) -> None:
     machine = driver.course.round
-    for phase in RoundPhase:
-        samples.add("fanin_run_phase", machine is not None and machine.phase is phase, driver.run_id, phase.value)
+    for name, phase in driver.setup.protocol.phases.items():
+        samples.add("fanin_run_phase", machine is not None and machine.phase is phase, driver.run_id, name)
     is_open = machine is not None and machine.is_open
     cohort = machine.cohort if machine is not None and is_open else None
     samples.add("fanin_run_devices_at_work", 0 if cohort is None else len(cohort.at_work), driver.run_id)

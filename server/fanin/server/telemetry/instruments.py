@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from fanin.edge.spans import SpanSink
 from fanin.protos.messages import Assigned, CheckInAnswer
 from fanin.server.fleet.observer import AssignedWork, FleetObserver, WorkOutcome
-from fanin.server.rounds.events import Effect
+from fanin.server.protocols.events import Effect
 from fanin.server.rounds.worker import Observer
 from fanin.server.runs.catalog import Runs
 from fanin.server.telemetry.calls import Metadata

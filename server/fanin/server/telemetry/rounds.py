@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from fanin.protos.messages import RoundPhase
-from fanin.server.rounds import events as e
+from fanin.server.protocols import events as e
+from fanin.server.protocols import phases
+from fanin.server.protocols.phases import Phase
 
 
 class RoundPart(Enum):
@@ -68,7 +69,7 @@ class RunPlace:
     """
 
     name: RoundName
-    phase: RoundPhase
+    phase: Phase
     has_deadline: bool
     outer_step_at_s: float | None
 
@@ -121,7 +122,7 @@ class RoundClock:
             case e.GoOn() if running is not None and not running.has_ended:
                 # A command ended the Round, or the set had no quorum.
                 place = self._place(running)
-                if place is None or place.phase in (RoundPhase.PUBLISHED, RoundPhase.FAILED):
+                if place is None or place.phase.has_ended:
                     self._end(running, is_published=False)
             case _:
                 pass
@@ -136,14 +137,14 @@ class RoundClock:
         if running is None or place is None:
             return
         match (effect, place.phase):
-            case (e.Close(), RoundPhase.FOLDING):
+            case (e.Close(), phases.FOLDING):
                 self._next(running, RoundPart.FOLDING)
-            case (e.Fold(), RoundPhase.PUBLISHING):
+            case (e.Fold(), phases.PUBLISHING):
                 self._next(running, RoundPart.STEPPING, place.outer_step_at_s)
                 self._next(running, RoundPart.PUBLISHING)
-            case (e.Publish(), RoundPhase.PUBLISHED):
+            case (e.Publish(), phases.PUBLISHED):
                 self._end(running, is_published=True)
-            case (e.Close() | e.Fail(), RoundPhase.FAILED):
+            case (e.Close() | e.Fail(), phases.FAILED):
                 self._end(running, is_published=False)
             case _:
                 pass

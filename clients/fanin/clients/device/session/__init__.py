@@ -3,6 +3,7 @@
 Reading order:
 
 - ``events``: the phases, the events that a driver reports, the actions that it carries out
+- ``protocols``: the device's side of a round protocol
 - ``machine``: the transition table
 - ``outcomes``: the event for an error; the Bundle that the data do not fit
 - ``progress``: the log line for an event

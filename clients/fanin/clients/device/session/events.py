@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from fanin.protos.messages import MAX_SATURATED_SHARE, Assignment, CheckInAnswer, Publication, UploadReply
+from fanin.protos.messages import (
+    MAX_SATURATED_SHARE,
+    Assignment,
+    CheckInAnswer,
+    ExchangeOutcome,
+    Publication,
+    UploadReply,
+)
 from fanin.protos.texts import counted
 
 
@@ -19,6 +26,7 @@ class SessionPhase(Enum):
     IDLE = "idle"
     REFRESHING = "refreshing"
     FETCHING = "fetching"
+    EXCHANGING = "exchanging"
     TRAINING = "training"
     SENDING = "sending"
     REPORTING = "reporting"
@@ -44,7 +52,21 @@ class Refreshed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """Bundle and Version are downloaded and verified."""
+    """Bundle and Version are downloaded and verified.
+
+    ``before`` and ``after`` are the phases with messages before the training and after the Update, as the device's
+    protocol has them.
+    """
+
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanged:
+    """The message of a phase is durable at the coordinator, and this is its reply."""
+
+    outcome: ExchangeOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +147,18 @@ class WorkPaused:
 
 
 SessionEvent = (
-    Enrolled | Answered | Refreshed | Fetched | UpdateStored | Replied | Lost | Moot | Unable | Denied | WorkPaused
+    Enrolled
+    | Answered
+    | Refreshed
+    | Fetched
+    | Exchanged
+    | UpdateStored
+    | Replied
+    | Lost
+    | Moot
+    | Unable
+    | Denied
+    | WorkPaused
 )
 
 
@@ -157,6 +190,15 @@ class Fetch:
 
     label: ClassVar[str] = "fetch"
     assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendMessage:
+    """Send the message of a phase, and wait for the coordinator's message."""
+
+    label: ClassVar[str] = "exchange"
+    assignment: Assignment
+    phase: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +235,7 @@ class EndSession:
     code: str
 
 
-SessionAction = Enroll | Poll | Refresh | Fetch | Train | Send | Abandon | EndSession
+SessionAction = Enroll | Poll | Refresh | Fetch | SendMessage | Train | Send | Abandon | EndSession
 """``label`` names the action in the log."""
 
 

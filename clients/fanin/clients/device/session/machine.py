@@ -5,8 +5,9 @@
    (``device.session_driver``) carries the action out and reports its outcome as an event.
 3. An event that the table does not list raises ``IllegalSessionEvent`` and changes nothing.
 
-The usual path is ENROLLING once, then IDLE (check in) -> FETCHING -> TRAINING -> SENDING -> IDLE. After a failure of
-the connection or the coordinator the session repeats the step, with a pause that doubles each time. It drops an
+The usual path is ENROLLING once, then IDLE (check in) -> FETCHING -> TRAINING -> SENDING -> IDLE. A protocol with
+messages adds EXCHANGING before TRAINING, after SENDING, or both, once for each of its phases. After a failure of the
+connection or the coordinator the session repeats the step, with a pause that doubles each time. It drops an
 Assignment that has become moot.
 
 A device whose training fails reports it and gives up its Assignment. The coordinator lets it try again later. With
@@ -36,6 +37,7 @@ from fanin.clients.device.session.events import (
     EndSession,
     Enroll,
     Enrolled,
+    Exchanged,
     Fetch,
     Fetched,
     Lost,
@@ -45,6 +47,7 @@ from fanin.clients.device.session.events import (
     Refreshed,
     Replied,
     Send,
+    SendMessage,
     SessionAction,
     SessionEvent,
     SessionPhase,
@@ -57,6 +60,9 @@ from fanin.clients.device.session.events import (
 from fanin.protos.messages import (
     Assigned,
     Assignment,
+    ExchangeAnswer,
+    ExchangeEnd,
+    ExchangePause,
     Publication,
     Rejected,
     RejectReason,
@@ -83,6 +89,9 @@ class Session:
         phase: The current phase.
         assignment: The Assignment under way.
         newest: The Version to refresh to.
+        exchanges: The phases whose messages come next.
+        after: The phases with messages after the Update is accepted.
+        is_accepted: Whether the Update of the Assignment is accepted.
         failure: Why this device gives up its Assignment, or why it stops.
         code: The code of the error with which it stops.
         rest_s: Seconds of pause after the report that this device gives up its Assignment.
@@ -95,6 +104,9 @@ class Session:
     phase: SessionPhase = SessionPhase.ENROLLING
     assignment: Assignment | None = None
     newest: Publication | None = None
+    exchanges: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    is_accepted: bool = False
     failure: str = ""
     code: str = "FN-0844"
     rest_s: float = REFUSED_PAUSE_S
@@ -129,6 +141,8 @@ def _action_of(state: Session) -> SessionAction:
     match state.phase:
         case SessionPhase.FETCHING:
             return Fetch(assignment=state.assignment)
+        case SessionPhase.EXCHANGING:
+            return SendMessage(assignment=state.assignment, phase=state.exchanges[0])
         case SessionPhase.TRAINING:
             return Train(assignment=state.assignment)
         case SessionPhase.SENDING:
@@ -148,6 +162,9 @@ def _drop(state: Session, pause_s: float = 0.0, num_accepted: int = 0) -> tuple[
         state,
         phase=SessionPhase.IDLE,
         assignment=None,
+        exchanges=(),
+        after=(),
+        is_accepted=False,
         failure="",
         num_lost=0,
         num_accepted=state.num_accepted + num_accepted,
@@ -189,8 +206,24 @@ def _not_refreshed(state: Session, event: SessionEvent, rng: random.Random) -> t
     return _lost(replace(state, phase=SessionPhase.IDLE, newest=None), event, rng)
 
 
-def _fetched(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
-    return _to(state, SessionPhase.TRAINING)
+def _fetched(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
+    assert isinstance(event, Fetched)
+    after = replace(state, exchanges=event.before, after=event.after, is_accepted=False)
+    return _to(after, SessionPhase.EXCHANGING if event.before else SessionPhase.TRAINING)
+
+
+def _exchanged(state: Session, event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
+    assert isinstance(event, Exchanged)
+    match event.outcome:
+        case ExchangePause(retry_min_s=shortest, retry_max_s=longest):
+            return _to(state, SessionPhase.EXCHANGING, rng.uniform(shortest, longest))
+        case ExchangeEnd():
+            return _drop(state, rng.uniform(FIRST_PAUSE_S / 2, FIRST_PAUSE_S))
+        case ExchangeAnswer():
+            rest = replace(state, exchanges=state.exchanges[1:])
+            if rest.exchanges:
+                return _to(rest, SessionPhase.EXCHANGING)
+            return _drop(rest) if state.is_accepted else _to(rest, SessionPhase.TRAINING)
 
 
 def _trained(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
@@ -200,6 +233,9 @@ def _trained(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple
 def _replied(state: Session, event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
     assert isinstance(event, Replied)
     match event.reply.update_state:
+        case UpdateState.ACCEPTED if state.after:
+            accepted = replace(state, exchanges=state.after, is_accepted=True, num_accepted=state.num_accepted + 1)
+            return _to(accepted, SessionPhase.EXCHANGING)
         case UpdateState.ACCEPTED:
             return _drop(state, num_accepted=1)
         case UpdateState.DISCARDED:
@@ -222,7 +258,7 @@ def _moot(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[Ses
 
 def _paused(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
     # The stored Update is kept (no ``forget``): the check-in may return the same Assignment.
-    after = replace(state, assignment=None, newest=None)
+    after = replace(state, assignment=None, newest=None, exchanges=(), after=(), is_accepted=False)
     return _to(after, SessionPhase.IDLE, rng.uniform(FIRST_PAUSE_S / 2, FIRST_PAUSE_S))
 
 
@@ -262,6 +298,7 @@ _REPEATED: Final = (
     SessionPhase.ENROLLING,
     SessionPhase.IDLE,
     SessionPhase.FETCHING,
+    SessionPhase.EXCHANGING,
     SessionPhase.TRAINING,
     SessionPhase.SENDING,
     SessionPhase.REPORTING,
@@ -272,12 +309,14 @@ _CALLING: Final = (
     SessionPhase.IDLE,
     SessionPhase.REFRESHING,
     SessionPhase.FETCHING,
+    SessionPhase.EXCHANGING,
     SessionPhase.SENDING,
     SessionPhase.REPORTING,
 )
 _WORKING: Final = (
     SessionPhase.REFRESHING,
     SessionPhase.FETCHING,
+    SessionPhase.EXCHANGING,
     SessionPhase.TRAINING,
     SessionPhase.SENDING,
 )
@@ -292,6 +331,9 @@ TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], SessionTrans
         (SessionPhase.FETCHING, Fetched): _fetched,
         (SessionPhase.FETCHING, Moot): _moot,
         (SessionPhase.FETCHING, Unable): _unable,
+        (SessionPhase.EXCHANGING, Exchanged): _exchanged,
+        (SessionPhase.EXCHANGING, Moot): _moot,
+        (SessionPhase.EXCHANGING, Unable): _unable,
         (SessionPhase.TRAINING, UpdateStored): _trained,
         (SessionPhase.TRAINING, Moot): _moot,
         (SessionPhase.TRAINING, Unable): _unable,

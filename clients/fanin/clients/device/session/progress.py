@@ -6,7 +6,7 @@ configures the logger ``fanin.clients``.
 
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
-from fanin.protos.messages import Assigned, UpdateState, UploadReply
+from fanin.protos.messages import Assigned, ExchangeAnswer, ExchangeEnd, UpdateState, UploadReply
 
 
 def progress(session: s.Session, event: e.SessionEvent) -> str | None:
@@ -16,6 +16,12 @@ def progress(session: s.Session, event: e.SessionEvent) -> str | None:
             return "enrolled; waiting for work"
         case e.Answered(answer=Assigned(assignment=work)):
             return f"round {work.round} of run {work.run_id}: fetching version {work.version.number}"
+        case e.Fetched(before=(first, *_)):
+            return f"{_round(session)}: exchanging messages of the phase {first}"
+        case e.Exchanged(outcome=ExchangeAnswer()) if not session.is_accepted and len(session.exchanges) == 1:
+            return f"{_round(session)}: training"
+        case e.Exchanged(outcome=ExchangeEnd(reason=reason)):
+            return f"{_round(session)}: over ({reason}); waiting for work"
         case e.Fetched():
             return f"{_round(session)}: training"
         case e.UpdateStored():

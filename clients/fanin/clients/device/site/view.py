@@ -116,7 +116,12 @@ def now_text(phase: str, work: SiteWork) -> str:
     steps = f", step {work.step} of {work.num_steps}" if work.num_steps else ""
     epoch = f", epoch {work.epoch} of {work.num_epochs}" if work.num_epochs else ""
     sent = f", {size_text(work.sent_bytes)} of {size_text(work.update_bytes)}" if work.update_bytes else ""
-    text = {"fetching": "downloads", "training": f"trains{steps}{epoch}", "sending": f"sends its update{sent}"}
+    text = {
+        "fetching": "downloads",
+        "exchanging": "exchanges messages",
+        "training": f"trains{steps}{epoch}",
+        "sending": f"sends its update{sent}",
+    }
     return f"round {work.round} of run {work.run}, from version {work.version}: {text.get(phase, phase)}"
 
 

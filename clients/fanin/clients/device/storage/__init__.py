@@ -10,6 +10,7 @@
     updates/<assignment>.header, .payload
     states/<run>.<round>.state    the states of stages after the Update of a Round
     locals/<run>.<round>.state    the personal parameters after the training of a Round
+    exchanges/<assignment>@<phase>.exchange    a message of a Round's phase, and its answer
     trainings/<assignment>.training    the state of an unfinished training
 
 Files with other names (``.DS_Store``, ``lost+found``) are ignored and never removed.
@@ -22,6 +23,7 @@ Reading order:
 - ``chunks``: downloaded Chunks
 - ``updates``: Updates that the coordinator has not accepted yet
 - ``states``: the states of stages, and personal parameters, each stored together with an Update
+- ``exchanges``: the messages of the Assignment under way
 - ``personal``: the personal parameters before and after a training, in their store
 - ``trainings``: the state of an unfinished training
 - ``records``: the highest Version of each Run, and the served Publication

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from fanin.clients.device.storage.chunks import ChunkStore
+from fanin.clients.device.storage.exchanges import ExchangeStore
 from fanin.clients.device.storage.files import replace
 from fanin.clients.device.storage.records import Records
 from fanin.clients.device.storage.states import StateStore
@@ -42,6 +43,7 @@ class Cache:
         chunks: Downloaded Chunks.
         updates: Updates that the coordinator has not accepted yet.
         states: The states of stages.
+        exchanges: The exchanges of the Assignment under way.
         locals: The personal parameters (``personal``).
         trainings: The unfinished training.
         records: The highest Version of each Run, and the served Publication.
@@ -57,6 +59,7 @@ class Cache:
         self.chunks = ChunkStore(folder / "chunks", max_bytes)
         self.updates = UpdateStore(folder / "updates")
         self.states = StateStore(folder / "states")
+        self.exchanges = ExchangeStore(folder / "exchanges")
         self.locals = StateStore(folder / "locals", MAX_LOCAL_RUNS)
         self.trainings = TrainingStore(folder / "trainings")
         self.records = Records(folder)

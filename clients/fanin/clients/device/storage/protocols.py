@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from fanin.clients.device.models import SavedTraining
+from fanin.clients.device.session.protocols import KeptExchange
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.codecs.pipeline import States
 from fanin.protos.chunks import ChunkRef
@@ -48,6 +49,16 @@ class StoredStates(Protocol):
     def keep(self, run_id: str, rounds: Collection[int]) -> None: ...
 
 
+class StoredExchanges(Protocol):
+    """The exchanges of an Assignment by phase. ``exchanges.ExchangeStore`` documents the methods."""
+
+    def put(self, assignment_id: str, phase: str, kept: KeptExchange) -> None: ...
+
+    def get(self, assignment_id: str, phase: str) -> KeptExchange | None: ...
+
+    def keep(self, assignment_id: str) -> None: ...
+
+
 class StoredTrainings(Protocol):
     """The unfinished training. ``trainings.TrainingStore`` documents the methods."""
 
@@ -75,6 +86,9 @@ class DeviceFolder(Protocol):
 
     @property
     def states(self) -> StoredStates: ...
+
+    @property
+    def exchanges(self) -> StoredExchanges: ...
 
     @property
     def locals(self) -> StoredStates: ...

@@ -28,7 +28,9 @@ from fanin.server.aggregation.rules import (
     StrategyRunner,
     StrategySource,
 )
-from fanin.server.storage.protocols.archive import RoundArchive, RunArchive
+from fanin.server.protocols.known import protocol_of
+from fanin.server.protocols.machine import RoundProtocol
+from fanin.server.storage.protocols.archive import MessageArchive, RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
 from fanin.server.storage.records import RoundRecord
 
@@ -44,6 +46,11 @@ class Archive(Protocol):
     @property
     def rounds(self) -> RoundArchive:
         """Rounds and committed Updates."""
+        ...
+
+    @property
+    def messages(self) -> MessageArchive:
+        """The messages of the phases of Rounds."""
         ...
 
     @property
@@ -70,6 +77,7 @@ class RunHistory:
     codec: RunCodec
     rule: Rule | ColumnRule
     optimizer: OuterOptimizer
+    protocol: RoundProtocol
     stages: Mapping[str, Stage]
     layout: VectorLayout
     activations: Sequence[Activation]
@@ -109,6 +117,7 @@ def open_history(archive: Archive, run_id: str, strategies: StrategySource | Non
         codec=codec_of(plan.codec),
         rule=rule_of(plan),
         optimizer=optimizer_of(plan),
+        protocol=protocol_of(plan),
         strategy=strategies.runner(run_id, plan) if strategies is not None and runs_strategy else None,
         stages=stages,
         layout=layout_of(table_in(bundle.manifest, flower), stages),

@@ -36,6 +36,7 @@ from fanin.server.aggregation.rules import (
 from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.verify.history import RunHistory
 from fanin.server.aggregation.weights import examples_of, scale_of
+from fanin.server.protocols.facts import adjustment_of, facts_of
 from fanin.server.selection.coverage import coverage_problem
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.records import RoundMark, RoundRecord
@@ -155,7 +156,13 @@ def _aggregate(
 ) -> tuple[Aggregate, Version]:
     """Fold the recorded set of a Round again. Raises Corrupted if a part of the record is missing."""
     archive, layout = history.archive, history.layout
-    updates = SpooledUpdates(plan=history.plan, codec=history.codec.codec, layout=layout, spool=archive.spool)
+    updates = SpooledUpdates(
+        plan=history.plan,
+        codec=history.codec.codec,
+        layout=layout,
+        spool=archive.spool,
+        vector=history.protocol.vector(layout.total_table.num_values),
+    )
     headers = {update.device_id: update.header for update in archive.rounds.updates(record.run_id, record.round)}
     base = archive.runs.version(record.run_id, record.base_version)
     if base is None:
@@ -172,7 +179,10 @@ def _aggregate(
             [examples_of(headers[device], history.plan) for device in record.accepted], history.plan.max_total_examples
         )
     )
-    return set_fold.complete(record.accepted), base
+    rosters = archive.messages.rosters(record.run_id, record.round)
+    messages = archive.messages.messages(record.run_id, record.round) if rosters else ()
+    facts = facts_of(history.protocol, record, rosters, messages)
+    return set_fold.complete(record.accepted, adjustment_of(history.protocol, facts)), base
 
 
 class _Published:

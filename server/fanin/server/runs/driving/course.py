@@ -6,19 +6,21 @@ use it on the event loop only, so it is consistent between two awaits.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from fanin.edge.scopes import about_run
 from fanin.protos.errors import Superseded
-from fanin.protos.messages import EXAMPLES, TRAINED, RoundPhase, RunState, TrainingProgress
+from fanin.protos.messages import EXAMPLES, TRAINED, RunState, TrainingProgress
 from fanin.protos.texts import counted
-from fanin.server.rounds import events as e
+from fanin.server.protocols import events as e
+from fanin.server.protocols.machine import Round
+from fanin.server.protocols.phases import CLOSING, FAILED
 from fanin.server.rounds.assignments import Assignments
 from fanin.server.rounds.decision import Facts
 from fanin.server.rounds.effects import RoundWork
-from fanin.server.rounds.machine import Round
-from fanin.server.rounds.opening import Moment, begin_round
+from fanin.server.rounds.opening import NEW, Moment, RoundHistory, begin_round, recorded_deadline
 from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds, WorkTimes
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.worker import Worker
@@ -27,7 +29,7 @@ from fanin.server.selection.coverage import Lack, Members
 from fanin.server.selection.participation import Participation
 from fanin.server.selection.presence import Presence, interval_of
 from fanin.server.selection.standing import Standing
-from fanin.server.storage.records import CommittedUpdate, RunRecord
+from fanin.server.storage.records import CommittedUpdate, Roster, RoundMark, RunRecord
 
 LOG: Final = logging.getLogger("fanin.server.runs.driving.course")
 SWEEP_S: Final = 1.0
@@ -152,7 +154,7 @@ class Course:
         before, now = self.round, self.now()
         assert before is not None, f"{event} without a round"
         self.round, effects = before.step(event, now)
-        if before.assigns and self.round.phase is RoundPhase.CLOSING:
+        if before.assigns and self.round.phase is CLOSING:
             self._note_late(self.round, now)
         self._queue(effects)
         self._set_timer()
@@ -166,14 +168,16 @@ class Course:
             device: The device.
             recorded: The Update that the record has for the Assignment.
         """
-        recent = self.recent
+        recent, machine, work = self.recent, self.round, self.work
+        is_current = work is not None and work.record.round == round_number
+        is_left_out = is_current and machine is not None and machine.leaves_out(device)
         return Facts(
             state=self.run.state,
             max_staleness=recent.max_staleness,
             lineage=recent.lineage,
             current=self.work.record if self.work is not None and self.is_open else None,
             origin=recent.get(round_number),
-            is_over=recent.is_over(round_number, device),
+            is_over=recent.is_over(round_number, device) or is_left_out,
             is_leaving=self.is_leaving,
             recorded=recorded,
         )
@@ -182,12 +186,13 @@ class Course:
         """Give a device one of the free places. Return whether it has a place, also if it had it before."""
         if self.work is None or self.round is None or not self.round.assigns:
             return False
-        is_new = device not in self.round.cohort.at_work
+        is_new = not self.round.holds(device)
         if is_new and self.num_places <= self.num_kept(device, self.open_lack):
             return False
         if e.Assign(device=device) not in self.step(e.CheckedIn(device=device)):
             return False
-        if is_new:
+        # After a restart, the machine knows the devices of a roster before they return.
+        if is_new or (device in self.round.cohort.at_work and self.at_work.round_of(device) is None):
             self.at_work.begin(device, self.work.record.round, self.now() + self.round.rules.deadline_s)
             if self.times is not None:
                 self.times.begin(device, self.now())
@@ -215,9 +220,7 @@ class Course:
         opened: OpenedRound,
         work: RoundWork,
         wall_s: float,
-        committed: tuple[CommittedUpdate, ...] = (),
-        *,
-        extension_s: float | None = None,
+        history: RoundHistory = NEW,
     ) -> None:
         """Start the machine of a Round.
 
@@ -225,28 +228,41 @@ class Course:
             opened: The Round.
             work: Carries out its effects.
             wall_s: The wall time, in seconds.
-            committed: The Updates that the Round has already, in the order of their commits.
-            extension_s: Seconds by which the deadline had moved of a Round that was open when the coordinator ended;
-                None for a new Round.
+            history: What is known of the Round already.
         """
         self.recent.add(opened)
         moment = Moment(now=self.now(), wall_s=wall_s)
-        self.times = WorkTimes(moment.now) if extension_s is None else None
+        self.times = WorkTimes(moment.now) if history.extension_s is None else None
         carried = self.at_work.carry(self.recent, opened.record, moment.now)
         self.presence.keep(carried)
         self._set_sweep()
         self.work = work
-        # A device with a committed Update had an Assignment.
-        devices = carried | {update.device_id for update in committed}
-        self.round, effects = begin_round(self.run, opened.record, devices, moment, extension_s=extension_s)
+        protocol, history = self.setup.protocol, replace(history, carried=carried)
+        self.round, effects = begin_round(self.run, protocol, opened.record, moment, history)
         self._queue(effects)
-        for update in committed:
+        self._freeze(history.before_close(protocol))
+        for update in history.committed:
             work.add_committed(update)
             self.participation.note(update.device_id, update.header.round)
             # A deadline that passed while no coordinator ran closes the Round. Then the record has the other Updates.
-            if self.round.is_open:
+            if self.round.accepts_updates:
                 self.step(self.committed(update))
+        if opened.record.mark is RoundMark.CLOSED:
+            # The record has the set of Updates. It must be folded, and not be determined a second time.
+            self.worker.drop_all()
+            self.step(e.Closed(accepted=opened.record.accepted))
+        self._freeze(history.after_close(protocol))
+        if self.round.num_rosters and self.round.num_rosters == opened.record.deadline_rosters:
+            self.round = replace(self.round, deadline=recorded_deadline(self.round, opened.record, moment))
+        for device in history.senders.get(self.round.working.name, ()):
+            self.step(e.MessageCommitted(device=device))
         self._set_timer()
+
+    def _freeze(self, rosters: Sequence[Roster]) -> None:
+        """Apply recorded rosters to the machine. Only the effects of the last one are left to carry out."""
+        for roster in rosters:
+            self.worker.drop_all()
+            self.step(e.RosterFrozen(devices=roster.devices))
 
     def committed(self, update: CommittedUpdate) -> e.UpdateCommitted:
         """Return the event of a recorded Update."""
@@ -274,7 +290,7 @@ class Course:
 
     def end(self) -> None:
         """Leave a Round that has ended."""
-        if self.round is not None and self.round.phase is RoundPhase.FAILED:
+        if self.round is not None and self.round.phase is FAILED:
             # A device that missed the deadline does not keep its place.
             self.at_work = AtWork()
         self.work, self.round = None, None

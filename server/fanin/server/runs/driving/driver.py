@@ -17,20 +17,23 @@ from fanin.protos.messages import (
     MAX_LIVE_DEVICES,
     MAX_NUMBER,
     LiveRound,
-    RoundPhase,
     RunRested,
     RunState,
     RunWarned,
     devices_gone,
     round_extended,
 )
-from fanin.server.rounds import events as e
+from fanin.server.protocols import events as e
+from fanin.server.protocols.phases import FAILING
 from fanin.server.rounds.effects import RoundWork
+from fanin.server.rounds.messages import RoundMessages
 from fanin.server.rounds.opening import (
+    NEW,
+    RoundHistory,
     clear_spool,
     open_next_round,
     recall,
-    recall_extension,
+    recall_history,
     recall_participation,
 )
 from fanin.server.rounds.recent import OpenedRound
@@ -46,7 +49,7 @@ from fanin.server.runs.driving.updates import UpdateDecisions
 from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.view import LiveRun
-from fanin.server.storage.records import CommittedUpdate, RoundMark, RoundRecord, RunRecord
+from fanin.server.storage.records import RoundMark, RoundRecord, RunRecord
 from fanin.server.storage.stores import DriverStores, Files
 
 LOG: Final = logging.getLogger("fanin.server.runs.driving.driver")
@@ -69,6 +72,7 @@ class RunDriver:
         course: The state of the Run.
         intake: Answers the check-ins of devices.
         updates: The Updates of devices.
+        messages: The messages of devices in the phases of Rounds.
     """
 
     def __init__(
@@ -84,6 +88,7 @@ class RunDriver:
         self.intake = Intake(course, stores, parked)
         self._participants = Participants(course, stores)
         self.updates = UpdateDecisions(course, stores, files, self._participants)
+        self.messages = RoundMessages(course.setup.protocol, stores, files)
         self._absences = Absences(course, self.intake, stores, parked)
         self._stores = stores
         self._files = files
@@ -134,7 +139,7 @@ class RunDriver:
         machine, work = course.round, course.work
         if machine is None or work is None:
             return LiveRun(trouble=self.trouble)
-        number, phase = work.record.round, machine.phase
+        number, phase = work.record.round, machine.phase.name
         if not machine.is_open:
             return LiveRun(trouble=self.trouble, round=LiveRound(round=number, phase=phase))
         # Not all of them are sorted: a cohort of a million would hold the event loop.
@@ -209,14 +214,14 @@ class RunDriver:
         if machine is None or machine.has_ended or work is not self.course.work:
             # The Round of this effect was stopped.
             return False
-        return machine.phase is not RoundPhase.FAILING or isinstance(effect, e.Fail)
+        return machine.phase is not FAILING or isinstance(effect, e.Fail)
 
     async def _carry_out_for(self, work: RoundWork, effect: e.Effect) -> None:
         match effect:
             case e.Assign() | e.GoOn() | e.Warn() | e.LookForAbsent():
                 raise AssertionError("assignments are answered at once, and the others belong to no round")
             case e.KeepDeadline():
-                await self._keep_deadline(work.record, effect.deadline)
+                await self._keep_deadline(work.record, effect)
             case e.RecordExtension():
                 extended = round_extended(work.record.round, effect.extension_s, effect.devices)
                 await self._stores.writer.note(extended, self._stores.wall())
@@ -229,6 +234,16 @@ class RunDriver:
                 self.course.announce()
             case e.Accumulate():
                 await work.accumulate(effect.device)
+            case e.Freeze():
+                roster = await self._stores.writer.freeze(
+                    work.record.round,
+                    effect.phase,
+                    quorum=effect.quorum,
+                    now_s=self._stores.wall(),
+                    others_wait=self.intake.others_wait,
+                )
+                self.course.report(work, e.Failed() if roster is None else e.RosterFrozen(devices=roster.devices))
+                self.course.announce()
             case e.Close():
                 machine = self.course.round
                 if machine is not None and machine.lack:
@@ -280,10 +295,10 @@ class RunDriver:
             await self._reload()
             self.course.announce()
 
-    async def _keep_deadline(self, record: RoundRecord, deadline: float) -> None:
+    async def _keep_deadline(self, record: RoundRecord, effect: e.KeepDeadline) -> None:
         now_s = self._stores.wall()
-        at_s = now_s + deadline - self.course.now()
-        await self._stores.writer.set_deadline(record.round, at_s, now_s)
+        at_s = now_s + effect.deadline - self.course.now()
+        await self._stores.writer.set_deadline(record.round, at_s, now_s, num_rosters=effect.num_rosters)
 
     async def _rest(self, rested: RunRested, next_sequence: int) -> None:
         await self._stores.writer.rest(rested, self._stores.wall(), next_sequence=next_sequence)
@@ -369,19 +384,13 @@ class RunDriver:
             self._begin(opened)
 
     async def _resume(self, record: RoundRecord) -> None:
-        """Continue a recorded Round: its committed Updates become the machine's events again, in their order."""
-        course = self.course
+        """Continue a recorded Round: what is recorded of it becomes the machine's events again, in its order."""
         await self._recall_participation()
         base = await self._stores.runs.version(self.run_id, record.base_version)
-        committed = await self._stores.rounds.updates(self.run_id, record.round)
+        history = await recall_history(self.run, record, self.setup.protocol, self._stores)
         await self._participants.refresh()
-        extension_s = await recall_extension(self.run, record.round, self._stores)
         assert base is not None, "a round has its base version"
-        self._begin(OpenedRound(record=record, base=base), committed, extension_s=extension_s)
-        if record.mark is RoundMark.CLOSED:
-            # The record has the set of Updates. It must be folded, and not be determined a second time.
-            course.worker.drop_all()
-            course.step(e.Closed(accepted=record.accepted))
+        self._begin(OpenedRound(record=record, base=base), history)
 
     async def _recall_participation(self) -> None:
         # Before the first Round of this process, so that a Run that rests costs nothing at the start.
@@ -389,12 +398,6 @@ class RunDriver:
             await recall_participation(self.run_id, self.course.participation, self._stores)
             self._knows_participation = True
 
-    def _begin(
-        self,
-        opened: OpenedRound,
-        committed: tuple[CommittedUpdate, ...] = (),
-        *,
-        extension_s: float | None = None,
-    ) -> None:
+    def _begin(self, opened: OpenedRound, history: RoundHistory = NEW) -> None:
         work = RoundWork(opened, self.course.recent, self.setup, self._stores, self._files)
-        self.course.begin(opened, work, self._stores.wall(), committed, extension_s=extension_s)
+        self.course.begin(opened, work, self._stores.wall(), history)

@@ -15,7 +15,7 @@ from rpds import HashTrieSet
 
 from fanin.edge.scopes import about_run
 from fanin.protos import messages as m
-from fanin.server.rounds import events as e
+from fanin.server.protocols import events as e
 from fanin.server.rounds.troubles import SEE_LOG
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.shortage import starvation_of
@@ -55,8 +55,10 @@ class Intake:
 
     def holds(self, device: str) -> bool:
         """Return whether a device holds an Assignment in the open Round."""
-        machine = self._course.round
-        return machine is not None and device in machine.cohort.at_work
+        course, machine = self._course, self._course.round
+        if machine is None or course.work is None or not machine.holds(device):
+            return False
+        return device in machine.cohort.at_work or not course.recent.is_over(course.work.record.round, device)
 
     @property
     def holders(self) -> Iterable[str]:
@@ -138,7 +140,7 @@ class Intake:
     def others_wait(self) -> bool:
         """Whether there are enough suitable devices for a quorum: they wait and cost no Round, or sent an Update."""
         machine, standing = self._course.round, self._course.standing
-        accepted = HashTrieSet[str]() if machine is None else machine.cohort.accepted
+        accepted: HashTrieSet[str] = HashTrieSet() if machine is None else machine.cohort.accepted
         good = (
             device
             for device, parked in self._parked.items()
@@ -161,7 +163,8 @@ class Intake:
         if reports_progress:
             course.watch(device, m.TrainingProgress())
         now, rules = course.now(), course.round.rules
-        opened = course.recent.get(course.at_work.round_of(device) or 0)
+        number = course.at_work.round_of(device) or (0 if course.work is None else course.work.record.round)
+        opened = course.recent.get(number)
         assert opened is not None, "RecentRounds keeps every Round whose Updates count"
         # The deadline starts when a quorum of devices holds Assignments.
         left_s = rules.deadline_s if course.round.deadline is None else course.round.deadline - now

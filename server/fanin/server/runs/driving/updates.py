@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from fanin.edge.ranges import NUM_BINS
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidUpdate, Superseded, Unavailable
-from fanin.server.rounds import events as e
+from fanin.protos.errors import Conflict, InvalidUpdate, Superseded, Unavailable
+from fanin.server.protocols import events as e
 from fanin.server.rounds.decision import Accepted, Decision, Discarded, Later, Receive, decide
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.runs.driving.course import Course
@@ -56,8 +56,16 @@ class UpdateDecisions:
 
         Raises:
             InvalidUpdate: The Update may count, and its header does not match its Assignment.
+            Conflict: The Round accepts no Updates yet.
         """
         decision = await self.decide(round_number, device)
+        machine = self._course.round
+        if isinstance(decision, Receive) and machine is not None and not machine.accepts_updates:
+            raise Conflict(
+                f"update: round {round_number} is in the phase {machine.working} and accepts no updates yet, "
+                "expected an update after the messages; check in again",
+                code="FN-1607",
+            )
         if isinstance(decision, Receive | Later):
             check_header(header, self._expected(decision.origin))
             if self._course.times is not None:
@@ -163,13 +171,15 @@ class UpdateDecisions:
 
     def _expected(self, origin: OpenedRound) -> Expected:
         setup = self._course.setup
+        table = setup.layout.total_table
+        vector = setup.protocol.vector(table.num_values)
         return Expected(
             run_id=self._course.run_id,
             round=origin.record.round,
             version_sha256=origin.base.sha256,
             codec=setup.start.plan.codec,
-            payload_bytes=setup.codec.payload_bytes(setup.layout.total_table),
-            table=setup.layout.total_table,
+            payload_bytes=setup.codec.payload_bytes(table) if vector is None else vector.size_bytes,
+            table=table,
             num_labels=setup.num_labels,
             statistics=setup.statistics,
             num_range_cells=2 * len(setup.counted) * NUM_BINS,
@@ -221,7 +231,7 @@ class UpdateDecisions:
         """
         course = self._course
         work, machine = course.work, course.round
-        if work is None or machine is None or update.round != work.record.round or not machine.is_open:
+        if work is None or machine is None or update.round != work.record.round or not machine.accepts_updates:
             return
         if update.device_id not in machine.cohort.accepted:
             time = None if course.times is None else course.times.commit(update.device_id, course.now())

@@ -18,7 +18,7 @@ from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices
 from fanin.protos.messages import RunWarned
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
-from fanin.server.rounds.effects import UpdateFacts
+from fanin.server.rounds.reported import UpdateFacts
 from fanin.server.storage.records import Contributors, MeasuredRanges
 
 MAX_PARTITIONS: Final = 100_000

@@ -7,7 +7,13 @@ from fanin.server.storage.contracts.devices import check_devices
 from fanin.server.storage.contracts.evaluations import check_evaluations
 from fanin.server.storage.contracts.leases import check_leases
 from fanin.server.storage.contracts.retention import check_retention
-from fanin.server.storage.contracts.rounds import LONGER, check_first_round, check_last_folded, check_later_rounds
+from fanin.server.storage.contracts.rounds import (
+    LONGER,
+    check_first_round,
+    check_last_folded,
+    check_later_rounds,
+    check_messages,
+)
 from fanin.server.storage.contracts.runs import check_runs
 from fanin.server.storage.contracts.tokens import check_tokens
 from fanin.server.storage.contracts.values import RUN
@@ -33,6 +39,7 @@ async def check_stores(open_stores: Callable[[], Stores]) -> None:
     await check_first_round(driver)
     await check_later_rounds(driver)
     await check_last_folded(stores)
+    await check_messages(stores)
     await check_leases(stores, open_stores())
     await check_commands(stores)
     await check_evaluations(stores.evaluations, LONGER)

@@ -27,7 +27,7 @@ from fanin.server.storage.contracts.values import (
     start,
     version,
 )
-from fanin.server.storage.records import Contributors, MeasuredRanges, RoundMark
+from fanin.server.storage.records import Contributors, MeasuredRanges, Roster, RoundMark, RoundMessage
 from fanin.server.storage.stores import DriverStores, Stores
 
 LONGER: Final = "folded-longer"
@@ -217,3 +217,36 @@ async def _check_events(stores: DriverStores) -> None:
     assert await stores.runs.newest_sequence(RUN) == 6, "newest_sequence: expected the number of the last event"
     assert await stores.runs.event_page(RUN, 3) == page[2:], "event_page: expected the events from a number on"
     assert await stores.runs.event_page("other", 0) == (), "event_page: returned the events of another run"
+
+
+async def check_messages(stores: Stores) -> None:
+    """Check the messages and rosters of a Round, in a Run of its own. Raises AssertionError."""
+    await stores.runs.add_run(start("messages"), 150.0)
+    driver, store = await stores.take("messages"), stores.messages
+    writer = driver.writer
+    assert await writer.open(opened(1, run_id="messages")), "open: refused the first round"
+    b, a, late = (RoundMessage(round=1, phase="first", device_id=name, payload=name.encode()) for name in "bac")
+    assert [await writer.add_message(each) for each in (b, a)] == [b, a], "add_message: refused the first message"
+    for again in (a, replace(a, payload=b"other")):
+        assert await writer.add_message(again) == a, "add_message: replaced the message of a device"
+    assert await store.senders("messages", 1, "first") == ("b", "a"), "senders: expected the order of the commits"
+    rosters = [await writer.freeze(1, "first", quorum=quorum, now_s=10.0) for quorum in (2, 9)]
+    assert rosters == [Roster(phase="first", devices=("b", "a"))] * 2, f"freeze: got {rosters}, expected one, for ever"
+    assert await writer.add_message(late) is None, "add_message: recorded a message after its roster"
+    assert await writer.add_message(a) == a, "add_message: forgot a message after its roster"
+    await writer.set_deadline(1, 99.0, 10.0, num_rosters=1)
+    last = await stores.rounds.last("messages")
+    assert last is not None, "last: forgot the round"
+    assert last.deadline_rosters == 1, "set_deadline: did not record the number of rosters"
+    second = replace(b, phase="second")
+    assert await writer.add_message(second) == second, "add_message: refused the message of the next phase"
+    assert await store.message("messages", 1, "second", "b") == b"b", "message: did not return the message"
+    assert await store.message("messages", 1, "second", "a") is None, "message: returned one that was not sent"
+    assert await store.messages("messages", 1) == (b, a, second), "messages: expected all, in the order of the commits"
+    assert await writer.freeze(1, "second", quorum=2, now_s=11.0) is None, "freeze: a roster without its quorum"
+    last = await stores.rounds.last("messages")
+    assert last is not None, "last: forgot the round"
+    assert last.mark is RoundMark.FAILED, "freeze: a round without a quorum of messages did not fail"
+    assert await store.messages("messages", 1) == (), "freeze: the messages of a failed round are left"
+    assert await store.rosters("messages", 1) == (rosters[0],), "rosters: expected those of a failed round"
+    assert await writer.add_message(second) is None, "add_message: recorded a message of a round that has ended"

@@ -19,7 +19,9 @@ from fanin.server.storage.records import (
     CommittedUpdate,
     Lease,
     OuterState,
+    Roster,
     RoundMark,
+    RoundMessage,
     RoundRecord,
     RoundSummary,
     RunRecord,
@@ -47,6 +49,8 @@ class RunRows:
         contributions: Of the Updates of a device whose rows are gone: their number, the last Round, its Assignment's.
         unfinished: The removals whose bytes may still be stored.
         lease: The newest lease.
+        messages: The messages of the phases of each Round, in the order of their commits.
+        rosters: The rosters of each Round.
     """
 
     record: RunRecord
@@ -66,6 +70,8 @@ class RunRows:
     contributions: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     unfinished: set[tuple[RemovedKind, int]] = field(default_factory=set)
     lease: Lease | None = None
+    messages: defaultdict[int, dict[tuple[str, str], RoundMessage]] = field(default_factory=lambda: defaultdict(dict))
+    rosters: defaultdict[int, list[Roster]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def newest(self) -> Version:
@@ -128,6 +134,7 @@ class RunRows:
         """Record the failure of a Round and return the record after that."""
         record = replace(self.rounds[failure.round], mark=RoundMark.FAILED)
         self.rounds[failure.round] = record
+        self.messages.pop(failure.round, None)
         self.add_event(failure, now_s)
         return record
 

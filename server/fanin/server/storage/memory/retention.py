@@ -36,6 +36,8 @@ class MemoryRetention:
         rows.removals |= {(RemovedKind.UPDATES, number): now_s for number in what.rounds}
         rows.unfinished |= {(RemovedKind.PARAMETERS, number) for number in what.versions}
         rows.unfinished |= {(RemovedKind.UPDATES, number) for number in what.rounds}
+        for number in what.rounds:
+            rows.messages.pop(number, None)
         old = _old_events(rows, what.events_before_s)
         rows.events = [logged for logged in rows.events if logged.sequence not in old]
         return what

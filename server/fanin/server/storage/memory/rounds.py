@@ -6,11 +6,20 @@ from fanin.protos.messages import MAX_PAGE_DEVICES, AcceptedDevices, UpdateHeade
 from fanin.server.storage.memory.database import MemoryDatabase
 from fanin.server.storage.memory.runs import MemoryRunArchive
 from fanin.server.storage.origins import recorded_grid, recorded_state
-from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundMark, RoundRecord, RoundSummary
+from fanin.server.storage.records import (
+    CommittedUpdate,
+    Contributors,
+    OuterState,
+    Roster,
+    RoundMark,
+    RoundMessage,
+    RoundRecord,
+    RoundSummary,
+)
 
 
 class MemoryRoundArchive:
-    """``RoundArchive`` in memory."""
+    """``RoundArchive`` and ``MessageArchive`` in memory."""
 
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
@@ -28,6 +37,14 @@ class MemoryRoundArchive:
         """See ``RoundArchive.updates``."""
         return tuple(self._database.runs[run_id].updates[round_number].values())
 
+    def messages(self, run_id: str, round_number: int) -> tuple[RoundMessage, ...]:
+        """See ``MessageArchive.messages``."""
+        return tuple(self._database.runs[run_id].messages[round_number].values())
+
+    def rosters(self, run_id: str, round_number: int) -> tuple[Roster, ...]:
+        """See ``MessageArchive.rosters``."""
+        return tuple(self._database.runs[run_id].rosters[round_number])
+
     def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
         """See ``RoundArchive.grid_after``."""
         rows = self._database.runs[run_id]
@@ -41,6 +58,31 @@ class MemoryRoundArchive:
     def outer_state_after(self, run_id: str, version: int) -> OuterState:
         """See ``RoundArchive.outer_state_after``."""
         return self.outer_state(run_id, self._database.runs[run_id].round_by_version[version])
+
+
+class MemoryMessages:
+    """``MessageStore`` in memory."""
+
+    def __init__(self, database: MemoryDatabase) -> None:
+        self._database = database
+        self._archive = MemoryRoundArchive(database)
+
+    async def message(self, run_id: str, round_number: int, phase: str, device_id: str) -> bytes | None:
+        """See ``MessageStore.message``."""
+        message = self._database.runs[run_id].messages[round_number].get((phase, device_id))
+        return None if message is None else message.payload
+
+    async def messages(self, run_id: str, round_number: int) -> tuple[RoundMessage, ...]:
+        """See ``MessageStore.messages``."""
+        return self._archive.messages(run_id, round_number)
+
+    async def senders(self, run_id: str, round_number: int, phase: str) -> tuple[str, ...]:
+        """See ``MessageStore.senders``."""
+        return tuple(device for name, device in self._database.runs[run_id].messages[round_number] if name == phase)
+
+    async def rosters(self, run_id: str, round_number: int) -> tuple[Roster, ...]:
+        """See ``MessageStore.rosters``."""
+        return self._archive.rosters(run_id, round_number)
 
 
 class MemoryRounds:

@@ -10,7 +10,7 @@ from fanin.server.storage.memory.devices import MemoryDevices
 from fanin.server.storage.memory.history import MemoryHistory
 from fanin.server.storage.memory.payloads import MemorySpool
 from fanin.server.storage.memory.retention import MemoryRetention
-from fanin.server.storage.memory.rounds import MemoryRoundArchive, MemoryRounds
+from fanin.server.storage.memory.rounds import MemoryMessages, MemoryRoundArchive, MemoryRounds
 from fanin.server.storage.memory.runs import MemoryEvaluations, MemoryRunArchive, MemoryRuns
 from fanin.server.storage.memory.writer import MemoryLeases
 from fanin.server.storage.stores import CoordinatorState, Files, Stores
@@ -39,6 +39,7 @@ class MemoryState:
             audit=self._devices.audit,
             runs=MemoryRuns(database),
             rounds=MemoryRounds(database),
+            messages=MemoryMessages(database),
             evaluations=MemoryEvaluations(database),
             retention=MemoryRetention(database),
             leases=MemoryLeases(database),
@@ -51,6 +52,7 @@ class MemoryState:
             files=Files(blobs=self._blobs, spool=self._spool, lane=inline),
             runs=MemoryRunArchive(database),
             rounds=MemoryRoundArchive(database),
+            messages=MemoryRoundArchive(database),
             history=MemoryHistory(database),
             check=_written,
         )

@@ -19,9 +19,25 @@ from fanin.protos.messages import (
     round_closed,
 )
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.decisions import check_lease, ended_warnings, failure_of, left_until, new_warnings
+from fanin.server.storage.decisions import (
+    check_lease,
+    ended_warnings,
+    failure_of,
+    lacks_messages,
+    left_until,
+    new_warnings,
+)
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
-from fanin.server.storage.records import CommittedUpdate, Lease, MeasuredRanges, OuterState, RoundMark, RoundRecord
+from fanin.server.storage.records import (
+    CommittedUpdate,
+    Lease,
+    MeasuredRanges,
+    OuterState,
+    Roster,
+    RoundMark,
+    RoundMessage,
+    RoundRecord,
+)
 
 
 class MemoryLeases:
@@ -62,14 +78,44 @@ class MemoryWriter:
         rows.add_event(RoundOpened(round=record.round, base_version=record.base_version), record.opened_at_s)
         return True
 
-    async def set_deadline(self, round_number: int, deadline_at_s: float, now_s: float) -> None:
+    async def set_deadline(
+        self, round_number: int, deadline_at_s: float, now_s: float, *, num_rosters: int = 0
+    ) -> None:
         """See ``RoundWriter.set_deadline``."""
         rows = self._fenced()
-        record = rows.rounds[round_number]
+        record = replace(rows.rounds[round_number], deadline_rosters=num_rosters)
         if rows.record.state is RunState.PAUSED:
             rows.rounds[round_number] = replace(record, left_s=left_until(deadline_at_s, now_s))
         else:
             rows.rounds[round_number] = replace(record, deadline_at_s=deadline_at_s, left_s=None)
+
+    async def add_message(self, message: RoundMessage) -> RoundMessage | None:
+        """See ``RoundWriter.add_message``."""
+        rows = self._fenced()
+        messages, key = rows.messages[message.round], (message.phase, message.device_id)
+        record = rows.rounds.get(message.round)
+        is_frozen = any(roster.phase == message.phase for roster in rows.rosters[message.round])
+        if key not in messages and (record is None or record.mark.is_final or is_frozen):
+            return None
+        return messages.setdefault(key, message)
+
+    async def freeze(
+        self, round_number: int, phase: str, *, quorum: int, now_s: float, others_wait: bool = False
+    ) -> Roster | None:
+        """See ``RoundWriter.freeze``."""
+        rows = self._fenced()
+        if rows.rounds[round_number].mark.is_final:
+            return None
+        for roster in rows.rosters[round_number]:
+            if roster.phase == phase:
+                return roster
+        devices = tuple(device for name, device in rows.messages[round_number] if name == phase)
+        if len(devices) < quorum:
+            failure = lacks_messages(round_number, phase, len(devices), quorum, others_wait=others_wait)
+            rows.fail_round(failure, now_s)
+            return None
+        rows.rosters[round_number].append(Roster(phase=phase, devices=devices))
+        return rows.rosters[round_number][-1]
 
     async def commit(self, update: CommittedUpdate, *, buffer: int) -> CommittedUpdate | None:
         """See ``RoundWriter.commit``."""

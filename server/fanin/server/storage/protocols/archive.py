@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fanin.protos.messages import BundleRef, LoggedEvent, Version
 from fanin.server.storage.protocols.retention import Removed
-from fanin.server.storage.records import CommittedUpdate, OuterState, RoundRecord, RunRecord
+from fanin.server.storage.records import CommittedUpdate, OuterState, Roster, RoundMessage, RoundRecord, RunRecord
 
 
 class RunArchive(Protocol):
@@ -72,4 +72,16 @@ class RoundArchive(Protocol):
 
     def outer_state_after(self, run_id: str, version: int) -> OuterState:
         """Return the outer state that belongs to a Version, empty without one."""
+        ...
+
+
+class MessageArchive(Protocol):
+    """The messages of the phases of Rounds, and their rosters."""
+
+    def messages(self, run_id: str, round_number: int) -> tuple[RoundMessage, ...]:
+        """Return all messages of the phases of a Round, in the order of their commits."""
+        ...
+
+    def rosters(self, run_id: str, round_number: int) -> tuple[Roster, ...]:
+        """Return the rosters of a Round, in the order of the phases."""
         ...

@@ -22,7 +22,15 @@ from fanin.protos.messages import (
     VersionPublished,
 )
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.records import CommittedUpdate, Lease, MeasuredRanges, OuterState, RoundRecord
+from fanin.server.storage.records import (
+    CommittedUpdate,
+    Lease,
+    MeasuredRanges,
+    OuterState,
+    Roster,
+    RoundMessage,
+    RoundRecord,
+)
 
 
 class RoundWriter(Protocol):
@@ -42,13 +50,48 @@ class RoundWriter(Protocol):
         """
         ...
 
-    async def set_deadline(self, round_number: int, deadline_at_s: float, now_s: float) -> None:
-        """Record the deadline of a Round. If the Run is paused, record the seconds that are left.
+    async def set_deadline(
+        self, round_number: int, deadline_at_s: float, now_s: float, *, num_rosters: int = 0
+    ) -> None:
+        """Record the deadline of a phase of a Round. If the Run is paused, record the seconds that are left.
 
         Args:
             round_number: The number of the Round.
             deadline_at_s: Wall time of the deadline, in seconds.
             now_s: Wall time, in seconds.
+            num_rosters: The number of rosters that were frozen before the phase.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+    async def add_message(self, message: RoundMessage) -> RoundMessage | None:
+        """Record a device's message of a phase, unless the Round has ended or the roster of the phase is frozen.
+
+        Returns:
+            The recorded message of the device. It may be an earlier one, which cannot be replaced. None if the message
+            comes too late.
+
+        Raises:
+            Superseded: Another driver took the Run.
+        """
+        ...
+
+    async def freeze(
+        self, round_number: int, phase: str, *, quorum: int, now_s: float, others_wait: bool = False
+    ) -> Roster | None:
+        """Record the roster of a phase: the devices with a message of it. Without a quorum, record the failure.
+
+        Args:
+            round_number: The number of the Round.
+            phase: The name of the phase.
+            quorum: The least number of messages.
+            now_s: Wall time, in seconds.
+            others_wait: Whether enough other devices wait for a quorum, for the event of a failure.
+
+        Returns:
+            The recorded roster, for ever the same. None if the Round has ended.
 
         Raises:
             Superseded: Another driver took the Run.

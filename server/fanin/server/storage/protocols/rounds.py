@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from fanin.protos.messages import AcceptedDevices, UpdateHeader, Version
-from fanin.server.storage.records import CommittedUpdate, Contributors, OuterState, RoundRecord, RoundSummary
+from fanin.server.storage.records import (
+    CommittedUpdate,
+    Contributors,
+    OuterState,
+    Roster,
+    RoundMessage,
+    RoundRecord,
+    RoundSummary,
+)
 
 PAGE_UPDATES: Final = 256
 """Largest number of devices in one query for Updates. A header has some 2 kB for each 16 MiB of its payload."""
@@ -90,6 +98,26 @@ class CommittedUpdates(Protocol):
             device_id: The device.
             lineage: The Version with which the lineage starts. Rounds before it started from lower Versions.
         """
+        ...
+
+
+class MessageStore(Protocol):
+    """The messages of the phases of the Rounds, and their rosters."""
+
+    async def message(self, run_id: str, round_number: int, phase: str, device_id: str) -> bytes | None:
+        """Return the recorded message of a device in a phase, or None without one."""
+        ...
+
+    async def messages(self, run_id: str, round_number: int) -> tuple[RoundMessage, ...]:
+        """Return all messages of a Round, in the order of their commits; none if its Updates were removed."""
+        ...
+
+    async def senders(self, run_id: str, round_number: int, phase: str) -> tuple[str, ...]:
+        """Return the devices with a message of a phase, in the order of their commits."""
+        ...
+
+    async def rosters(self, run_id: str, round_number: int) -> tuple[Roster, ...]:
+        """Return the rosters of a Round, in the order of the phases."""
         ...
 
 

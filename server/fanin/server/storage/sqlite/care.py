@@ -34,10 +34,10 @@ from fanin.server.storage.retention import (
 )
 from fanin.server.storage.spool import payload_name
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.columns import decode, find_removed, is_removed
 from fanin.server.storage.sqlite.engine import writing
-from fanin.server.storage.sqlite.rounds import SqliteRounds, find_updates, is_round
+from fanin.server.storage.sqlite.rounds import SqliteRounds, find_updates, is_round, remove_messages
 from fanin.server.storage.sqlite.runs import SqliteRuns
+from fanin.server.storage.sqlite.schema import decode, find_removed, is_removed
 from fanin.v1 import control_pb2, fleet_pb2
 
 
@@ -137,6 +137,7 @@ class SqliteRetention:
                 rows = [{"run_id": run_id, "kind": kind.value, "number": each, "removed_at": now_s} for each in numbers]
                 if rows:
                     connection.execute(insert(table), rows)
+            remove_messages(connection, run_id, what.rounds)
             for sequence in _old_events(connection, run_id, what.events_before_s):
                 connection.execute(delete(events).where(events.c.run_id == run_id, events.c.sequence == sequence))
         return what

@@ -31,10 +31,10 @@ from fanin.server.storage.decisions import (
 )
 from fanin.server.storage.records import Newest, RoundMark
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.columns import check_adoptable
 from fanin.server.storage.sqlite.engine import writing
 from fanin.server.storage.sqlite.rounds import fail_round
 from fanin.server.storage.sqlite.runs import add_event, add_version, find_version, run_state, set_run
+from fanin.server.storage.sqlite.schema import check_adoptable
 from fanin.v1 import control_pb2, fleet_pb2
 
 

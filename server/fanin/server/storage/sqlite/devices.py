@@ -37,8 +37,8 @@ from fanin.server.storage.population import Population
 from fanin.server.storage.records import EnrolledDevice, Sighting
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.administration import SqliteTokens, append_audit
-from fanin.server.storage.sqlite.columns import decode
 from fanin.server.storage.sqlite.engine import writing
+from fanin.server.storage.sqlite.schema import decode
 from fanin.v1 import access_pb2
 
 LOG: Final = logging.getLogger("fanin.server.storage.devices")

@@ -10,10 +10,10 @@ from fanin.protos.messages import MAX_PAGE_EVALUATIONS, LoggedEvent, Version, Ve
 from fanin.protos.wire import to_proto
 from fanin.server.storage.records import FeedEntry, RoundSummary, VersionRow
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.columns import decode, is_removed
 from fanin.server.storage.sqlite.engine import writing
 from fanin.server.storage.sqlite.rounds import summaries_before
 from fanin.server.storage.sqlite.runs import newest_sequence, recorded_event
+from fanin.server.storage.sqlite.schema import decode, is_removed
 from fanin.v1 import control_pb2, fleet_pb2
 
 PROBE_EVENTS: Final = 8

@@ -18,6 +18,7 @@ from fanin.server.storage.records import (
     EnrolledDevice,
     Lease,
     OuterState,
+    RoundMessage,
     RoundRecord,
 )
 from fanin.server.storage.sqlite.administration import SqliteAudit, SqliteTokens
@@ -25,9 +26,17 @@ from fanin.server.storage.sqlite.care import SqliteRetention
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.history import SqliteEvaluations, SqliteHistory
+from fanin.server.storage.sqlite.messages import SqliteMessages
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
-from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, SqliteLeases, SqliteWriter, commit_all
+from fanin.server.storage.sqlite.writer import (
+    Candidate,
+    GroupCommit,
+    MessageCandidate,
+    SqliteLeases,
+    SqliteWriter,
+    commit_all,
+)
 
 StoreT = TypeVar("StoreT")
 ResultT = TypeVar("ResultT")
@@ -167,6 +176,15 @@ class LanedRounds(_Laned[SqliteRounds]):
         return await self._lane(partial(recorded_state, base, self._runs, self._store))
 
 
+class LanedMessages(_Laned[SqliteMessages]):
+    """``MessageStore`` over SQLite."""
+
+    message = laned(SqliteMessages.message)
+    messages = laned(SqliteMessages.messages)
+    senders = laned(SqliteMessages.senders)
+    rosters = laned(SqliteMessages.rosters)
+
+
 class LanedEvaluations(_Laned[SqliteEvaluations]):
     """``EvaluationStore`` over SQLite."""
 
@@ -240,6 +258,11 @@ class LanedWriter(_Laned[SqliteWriter]):
         """See ``RoundWriter.commit``."""
         return await self._commits.commit(Candidate(update=update, buffer=buffer, lease=self.lease))
 
+    async def add_message(self, message: RoundMessage) -> RoundMessage | None:
+        """See ``RoundWriter.add_message``."""
+        return await self._commits.add_message(MessageCandidate(message=message, lease=self.lease))
+
+    freeze = laned(SqliteWriter.freeze)
     close = laned(SqliteWriter.close)
     publish = laned(SqliteWriter.publish)
     fail = laned(SqliteWriter.fail)

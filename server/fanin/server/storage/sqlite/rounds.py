@@ -8,7 +8,19 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import ColumnElement, Connection, Engine, RowMapping, Select, func, insert, select, union_all, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    RowMapping,
+    Select,
+    delete,
+    func,
+    insert,
+    select,
+    union_all,
+    update,
+)
 
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Corrupted
@@ -25,8 +37,8 @@ from fanin.server.storage.records import (
     RoundSummary,
 )
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.columns import decode
 from fanin.server.storage.sqlite.runs import add_event
+from fanin.server.storage.sqlite.schema import decode
 from fanin.v1 import fleet_pb2
 
 
@@ -161,7 +173,16 @@ def fail_round(connection: Connection, run_id: str, failure: RoundFailed, now_s:
     """Record a failure within the caller's transaction."""
     failed = is_round(run_id, failure.round)
     connection.execute(update(schema.rounds).where(failed).values(state=RoundMark.FAILED.value))
+    # Nothing is computed from them any more.
+    remove_messages(connection, run_id, (failure.round,))
     add_event(connection, run_id, failure, now_s)
+
+
+def remove_messages(connection: Connection, run_id: str, rounds: Sequence[int]) -> None:
+    """Remove the messages of Rounds within the caller's transaction. Their rosters stay."""
+    table = schema.messages
+    for number in rounds:
+        connection.execute(delete(table).where(table.c.run_id == run_id, table.c.round == number))
 
 
 def summaries_before(connection: Connection, run_id: str, before: int | None, limit: int) -> tuple[RoundSummary, ...]:
@@ -225,6 +246,7 @@ def _record(row: RowMapping) -> RoundRecord:
             opened_at_s=row["opened_at"],
             deadline_at_s=row["deadline_at"],
             left_s=row["left_s"],
+            deadline_rosters=row["deadline_rosters"] or 0,
             accepted=tuple(json.loads(row["accepted"] or "[]")),
             next_grid=tuple(json.loads(row["next_grid"] or "[]")),
             measured=None if row["measured"] is None else _measured(row["measured"]),

@@ -37,8 +37,8 @@ from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.columns import decode, find_removed, is_removed, is_state_removed
 from fanin.server.storage.sqlite.engine import writing
+from fanin.server.storage.sqlite.schema import decode, find_removed, is_removed, is_state_removed
 from fanin.v1 import control_pb2, fleet_pb2
 
 PAGE_ARTIFACTS: Final = 200

@@ -2,13 +2,21 @@
 
 Times are seconds since the Unix epoch. Columns ``*_proto`` hold serialized ``fanin.v1`` messages. A change here needs a
 migration in ``migrations/versions``. A test keeps the two equal.
+
+At the end: messages in columns, and the rows that retention removed. SQLite verifies the structure of its file, not the
+content of a value. A damaged value therefore shows only when it is parsed, and it must not end in the error of another
+library.
 """
 
-from typing import Final
+from collections import defaultdict
+from typing import Final, TypeVar
 
+from google.protobuf.message import DecodeError, Message
 from sqlalchemy import (
     BigInteger,
     Column,
+    ColumnElement,
+    Connection,
     Float,
     ForeignKeyConstraint,
     Index,
@@ -19,7 +27,14 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    exists,
+    select,
 )
+
+from fanin.protos.errors import Corrupted, FaninError
+from fanin.protos.wire import from_proto
+from fanin.server.storage.protocols.retention import Removed
+from fanin.server.storage.retention import RemovedKind, check_has_parameters
 
 METADATA: Final = MetaData()
 NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")
@@ -180,6 +195,8 @@ rounds = Table(
     Column("deadline_at", Float),
     # Seconds to the deadline when the Run was paused.
     Column("left_s", Float),
+    # The number of rosters that were frozen before the phase of the deadline. Null: 0.
+    Column("deadline_rosters", NUMBER),
     # JSON list of device ids in the order of acceptance, once the Round is closed.
     Column("accepted", Text),
     # JSON list of exponents for the next Round, once this Round is published.
@@ -234,6 +251,35 @@ contributions = Table(
     Index("contributions_by_device", "device_id"),
 )
 
+# The devices' messages of the phases of a Round, in the order of their commits.
+messages = Table(
+    "messages",
+    METADATA,
+    Column("sequence", NUMBER, primary_key=True, autoincrement=True),
+    Column("run_id", String, nullable=False),
+    Column("round", NUMBER, nullable=False),
+    Column("phase", String, nullable=False),
+    Column("device_id", String, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    UniqueConstraint("run_id", "round", "phase", "device_id", name="one_message_a_device_and_phase"),
+    ForeignKeyConstraint(["run_id", "round"], ["rounds.run_id", "rounds.round"], name="messages_round"),
+)
+
+# The devices whose messages of a phase count.
+rosters = Table(
+    "rosters",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("round", NUMBER, primary_key=True),
+    # From 0, in the order of the phases.
+    Column("number", NUMBER, primary_key=True),
+    Column("phase", String, nullable=False),
+    # JSON list of device ids in the order of their messages.
+    Column("devices", Text, nullable=False),
+    UniqueConstraint("run_id", "round", "phase", name="one_roster_a_phase"),
+    ForeignKeyConstraint(["run_id", "round"], ["rounds.run_id", "rounds.round"], name="rosters_round"),
+)
+
 commands = Table(
     "commands",
     METADATA,
@@ -263,3 +309,58 @@ warnings = Table(
     Column("subject", String, primary_key=True),
     Column("sequence", NUMBER, nullable=False),
 )
+
+ValueT = TypeVar("ValueT")
+
+
+def decode(what: str, kind: type[ValueT], message: type[Message], data: bytes) -> ValueT:
+    """Return the value of a recorded message.
+
+    Args:
+        what: The record, for the error.
+        kind: The class of the value.
+        message: The class of the message.
+        data: The bytes of the column.
+
+    Raises:
+        Corrupted: The bytes are not such a message, or its value is invalid.
+    """
+    try:
+        return from_proto(kind, message.FromString(data))
+    except (DecodeError, FaninError) as exc:
+        raise Corrupted(
+            f"fanin.db: {what}: the record is damaged ({exc}); restore a backup of the folder", code="FN-0508"
+        ) from exc
+
+
+def is_removed() -> ColumnElement[bool]:
+    """Return the condition that the parameters of a row of ``versions`` were removed."""
+    is_row = (removals.c.run_id == versions.c.run_id) & (removals.c.number == versions.c.number)
+    return exists().where(is_row, removals.c.kind == RemovedKind.PARAMETERS.value)
+
+
+def is_state_removed() -> ColumnElement[bool]:
+    """Return the condition that a row of ``outer_states`` belongs to a Version whose parameters were removed."""
+    states = outer_states
+    is_row = (removals.c.run_id == versions.c.run_id) & (removals.c.number == versions.c.number)
+    is_version = (versions.c.run_id == states.c.run_id) & (versions.c.round == states.c.round)
+    return exists().where(is_version, is_row, removals.c.kind == RemovedKind.PARAMETERS.value)
+
+
+def find_removed(connection: Connection, run_id: str) -> Removed:
+    """Return what was removed of a Run, within the caller's transaction."""
+    table = removals
+    query = select(table.c.kind, table.c.number, table.c.removed_at).where(table.c.run_id == run_id)
+    times: dict[str, dict[int, float]] = defaultdict(dict)
+    for kind, number, removed_at_s in connection.execute(query):
+        times[kind][number] = removed_at_s
+    return Removed(versions=times[RemovedKind.PARAMETERS.value], rounds=times[RemovedKind.UPDATES.value])
+
+
+def check_adoptable(connection: Connection, run_id: str, number: int) -> None:
+    """Raise Conflict if the parameters of a Version were removed, within the transaction that adopts it."""
+    table = removals
+    query = select(table.c.removed_at).where(
+        table.c.run_id == run_id, table.c.kind == RemovedKind.PARAMETERS.value, table.c.number == number
+    )
+    check_has_parameters(run_id, number, connection.execute(query).scalar())

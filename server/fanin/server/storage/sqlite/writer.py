@@ -30,11 +30,28 @@ from fanin.protos.messages import (
     round_closed,
 )
 from fanin.protos.plans import CohortPlan
-from fanin.server.storage.decisions import check_lease, ended_warnings, failure_of, left_until, new_warnings
+from fanin.server.storage.decisions import (
+    check_lease,
+    ended_warnings,
+    failure_of,
+    lacks_messages,
+    left_until,
+    new_warnings,
+)
 from fanin.server.storage.lanes import Lane
-from fanin.server.storage.records import CommittedUpdate, Lease, MeasuredRanges, OuterState, RoundMark, RoundRecord
+from fanin.server.storage.records import (
+    CommittedUpdate,
+    Lease,
+    MeasuredRanges,
+    OuterState,
+    Roster,
+    RoundMark,
+    RoundMessage,
+    RoundRecord,
+)
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
+from fanin.server.storage.sqlite.messages import add_message, add_roster, find_roster, find_senders
 from fanin.server.storage.sqlite.rounds import (
     add_outer_state,
     fail_round,
@@ -45,8 +62,8 @@ from fanin.server.storage.sqlite.rounds import (
 )
 from fanin.server.storage.sqlite.runs import add_event, add_version, newest_sequence, run_state, set_run
 
-Verdict = CommittedUpdate | Superseded | None
-"""The Update that is recorded for an Assignment, the refusal of its driver, or None if the Round does not accept it."""
+Verdict = CommittedUpdate | RoundMessage | Superseded | None
+"""What is recorded, the refusal of its driver, or None if the Round does not accept it."""
 
 
 class SqliteLeases:
@@ -102,14 +119,32 @@ class SqliteWriter:
             add_event(connection, record.run_id, opened, record.opened_at_s)
             return True
 
-    def set_deadline(self, round_number: int, deadline_at_s: float, now_s: float) -> None:
+    def set_deadline(self, round_number: int, deadline_at_s: float, now_s: float, *, num_rosters: int = 0) -> None:
         """See ``RoundWriter.set_deadline``."""
         run_id = self.lease.run_id
         with self._fenced() as connection:
             is_paused = run_state(connection, run_id) is RunState.PAUSED
             left_s = left_until(deadline_at_s, now_s)
             values = {"left_s": left_s} if is_paused else {"deadline_at": deadline_at_s, "left_s": None}
+            values["deadline_rosters"] = num_rosters
             connection.execute(update(schema.rounds).where(is_round(run_id, round_number)).values(values))
+
+    def freeze(
+        self, round_number: int, phase: str, *, quorum: int, now_s: float, others_wait: bool = False
+    ) -> Roster | None:
+        """See ``RoundWriter.freeze``."""
+        run_id = self.lease.run_id
+        with self._fenced() as connection:
+            record = self._round(connection, round_number)
+            roster = find_roster(connection, run_id, round_number, phase)
+            if roster is not None or record.mark.is_final:
+                return None if record.mark.is_final else roster
+            devices = find_senders(connection, run_id, round_number, phase)
+            if len(devices) < quorum:
+                failure = lacks_messages(round_number, phase, len(devices), quorum, others_wait=others_wait)
+                fail_round(connection, run_id, failure, now_s)
+                return None
+            return add_roster(connection, run_id, round_number, Roster(phase=phase, devices=devices))
 
     def close(
         self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
@@ -233,8 +268,19 @@ class Candidate:
     lease: Lease
 
 
-def commit_all(engine: Engine, candidates: Sequence[Candidate]) -> list[Verdict]:
-    """Commit Updates in one durable transaction: each if its Round is open and has a free place.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageCandidate:
+    """A message of a phase to record, and the lease of its driver."""
+
+    message: RoundMessage
+    lease: Lease
+
+
+AnyCandidate = Candidate | MessageCandidate
+
+
+def commit_all(engine: Engine, candidates: Sequence[AnyCandidate]) -> list[Verdict]:
+    """Commit Updates and messages in one durable transaction: each if its Round is open and has a free place.
 
     Returns:
         The verdict on each Update. A driver that was superseded does not keep the Updates of others from their commit.
@@ -244,7 +290,7 @@ def commit_all(engine: Engine, candidates: Sequence[Candidate]) -> list[Verdict]
 
 
 class GroupCommit:
-    """Commits all waiting Updates, of all Runs, in one transaction.
+    """Commits all waiting Updates and messages, of all Runs, in one transaction.
 
     Updates that arrive while a transaction is being synced share the next one. A sync takes the disk milliseconds, for
     one row as for a hundred. Without groups, devices that finish together would wait for one sync each. A device is
@@ -255,15 +301,26 @@ class GroupCommit:
         store_lane: The lane of the database.
     """
 
-    def __init__(self, commit_all: Callable[[Sequence[Candidate]], list[Verdict]], store_lane: Lane) -> None:
+    def __init__(self, commit_all: Callable[[Sequence[AnyCandidate]], list[Verdict]], store_lane: Lane) -> None:
         self._commit_together = commit_all
         self._store_lane = store_lane
-        self._waiting: list[tuple[Candidate, asyncio.Future[CommittedUpdate | None]]] = []
+        self._waiting: list[tuple[AnyCandidate, asyncio.Future[CommittedUpdate | RoundMessage | None]]] = []
         self._worker: asyncio.Task[None] | None = None
 
     async def commit(self, candidate: Candidate) -> CommittedUpdate | None:
         """Commit one Update together with others. See ``RoundWriter.commit``."""
-        answer: asyncio.Future[CommittedUpdate | None] = asyncio.get_running_loop().create_future()
+        recorded = await self._commit(candidate)
+        assert not isinstance(recorded, RoundMessage)
+        return recorded
+
+    async def add_message(self, candidate: MessageCandidate) -> RoundMessage | None:
+        """Record one message together with others. See ``RoundWriter.add_message``."""
+        recorded = await self._commit(candidate)
+        assert not isinstance(recorded, CommittedUpdate)
+        return recorded
+
+    async def _commit(self, candidate: AnyCandidate) -> CommittedUpdate | RoundMessage | None:
+        answer: asyncio.Future[CommittedUpdate | RoundMessage | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((candidate, answer))
         if self._worker is None:
             self._worker = asyncio.create_task(self._commit_all(), name="group commit")
@@ -304,11 +361,13 @@ def _check(connection: Connection, lease: Lease) -> None:
     check_lease(lease, newest)
 
 
-def _commit(connection: Connection, candidate: Candidate) -> Verdict:
+def _commit(connection: Connection, candidate: AnyCandidate) -> Verdict:
     try:
         _check(connection, candidate.lease)
     except Superseded as exc:
         return exc
+    if isinstance(candidate, MessageCandidate):
+        return add_message(connection, candidate.lease.run_id, candidate.message)
     wanted = candidate.update
     header = wanted.header
     earlier = find_update(connection, header.run_id, header.round, wanted.device_id)

@@ -15,9 +15,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from fanin.protos.messages import RoundPhase
-from fanin.server.rounds import events as e
-from fanin.server.rounds.machine import Cohort, IllegalEvent, Outcome, Round, Rows, row
+from fanin.server.protocols import events as e
+from fanin.server.protocols.machine import Cohort, IllegalEvent, Outcome, Round, Rows, row
+from fanin.server.protocols.phases import CLOSING, FAILED, FAILING, FOLDING, PUBLISHED, PUBLISHING, Phase
 
 
 def stay(state: Round, _event: e.Event, _now: float) -> Outcome:
@@ -31,49 +31,49 @@ def close(state: Round, event: e.Event, _now: float) -> Outcome:
     recorded = set(event.accepted)
     if missing := sorted(device for device in state.cohort.accepted if device not in recorded):
         raise IllegalEvent(f"round: closed with {sorted(recorded)}, expected {missing} too")
-    return replace(state, phase=RoundPhase.FOLDING, cohort=Cohort()), (e.Fold(accepted=event.accepted),)
+    after = replace(state, phase=FOLDING, cohort=Cohort(), num_rosters=state.num_rosters + 1)
+    return after, (e.Fold(accepted=event.accepted),)
 
 
 def _stored(state: Round, _event: e.Event, _now: float) -> Outcome:
-    return replace(state, phase=RoundPhase.PUBLISHING), (e.Publish(),)
+    return replace(state, phase=PUBLISHING), (e.Publish(),)
 
 
 def _published(state: Round, _event: e.Event, _now: float) -> Outcome:
-    return replace(state, phase=RoundPhase.PUBLISHED), (e.GoOn(),)
+    return replace(state, phase=PUBLISHED), (e.GoOn(),)
 
 
 def _break(state: Round, event: e.Event, _now: float) -> Outcome:
     assert isinstance(event, e.Broken)
-    return replace(state, phase=RoundPhase.FAILING, cohort=Cohort()), (e.Fail(reason=event.reason),)
+    return replace(state, phase=FAILING, cohort=Cohort()), (e.Fail(reason=event.reason),)
 
 
 def _failed(state: Round, _event: e.Event, _now: float) -> Outcome:
-    return replace(state, phase=RoundPhase.FAILED, cohort=Cohort()), (e.GoOn(),)
+    return replace(state, phase=FAILED, cohort=Cohort()), (e.GoOn(),)
 
 
-def failure_exits(*phases: RoundPhase) -> Rows:
+def failure_exits(*phases: Phase) -> Rows:
     """Return the rows by which a Round fails in each of these phases."""
-    broken = {(phase, e.Broken): row(_break, RoundPhase.FAILING) for phase in phases}
-    return MappingProxyType(broken | {(phase, e.Failed): row(_failed, RoundPhase.FAILED) for phase in phases})
+    broken = {(phase, e.Broken): row(_break, FAILING) for phase in phases}
+    return MappingProxyType(broken | {(phase, e.Failed): row(_failed, FAILED) for phase in phases})
 
 
-def unchanged(phases: Iterable[RoundPhase], events: Iterable[type[e.Event]]) -> Rows:
+def unchanged(phases: Iterable[Phase], events: Iterable[type[e.Event]]) -> Rows:
     """Return the rows for events that change nothing in these phases."""
     return MappingProxyType({(phase, event): row(stay, phase) for phase in phases for event in events})
 
 
-_AFTER: Final = (RoundPhase.CLOSING, RoundPhase.FOLDING, RoundPhase.PUBLISHING)
+_AFTER: Final = (CLOSING, FOLDING, PUBLISHING)
 ENDING: Final[Rows] = MappingProxyType(
     {
-        (RoundPhase.CLOSING, e.Closed): row(close, RoundPhase.FOLDING),
-        (RoundPhase.FOLDING, e.ParametersStored): row(_stored, RoundPhase.PUBLISHING),
-        (RoundPhase.PUBLISHING, e.Published): row(_published, RoundPhase.PUBLISHED),
+        (FOLDING, e.ParametersStored): row(_stored, PUBLISHING),
+        (PUBLISHING, e.Published): row(_published, PUBLISHED),
         **failure_exits(*_AFTER),
         # The error came after the Version was durable.
-        (RoundPhase.FAILING, e.Published): row(_published, RoundPhase.PUBLISHED),
-        (RoundPhase.FAILING, e.Failed): row(_failed, RoundPhase.FAILED),
+        (FAILING, e.Published): row(_published, PUBLISHED),
+        (FAILING, e.Failed): row(_failed, FAILED),
         # Time, a pause or its end change nothing once a Round closes; only its failure does.
-        **unchanged((*_AFTER, RoundPhase.FAILING), (e.TimePassed, e.Paused, e.Resumed)),
+        **unchanged((*_AFTER, FAILING), (e.TimePassed, e.Paused, e.Resumed)),
     }
 )
 """The rows from CLOSING on."""

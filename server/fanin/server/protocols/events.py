@@ -44,6 +44,20 @@ class UpdateCommitted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageCommitted:
+    """A device's message of the current phase is durable."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterFrozen:
+    """The roster of the phase is recorded: just now, or before a restart. Only its devices take part from now on."""
+
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimePassed:
     """The Round's time to close may have come. An early event is harmless.
 
@@ -97,6 +111,8 @@ Event = (
     | GaveUp
     | Gone
     | UpdateCommitted
+    | MessageCommitted
+    | RosterFrozen
     | TimePassed
     | Closed
     | ParametersStored
@@ -117,9 +133,10 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepDeadline:
-    """Record the deadline, so that it survives a restart."""
+    """Record the deadline, so that it survives a restart, with the number of rosters that are frozen before it."""
 
     deadline: float
+    num_rosters: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +164,14 @@ class Accumulate:
     """Add this device's committed Update to the sum."""
 
     device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freeze:
+    """Record the roster of a phase or, without its quorum of messages in the record, the failure of the Round."""
+
+    phase: str
+    quorum: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +222,7 @@ Effect = (
     | RecordLack
     | RecordGone
     | Accumulate
+    | Freeze
     | Close
     | Fold
     | Publish

@@ -1,0 +1,38 @@
+"""The facts about the messages of a Round, from its record."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from fanin.edge.rings import Adjustment
+from fanin.server.protocols.machine import RoundProtocol
+from fanin.server.protocols.phases import RoundFacts
+from fanin.server.storage.records import Roster, RoundMessage, RoundRecord
+
+
+def facts_of(
+    protocol: RoundProtocol, record: RoundRecord, rosters: Iterable[Roster], messages: Iterable[RoundMessage]
+) -> RoundFacts:
+    """Return the facts of a Round. Messages without a roster are left out: more of them may come.
+
+    Args:
+        protocol: The protocol of the Round.
+        record: The Round. Its closed set is the roster of the phase that accepts Updates.
+        rosters: The recorded rosters.
+        messages: The recorded messages.
+    """
+    named = {roster.phase: roster.devices for roster in rosters}
+    by_phase: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+    for message in messages:
+        if message.phase in named:
+            by_phase[message.phase][message.device_id] = message.payload
+    if record.accepted:
+        named |= {name: record.accepted for name, phase in protocol.phases.items() if phase.accepts_updates}
+    return RoundFacts(run_id=record.run_id, round=record.round, rosters=named, messages=dict(by_phase))
+
+
+def adjustment_of(protocol: RoundProtocol, facts: RoundFacts) -> Adjustment | None:
+    """Return what a protocol adds to the sum of the closed set; None for the sum as it is."""
+    if protocol.ring is None and protocol.correct is None:
+        return None
+    correction = None if protocol.correct is None else protocol.correct(facts)
+    return Adjustment(ring=protocol.ring, correction=correction, tail=protocol.tail)
