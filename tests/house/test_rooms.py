@@ -14,9 +14,9 @@ SELF_CONTAINED = "fanin.datacenter.models"
 
 
 def sizes(modules: Iterable[Module]) -> Counter[str]:
-    """Return the number of modules in each folder, without ``__init__``."""
+    """Return the number of modules in each folder, without ``__init__`` and migrations, which are steps."""
     paths = (PurePath(module.path) for module in modules)
-    return Counter(str(path.parent) for path in paths if path.name != "__init__.py")
+    return Counter(str(path.parent) for path in paths if path.name != "__init__.py" and path.parent.name != "versions")
 
 
 def owners(modules: Iterable[Module]) -> dict[str, list[str]]:

@@ -10,8 +10,7 @@ For each call, in this order:
    The servicer receives the principal in place of gRPC's context. The call ends with a ban, a revocation or the expiry
    of the token (``open_calls``). A device that calls too often waits here (``rates``).
 3. The bytes are parsed after the authentication, so no unknown peer reaches the parser. Invalid bytes raise
-   InvalidInput. Enroll is the exception: its bytes hold the key that signed them, so its token and signature are
-   checked after parsing.
+   InvalidInput. Enroll is the exception: its bytes hold the key that signed them, and are parsed first.
 4. An error of the servicer becomes a status by the table in ``protos.errors``. The peer receives the public text. The
    log has the inner text, of a limited number of calls per minute (``refused``). A failure of the coordinator itself is
    logged with its traceback, once a minute for each cause.

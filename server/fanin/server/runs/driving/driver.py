@@ -7,6 +7,7 @@ reason in its record, and the Run opens the next Round or rests.
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Final, assert_never
@@ -83,15 +84,12 @@ class RunDriver:
         files: Files,
         parked: Mapping[str, Parked],
     ) -> None:
-        self.course = course
-        self._publications = publications
+        self.course, self._publications, self._stores, self._files = course, publications, stores, files
         self.intake = Intake(course, stores, parked)
         self._participants = Participants(course, stores)
         self.updates = UpdateDecisions(course, stores, files, self._participants)
         self.messages = RoundMessages(course.setup.protocol, stores, files)
         self._absences = Absences(course, self.intake, stores, parked)
-        self._stores = stores
-        self._files = files
         self._history = History(course.run.start.plan.stop)
         self._warnings = UpdateWarnings(course.run.start.plan)
         self._knows_participation = False
@@ -139,15 +137,14 @@ class RunDriver:
         machine, work = course.round, course.work
         if machine is None or work is None:
             return LiveRun(trouble=self.trouble)
-        number, phase = work.record.round, machine.phase.name
+        live = LiveRound(round=work.record.round, phase=machine.phase.name)
         if not machine.is_open:
-            return LiveRun(trouble=self.trouble, round=LiveRound(round=number, phase=phase))
+            return LiveRun(trouble=self.trouble, round=live)
         # Not all of them are sorted: a cohort of a million would hold the event loop.
         at_work = tuple(sorted(islice(machine.cohort.at_work, MAX_LIVE_DEVICES)))
         reports = {device: last for device in at_work if (last := course.presence.of(device)) is not None}
-        live = LiveRound(
-            round=number,
-            phase=phase,
+        live = replace(
+            live,
             num_at_work=len(machine.cohort.at_work),
             at_work=at_work,
             deadline_s=0.0 if machine.deadline is None else max(machine.deadline - course.now(), 0.0),
