@@ -147,6 +147,7 @@ LIVE: Final = m.LiveRound(
     failures=(m.FailureCount(code="FN-0843", num_times=3, newest="got 7 labels, expected 3 [FN-0843]"),),
     progress=MappingProxyType({"a": m.TrainingProgress(step=3, num_steps=9, epoch=1, num_epochs=2)}),
     uploads=MappingProxyType({"b": m.UploadProgress(received_bytes=5, size_bytes=8)}),
+    trouble="uploads wait: no space is left",
 )
 DESCRIPTION: Final = m.RunDescription(
     run=INFO,

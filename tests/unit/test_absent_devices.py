@@ -12,6 +12,8 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
 from fanin.protos.messages import RunWarned
 from fanin.protos.plans import ParticipantsPlan
+from fanin.server.access.registry import Registry
+from fanin.server.administration.devices import Devices
 from fanin.server.selection.absence import ExpectedDevice, alarms_of, window_of
 from fanin.server.storage.records import EnrolledDevice, Sighting
 from fanin.simulation import run_virtual
@@ -131,6 +133,29 @@ def test_a_required_device_whose_codec_does_not_fit_is_named_with_the_reason(tmp
         (warning,) = (await place.runs.describe("run", 1)).warnings
         assert (warning.code, warning.subject) == ("device_without_work", A)
         assert answer.text[:40] in warning.text
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_the_alarm_of_a_ban_ends_with_it(tmp_path: Path) -> None:
+    base = plan(concurrency=2, buffer=2, quorum=1, deadline_s=60.0, max_rounds=1)
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await place.state.stores.devices.enroll(ENROLLED, place.state.stores.wall())
+        run_plan = replace(base, participants=ParticipantsPlan(required={f"id:{A}": 1}))
+        await start(place.runs, bundle_in(tmp_path), run_plan)
+        await saw(place, A)
+        registry = Registry(place.state.devices, place.state.stores.wall)
+        devices = Devices(stores=place.state.stores, registry=registry, coordinator=place.coordinator, runs=place.runs)
+        operator = m.Principal(kind=m.PrincipalKind.ADMIN, id="operator")
+        await devices.change(m.DeviceChange(device_id=A, what=m.BanDevice(reason="lost")), operator)
+        await settle()
+        assert await codes(place) == {("device_without_work", A)}
+        await devices.change(m.DeviceChange(device_id=A, what=m.UnbanDevice()), operator)
+        await settle()
+        assert (await place.runs.describe("run", 1)).warnings == ()
         await place.runs.stop()
 
     run_virtual(main())

@@ -31,7 +31,7 @@ from fanin.protos.messages import (
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability
-from fanin.server.storage.spool import FolderSpool, Upload
+from fanin.server.storage.spool import FolderSpool
 from fanin.simulation import run_virtual
 
 ONE_DEVICE = plan(concurrency=1, buffer=1, quorum=1, max_rounds=1)
@@ -82,7 +82,7 @@ def test_a_damaged_update_fails_its_round_and_the_next_one_publishes_the_version
     failure = RoundFailed(round=1, reason=f"the update of device a is damaged on the coordinator's disk; {SEE_LOG}")
     assert [event for event in run_events if isinstance(event, RoundFailed)] == [failure]
     assert [event.round for event in versions(run_events)] == [2]
-    assert run_events[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 rounds done")
+    assert run_events[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 round done")
 
 
 def test_a_closed_set_that_cannot_be_folded_fails_its_round(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_fold_that_waits_for_space_reports_it_and_resumes(tmp_path: Path) -> N
         blobs.error = None
         await asyncio.sleep(60.0)
         info = await place.runs.info("run")
-        assert (info.state, info.version, info.reason) == (RunState.FINISHED, 1, "1 of 1 rounds done")
+        assert (info.state, info.version, info.reason) == (RunState.FINISHED, 1, "1 of 1 round done")
         await place.runs.stop()
 
     run_virtual(main())
@@ -270,37 +270,6 @@ def test_a_run_that_cannot_open_its_first_round_fails_with_the_reason(tmp_path: 
         await place.runs.command(Command(command_id="resume", run_id="run", what=Resume()))
         await settle()
         assert events(place)[-1] == RoundOpened(round=1, base_version=0)
-        await place.runs.stop()
-
-    run_virtual(main())
-
-
-class FullSpool(FolderSpool):
-    """A spool without space while ``is_full`` is set."""
-
-    is_full = False
-
-    def commit(self, upload: Upload, device: str) -> None:
-        """Raise StorageFull while ``is_full`` is set."""
-        if self.is_full:
-            raise StorageFull("spool: no space")
-        super().commit(upload, device)
-
-
-def test_a_run_whose_uploads_wait_for_space_reports_it_until_one_is_stored(tmp_path: Path) -> None:
-    async def main() -> None:
-        state = tmp_path / "state"
-        spool = FullSpool(state / "spool", state / "updates", Durability.PROCESS)
-        place = place_with(open_place(tmp_path), spool=spool)
-        await start(place.runs, bundle_in(tmp_path), plan())
-        await settle()
-        spool.is_full = True
-        with pytest.raises(StorageFull):
-            await send(place, "a")
-        assert (await place.runs.info("run")).reason == f"uploads wait: {NO_SPACE}"
-        spool.is_full = False
-        await send(place, "a")
-        assert (await place.runs.info("run")).reason == ""
         await place.runs.stop()
 
     run_virtual(main())

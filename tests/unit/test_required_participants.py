@@ -9,7 +9,7 @@ import pytest
 from support.staleness import CAPABILITIES, assignment, check_in, send, settle
 from support.virtual import Place, bundle_in, open_place, plan, start
 
-from fanin.commands.console.show import event_row
+from fanin.commands.console.show import event_row, waits_text
 from fanin.commands.control.describe import description_row, description_text
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
@@ -18,7 +18,7 @@ from fanin.protos.messages import Coverage, RoundFailed, RoundLacks, VersionPubl
 from fanin.protos.plans import ParticipantsPlan, Plan
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.selection.coverage import Lack, coverage_problem, lack_of
-from fanin.server.storage.records import EnrolledDevice
+from fanin.server.storage.records import EnrolledDevice, Sighting
 from fanin.simulation import run_virtual
 
 ENROLLED = [EnrolledDevice(public_key=SigningKey(bytes([number]) * 32).public) for number in range(4)]
@@ -157,6 +157,31 @@ def test_a_round_waits_over_a_restart_and_publishes_nothing_without_the_particip
         assert [verdict.problem for verdict in verify_run(place.state, "run") if verdict.problem] == []
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("on_missing", ["fail", "wait"])
+def test_the_deadline_starts_when_those_who_wait_for_a_required_device_complete_the_quorum(
+    tmp_path: Path, on_missing: str
+) -> None:
+    async def story(place: Place) -> None:
+        # The required device came once, and stopped.
+        await place.state.stores.devices.note({B: Sighting(seen_at=1_800_000_000.0)})
+        await take_part(place, A)
+        request = m.CheckIn(protocol=m.PROTOCOL, capabilities=CAPABILITIES, wait_s=5.0)
+        waiting = [asyncio.create_task(place.coordinator.check_in(each, request)) for each in (A, D)]
+        await settle()
+        description = await place.runs.describe("run", 1)
+        assert description.live.deadline_s > 0.0
+        (lacks,) = events(place, RoundLacks)
+        assert f"id:{B[:12]} [last seen 2027-01-15 08:00 UTC]" in lacks.text  # type: ignore[attr-defined]
+        assert description.run.reason == f"round 1 waits: {lacks.text}"  # type: ignore[attr-defined]
+        assert description.run.reason.partition(": ")[2] in waits_text(description.live)
+        await asyncio.gather(*waiting)
+        await asyncio.sleep(DEADLINE_S)
+        assert bool(events(place, RoundFailed)) == (on_missing == "fail")
+
+    required = ParticipantsPlan(required={f"id:{B}": 1}, on_missing=on_missing)
+    run(tmp_path, plan_of(required, quorum=2), story)
 
 
 def test_a_round_needs_its_least_number_of_devices_and_of_examples(tmp_path: Path) -> None:

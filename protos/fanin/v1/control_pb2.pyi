@@ -1016,6 +1016,7 @@ class LiveRound(_message.Message):
     FAILURES_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     UPLOADS_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """0: no Round is under way, and the other fields are empty."""
     phase: _builtins.str
@@ -1029,6 +1030,8 @@ class LiveRound(_message.Message):
     num_gave_up: _builtins.int
     """Devices that gave up an Assignment of it, and devices whose Update for it was refused."""
     num_refused: _builtins.int
+    trouble: _builtins.str
+    """The obstacle to its progress, other than missing Updates; empty without one."""
     @_builtins.property
     def at_work(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1057,10 +1060,11 @@ class LiveRound(_message.Message):
         failures: _abc.Iterable[Global___FailureCount] | None = ...,
         progress: _abc.Mapping[_builtins.str, _fleet_pb2.TrainingProgress] | None = ...,
         uploads: _abc.Mapping[_builtins.str, Global___UploadProgress] | None = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "failures", b"failures", "num_at_work", b"num_at_work", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "round", b"round", "uploads", b"uploads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_work", b"at_work", "deadline_s", b"deadline_s", "failures", b"failures", "num_at_work", b"num_at_work", "num_gave_up", b"num_gave_up", "num_refused", b"num_refused", "num_waiting", b"num_waiting", "phase", b"phase", "progress", b"progress", "round", b"round", "trouble", b"trouble", "uploads", b"uploads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

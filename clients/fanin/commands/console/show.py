@@ -126,7 +126,10 @@ def waits_text(live: LiveRound) -> str:
     counts += [f"{live.num_refused} refused"] * bool(live.num_refused)
     failure = f", the last with: {live.last_failure!r}" if live.last_failure else ""
     at_work = f"{counted(live.num_at_work, 'device')} at work"
-    return f"round {live.round} waits: {', '.join([at_work, *counts])}{failure}"
+    waits = f"round {live.round} waits: "
+    # The trouble may be that of the last failure.
+    cause = "" if failure else live.trouble.removeprefix(waits)
+    return f"{waits}{', '.join([at_work, *counts])}{failure}{f'; {cause}' * bool(cause)}"
 
 
 def event_row(entry: LoggedEvent) -> dict[str, object]:

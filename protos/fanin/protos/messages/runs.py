@@ -223,6 +223,7 @@ class LiveRound:
         failures: Why they did, by the code of the reason. The newest reason is the last one.
         progress: The last report of each device in ``at_work`` that reports progress.
         uploads: The uploads under way, of at most ``MAX_LIVE_DEVICES`` devices.
+        trouble: The obstacle to its progress, other than missing Updates; empty without one.
     """
 
     round: int = 0
@@ -236,6 +237,7 @@ class LiveRound:
     failures: tuple[FailureCount, ...] = ()
     progress: Mapping[str, TrainingProgress] = field(default_factory=lambda: MappingProxyType({}))
     uploads: Mapping[str, UploadProgress] = field(default_factory=lambda: MappingProxyType({}))
+    trouble: str = ""
 
     @property
     def last_failure(self) -> str:

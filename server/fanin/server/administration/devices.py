@@ -74,6 +74,8 @@ class Devices:
                 self._exclude(info.device_id, removed(info.device_id))
             case _:
                 pass
+        for driver in self.runs.running():
+            driver.course.watch_devices()
         return self._with_state(info)
 
     def _exclude(self, device_id: str, error: FaninError) -> None:

@@ -54,7 +54,7 @@ class Coordinator:
         self.upload, self.report, self.refuse = uploads.upload, uploads.report, uploads.refuse
         runs.drivers.uploading = uploads.progress
         self.exchange = exchanges.exchange
-        self._end_wait = checkins.end
+        self._end_wait, self._runs = checkins.end, runs
         runs.subscribe(checkins.on_change)
         runs.subscribe(uploads.on_change)
 
@@ -71,4 +71,6 @@ class Coordinator:
             error: The error of its check-in.
         """
         self._end_wait(device, error)
-        self.refuse(device, coded(error))
+        # No rejection of the device: it would remain its last one after a ban is lifted.
+        for driver in self._runs.running():
+            driver.updates.refuse_any(device, coded(error))

@@ -107,13 +107,13 @@ class Uploads:
                     num_replies += 1
                     if num_replies > 1:
                         self.observer.received(reply.received_bytes - stored_bytes)
-                        # The disk has stored something since the first reply.
-                        driver.course.storage_problem = ""
                     stored_bytes = reply.received_bytes
+                    if reply.update_state is m.UpdateState.ACCEPTED:
+                        driver.course.note_storage("")
                     self._note_verdict(work, reply, is_first=num_replies == 1)
                     yield reply
         except (StorageFull, StorageUnavailable) as exc:
-            driver.course.storage_problem = cannot_write(exc)
+            driver.course.note_storage(cannot_write(exc))
             raise
         except InvalidInput as exc:
             # The same Assignment would bring the same Update. So it is over, also without a report.

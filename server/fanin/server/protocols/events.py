@@ -61,10 +61,14 @@ class RosterFrozen:
 class TimePassed:
     """The Round's time to close may have come. An early event is harmless.
 
-    ``progressing`` are devices at work whose step has risen since the last event of this kind.
+    ``progressing`` are devices at work whose step has risen since the last event of this kind. ``is_blocked``: the
+    coordinator could not store an Update since then. ``num_waiting`` devices wait, because the free places are kept for
+    required participants.
     """
 
     progressing: tuple[str, ...] = ()
+    is_blocked: bool = False
+    num_waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -341,7 +341,7 @@ def compose(name: str, first: Phase, begin: Begin, *groups: Rows) -> RoundProtoc
     begun = {phase for phase, _ in rows}
     reached: set[Phase] = {first}.union(*(one.targets for one in rows.values()))
     phases: dict[str, Phase] = {}
-    for phase in begun | reached:
+    for phase in sorted(begun | reached, key=str):
         if phases.setdefault(phase.name, phase) is not phase:
             raise ValueError(f"protocol {name}: got two phases with the name {phase}, expected one")
     for phase in sorted(reached - begun, key=str):

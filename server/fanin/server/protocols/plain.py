@@ -89,8 +89,17 @@ def _closes(state: Round, now: float) -> bool:
 
 def look_at_deadline(state: Round, event: e.Event, now: float) -> Outcome:
     assert isinstance(event, e.TimePassed)
+    if event.num_waiting and state.deadline is None:
+        has_quorum = state.cohort.num_taken + event.num_waiting >= state.rules.quorum
+        after, effects = start_deadline(state, now, has_quorum=has_quorum)
+        return after, (*effects, e.RecordLack()) if effects else ()
     if state.wake_at is None or state.deadline is None or now < state.wake_at:
         return state, ()
+    lacks_updates = bool(state.lack) or len(state.cohort.accepted) < state.rules.quorum
+    if event.is_blocked and lacks_updates and state.overdue_at is None:
+        # The devices then have the whole deadline again, because each repeats its upload after a pause of its own.
+        deadline = now + state.rules.deadline_s
+        return replace(state, deadline=deadline), (e.KeepDeadline(deadline=deadline),)
     if state.may_extend(now) and (event.progressing or state.may_have_progress) and state.overdue_at is None:
         extension_s = min(state.extension_s + state.rules.step_s, state.rules.max_extension_s)
         # From now on: after a restart, the recorded deadline may be long past.

@@ -12,12 +12,15 @@ from typing import Final
 from fanin.edge.files import DISK_PROBLEMS, disk_problem
 from fanin.edge.scopes import about_run
 from fanin.protos.errors import FaninError, StorageFull, StorageUnavailable, Unavailable, public
+from fanin.protos.messages import RunWarned
 from fanin.server.protocols import events as e
 
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 20.0, 60.0)
 """Seconds between tries of an effect. The last pause repeats."""
 STORAGE_WAIT_S: Final = 86_400.0
 """Seconds that an effect waits for disk space or for the database. An operator must notice and act."""
+UNSTORED_S: Final = 120.0
+"""Seconds after an upload that could not be stored, within which its device tries again."""
 UNFORESEEN_S: Final = 60.0
 """Seconds for which an effect is repeated after an error of unknown kind. A network disk may pause for that long."""
 
@@ -50,6 +53,38 @@ class Trouble:
     def given_up(self, tried_s: float) -> str:
         """Return the text for operators once the effect is given up, ``tried_s`` seconds after the first try."""
         return f"{self.effect} failed for {tried_s:.0f} s: {self.cause}" if self.give_up_after_s else self.cause
+
+
+class StorageWait:
+    """Whether the uploads of a Run wait for the disk.
+
+    Attributes:
+        problem: Why an upload could not be stored; empty once an Update is.
+    """
+
+    def __init__(self) -> None:
+        self.problem = ""
+        # When an upload could not be stored: first without a deadline in between at which all could, and last.
+        self._unstored: tuple[float, float] | None = None
+
+    def note(self, problem: str, now: float) -> RunWarned | None:
+        """Note why an upload could not be stored, or that one is (""). Return the warning that begins or ends."""
+        if problem:
+            self._unstored = (now if self._unstored is None else self._unstored[0], now)
+        before, self.problem = self.problem, problem
+        if bool(problem) == bool(before):
+            return None
+        return RunWarned(code="storage", text=f"uploads wait: {problem or before}", is_over=not problem)
+
+    def is_blocked(self, now: float, deadline_s: float) -> bool:
+        """Return whether uploads wait at a deadline of a Round, for a day at most."""
+        if self._unstored is None:
+            return False
+        first, last = self._unstored
+        if now - last <= max(deadline_s, UNSTORED_S):
+            return now - first <= STORAGE_WAIT_S
+        self._unstored = None
+        return False
 
 
 def trouble_of(effect: e.Effect, error: Exception) -> Trouble:

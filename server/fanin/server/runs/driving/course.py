@@ -23,6 +23,7 @@ from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.opening import NEW, Moment, RoundHistory, begin_round, recorded_deadline
 from fanin.server.rounds.recent import AtWork, OpenedRound, RecentRounds, WorkTimes
 from fanin.server.rounds.setup import RunSetup
+from fanin.server.rounds.troubles import StorageWait
 from fanin.server.rounds.worker import Worker
 from fanin.server.runs.view import Failures
 from fanin.server.selection.coverage import Lack, Members
@@ -60,7 +61,7 @@ class Course:
         presence: The devices at work that report progress.
         standing: The faults of the devices.
         is_leaving: Whether the coordinator is about to end, or another one drives the Run.
-        storage_problem: Why the last upload could not be stored; empty if it could.
+        storage: Whether uploads wait for the disk.
         passed_over: Devices that waited while the selection policy chose no device for the open Round.
         refused: Devices that lost their place in the open Round because their Update was refused.
         failures: Why devices gave up or were refused in the open Round.
@@ -91,7 +92,7 @@ class Course:
         self.presence = Presence(interval_of(cohort))
         self.standing = Standing(cohort.deadline_s)
         self.is_leaving = False
-        self.storage_problem = ""
+        self.storage = StorageWait()
         self.passed_over: set[str] = set()
         self.refused: set[str] = set()
         self.failures = Failures()
@@ -288,13 +289,18 @@ class Course:
             lack = lack.after(self.members.met_by(device))
         return lack
 
+    def note_storage(self, problem: str) -> None:
+        """Note why an upload could not be stored just now, or that one is. Operators read it as an alarm."""
+        if (warning := self.storage.note(problem, self.now())) is not None:
+            self.worker.put(None, e.Warn(warning=warning))
+
     def end(self) -> None:
         """Leave a Round that has ended."""
         if self.round is not None and self.round.phase is FAILED:
             # A device that missed the deadline does not keep its place.
             self.at_work = AtWork()
         self.work, self.round = None, None
-        self.storage_problem = ""
+        self.note_storage("")
         self.lack_text = ""
         self.passed_over.clear()
         self.refused.clear()
@@ -322,6 +328,8 @@ class Course:
         """Look for the devices that the Run expects, now and every ``LOOK_S``, while it is running."""
         if self.is_leaving:
             return
+        if self._look is not None:
+            self._look.cancel()
         if self.run.state is RunState.RUNNING:
             self.worker.put(None, e.LookForAbsent())
         self._look = asyncio.get_running_loop().call_later(LOOK_S, self.watch_devices)
@@ -387,4 +395,6 @@ class Course:
         self._stop_clock()
         now = self.now()
         extends = self.round is not None and self.round.may_extend(now)
-        self.step(e.TimePassed(progressing=self.presence.progressing(now) if extends else ()))
+        is_blocked = self.round is not None and self.storage.is_blocked(now, self.round.rules.deadline_s)
+        progressing = self.presence.progressing(now) if extends else ()
+        self.step(e.TimePassed(progressing=progressing, is_blocked=is_blocked))

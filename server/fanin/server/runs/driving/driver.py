@@ -44,7 +44,7 @@ from fanin.server.runs.driving.absences import Absences
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.intake import Intake, Parked
 from fanin.server.runs.driving.participants import Participants
-from fanin.server.runs.driving.shortage import failures_of, shortage_of
+from fanin.server.runs.driving.shortage import failures_of, shortage_of, storage_trouble_of
 from fanin.server.runs.driving.stopping import History
 from fanin.server.runs.driving.updates import UpdateDecisions
 from fanin.server.runs.driving.warnings import UpdateWarnings
@@ -85,13 +85,11 @@ class RunDriver:
         parked: Mapping[str, Parked],
     ) -> None:
         self.course, self._publications, self._stores, self._files = course, publications, stores, files
-        self.intake = Intake(course, stores, parked)
-        self._participants = Participants(course, stores)
+        self.intake, self._participants = Intake(course, stores, parked), Participants(course, stores)
         self.updates = UpdateDecisions(course, stores, files, self._participants)
         self.messages = RoundMessages(course.setup.protocol, stores, files)
         self._absences = Absences(course, self.intake, stores, parked)
-        self._history = History(course.run.start.plan.stop)
-        self._warnings = UpdateWarnings(course.run.start.plan)
+        self._history, self._warnings = History(course.run.start.plan.stop), UpdateWarnings(course.run.start.plan)
         self._knows_participation = False
 
     @property
@@ -127,8 +125,8 @@ class RunDriver:
     @property
     def trouble(self) -> str:
         """The obstacle to the Run's progress, other than missing Updates; empty without one."""
-        problem = self.course.storage_problem if self.course.is_open else ""
-        return self.course.worker.trouble or (f"uploads wait: {problem}" if problem else "") or shortage_of(self.course)
+        uploads = storage_trouble_of(self.course) if self.course.is_open else ""
+        return uploads or self.course.worker.trouble or shortage_of(self.course)
 
     @property
     def live(self) -> LiveRun:
@@ -153,6 +151,7 @@ class RunDriver:
             num_refused=len(course.refused),
             failures=course.failures.counts(),
             progress=MappingProxyType(reports),
+            trouble=self.trouble,
         )
         return LiveRun(trouble=self.trouble, round=live)
 
@@ -250,7 +249,8 @@ class RunDriver:
                     return
                 lacks_quorum = machine is not None and len(machine.cohort.accepted) < machine.rules.quorum
                 others_wait = lacks_quorum and self.intake.others_wait
-                self._follow(work, await work.close(failures_of(self.course), others_wait=others_wait))
+                causes = filter(None, (storage_trouble_of(self.course), failures_of(self.course)))
+                self._follow(work, await work.close("; ".join(causes), others_wait=others_wait))
             case e.Fold():
                 await work.fold(effect.accepted)
                 self.course.report(work, e.ParametersStored())
@@ -302,7 +302,7 @@ class RunDriver:
 
     async def _warn(self, warnings: tuple[RunWarned, ...]) -> None:
         for warning in warnings:
-            about_run(LOG, self.run_id).warning("%s", warning.text)
+            about_run(LOG, self.run_id).warning("%s%s", "no longer: " * warning.is_over, warning.text)
         if warnings:
             await self._stores.writer.warn(warnings, self._stores.wall())
             self._warnings.note(warnings)

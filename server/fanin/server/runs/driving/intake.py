@@ -16,6 +16,7 @@ from rpds import HashTrieSet
 from fanin.edge.scopes import about_run
 from fanin.protos import messages as m
 from fanin.server.protocols import events as e
+from fanin.server.protocols.machine import Round
 from fanin.server.rounds.troubles import SEE_LOG
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.shortage import starvation_of
@@ -131,6 +132,20 @@ class Intake:
             self._warned_round = round_number
             log = about_run(LOG, course.run_id, round_number)
             log.warning("round %d waits: %s", round_number, starvation_of(course))
+        if course.round is not None and course.round.deadline is None and course.open_lack.num_places:
+            # The devices that wait for required participants count for the quorum that starts the deadline.
+            course.step(e.TimePassed(num_waiting=self._num_joining(course.round)))
+
+    def _num_joining(self, machine: Round) -> int:
+        """Return the number of waiting devices that may join a Round, at most as many as its quorum needs."""
+        joining = (
+            device
+            for device, parked in self._parked.items()
+            if machine.may_join(device, self._course.now())
+            and not self.pause_s(device)
+            and not self.refusal(parked.check_in.capabilities)
+        )
+        return sum(1 for _ in islice(joining, machine.rules.quorum))
 
     def pause_s(self, device: str) -> float:
         """Return the seconds until a device that pauses may receive an Assignment again, 0.0 if it may have one now."""

@@ -5,6 +5,7 @@ and for the device of each committed Update. So no check-in reads the database.
 """
 
 import logging
+import time
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Final
@@ -15,14 +16,13 @@ from fanin.protos.plans import Plan
 from fanin.protos.plans.participants import ID, TAG
 from fanin.protos.texts import counted
 from fanin.server.runs.driving.course import Course
+from fanin.server.runs.driving.shortage import shown_entry
 from fanin.server.selection.coverage import MIN_DEVICES, MIN_EXAMPLES, Lack
 from fanin.server.storage.protocols.devices import DeviceStore
 from fanin.server.storage.protocols.tokens import TokenStore
 from fanin.server.storage.stores import DriverStores
 
 LOG: Final = logging.getLogger("fanin.server.runs.driving.participants")
-SHOWN_DIGITS: Final = 12
-"""Digits of a device's id in a text. Commands accept the complete id."""
 
 
 class Participants:
@@ -104,12 +104,16 @@ class Participants:
         try:
             info = await self._devices.device(device_id)
         except NotFound:
-            return f"{entry[: len(ID) + SHOWN_DIGITS]}, which is not enrolled"
+            return f"{shown_entry(entry)}, which is not enrolled"
         label = f" ({info.label!r})" if info.label else ""
         tags = ", ".join(f"{name}={value}" for name, value in sorted(info.tags.items()))
-        cause = "banned" if info.ban is not None else "never came" if info.last_seen is None else ""
+        cause = "never came"
+        if info.ban is not None:
+            cause = "banned"
+        elif info.last_seen is not None:
+            cause = time.strftime("last seen %Y-%m-%d %H:%M UTC", time.gmtime(info.last_seen))
         notes = "; ".join(text for text in (tags, cause) if text)
-        return f"{entry[: len(ID) + SHOWN_DIGITS]}{label}{f' [{notes}]' if notes else ''}"
+        return f"{shown_entry(entry)}{label}{f' [{notes}]' if notes else ''}"
 
 
 async def check_tags_are_known(plan: Plan, devices: DeviceStore, tokens: TokenStore) -> None:

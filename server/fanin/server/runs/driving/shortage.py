@@ -1,7 +1,13 @@
 """Why an open Round waits for devices: the texts for operators. They follow from the state of the Run alone."""
 
+from typing import Final
+
+from fanin.protos.plans.participants import ID, TAG
 from fanin.protos.texts import counted
 from fanin.server.runs.driving.course import Course
+
+SHOWN_DIGITS: Final = 12
+"""Digits of a device's id in a text. Commands accept the complete id."""
 
 
 def starvation_of(course: Course) -> str:
@@ -9,8 +15,18 @@ def starvation_of(course: Course) -> str:
     num_waiting = len(course.passed_over)
     if not num_waiting or not course.num_places:
         return ""
+    kept = course.open_lack
+    if course.num_places <= kept.num_places:
+        names = ", ".join(shown_entry(entry) for entry in kept.missing if entry.startswith((ID, TAG)))
+        waiting = f"{counted(num_waiting, 'device')} {'waits' if num_waiting == 1 else 'wait'}"
+        return f"{waiting}, because the free places are kept for {names} (participants.required)"
     name = course.setup.plan.cohort.selection
     return f"selection policy {name} chose none of {counted(num_waiting, 'waiting device')}"
+
+
+def storage_trouble_of(course: Course) -> str:
+    """Return the text while uploads of the Round cannot be stored; empty otherwise."""
+    return f"uploads wait: {course.storage.problem}" if course.storage.problem else ""
 
 
 def failures_of(course: Course) -> str:
@@ -22,10 +38,17 @@ def failures_of(course: Course) -> str:
     return f"{' and '.join(parts)}, the last with: {course.failures.newest!r}" if parts else ""
 
 
+def shown_entry(entry: str) -> str:
+    """Return an entry of required participants for operators: the id of a device cut."""
+    return entry[: len(ID) + SHOWN_DIGITS] if entry.startswith(ID) else entry
+
+
 def shortage_of(course: Course) -> str:
     """Return the text about an open Round that waits for devices for a known cause; empty otherwise."""
     machine, work, starvation, failures = course.round, course.work, starvation_of(course), failures_of(course)
-    if course.lack_text and work is not None:
+    # Before the deadline, the participants may have come since.
+    is_overdue = machine is not None and machine.overdue_at is not None
+    if course.lack_text and work is not None and (is_overdue or course.open_lack):
         return f"round {work.record.round} waits: {course.lack_text}"
     if starvation or machine is None or work is None or not machine.assigns:
         return starvation
