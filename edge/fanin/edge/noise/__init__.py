@@ -11,5 +11,6 @@ Modules in reading order:
     bounds          integer bounds of exp(-q)
     strips          discrete Gaussian and discrete Laplace of any scale
     poisson         bounds of the weights of a Poisson distribution
+    clipping        integers of a clipped change, with a proven L2 norm
     loss            the privacy loss of releases in closed form, for a device's ledger
 """

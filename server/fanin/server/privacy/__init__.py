@@ -7,6 +7,7 @@ Modules in reading order:
 
     releases      what is released: its sensitivity, its noise and its sampling
     accounting    epsilon and delta of releases
+    ledger        the text of a row, and the check of a budget before the next release
     calibration   the least noise whose releases stay within a budget
     planning      the table of a budget over Rounds
 """

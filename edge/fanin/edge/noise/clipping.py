@@ -1,0 +1,118 @@
+"""Clipped integers with a proven L2 norm: the sensitivity of a sum with privacy noise.
+
+The grid comes from the clip norm and the number of bits, never from the data. Rounding to it adds to the norm, so the
+bound is that of the integers, and it holds for every change: integers above it are rounded again, and at last towards
+zero. A coordinator that sees the integers compares ``squared_norm`` with the same bound.
+
+Reference:
+    Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian mechanism for federated learning with secure
+    aggregation", arXiv:2102.06387, conditional randomized rounding (algorithm 1 and proposition 26).
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fanin.edge.noise.inversion import Int64s
+from fanin.edge.tensors import Float32s
+
+MAX_BITS: Final = 32
+ROUNDINGS: Final = 8
+"""Stochastic roundings before rounding towards zero. One is above the bound with a probability of at most 0.61, and for
+more than a few values far less."""
+SLICE_VALUES: Final = 1 << 16
+"""Squares of half a value are added up over so many values in 64 bits: below 2**48."""
+HALF_BITS: Final = 16
+Signed = npt.NDArray[np.signedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClipGrid:
+    """The public grid of a clip norm.
+
+    Attributes:
+        clip_norm: Largest L2 norm of a change before it is rounded.
+        bits: Bits of an encoded value, including the sign.
+        num_values: Length of the vector: all trained parameters, a tied tensor once.
+    """
+
+    clip_norm: float
+    bits: int
+    num_values: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_norm < math.inf or not 2 <= self.bits <= MAX_BITS or self.num_values < 1:
+            raise ValueError(
+                f"clip grid: got clip norm {self.clip_norm}, {self.bits} bits and {self.num_values} values, expected "
+                f"a finite norm above 0, 2 to {MAX_BITS} bits and at least one value"
+            )
+
+    @property
+    def exponent(self) -> int:
+        """The step is 2**exponent: the finest on which a vector with one value of the clip norm fits."""
+        largest = (1 << (self.bits - 1)) - 1
+        exponent = math.frexp(self.clip_norm)[1] - (self.bits - 1)
+        while Fraction(self.clip_norm) > largest * Fraction(2) ** exponent:
+            exponent += 1
+        return exponent
+
+    @property
+    def squared_sensitivity(self) -> int:
+        """Largest sum of squares of the integers: c**2 + d / 4 + c + sqrt(d) / 2, for c = clip norm / step.
+
+        Independent rounding of d values is within it with a probability of about 1 - exp(-1/2) or more. All integers
+        that ``clipped`` returns are.
+        """
+        steps = Fraction(self.clip_norm) / Fraction(2) ** self.exponent
+        root = Fraction(math.isqrt(self.num_values), 2)
+        return math.floor(steps * steps + Fraction(self.num_values, 4) + steps + root)
+
+    def clipped(self, change: Float32s, rng: np.random.Generator) -> Int64s:
+        """Return the integers of a change, whose sum of squares is at most ``squared_sensitivity``.
+
+        Args:
+            change: The values (num_values,).
+            rng: Rounds. The bound holds whatever it draws.
+
+        Raises:
+            ValueError: The number of values is wrong, or a value is not finite.
+        """
+        if change.shape != (self.num_values,):
+            raise ValueError(f"clip: got shape {change.shape}, expected ({self.num_values},)")
+        values = change.astype(np.float64)
+        largest = float(np.max(np.abs(values)))
+        if not math.isfinite(largest):
+            raise ValueError("clip: got a value that is not finite, expected finite values")
+        # Divided by the largest value first, so that no square overflows or vanishes.
+        norm = largest * float(np.sqrt(np.sum(np.square(values / largest)))) if largest else 0.0
+        if norm > self.clip_norm:
+            values *= self.clip_norm / norm
+        values = np.ldexp(values, -self.exponent)
+        limit, bound = (1 << (self.bits - 1)) - 1, self.squared_sensitivity
+        for _ in range(ROUNDINGS):
+            rounded = np.clip(np.floor(values + rng.random(self.num_values)), -limit, limit).astype(np.int64)
+            if squared_norm((rounded,)) <= bound:
+                return rounded
+        # Towards zero, the norm is at most clip norm / step, up to the rounding of float64: less than the slack.
+        rounded = np.clip(np.trunc(values), -limit, limit).astype(np.int64)
+        if squared_norm((rounded,)) > bound:
+            raise AssertionError("clip: integers rounded towards zero are within the bound")
+        return rounded
+
+
+def squared_norm(pieces: Iterable[Signed]) -> int:
+    """Return the exact sum of squares of integers of at most 32 bits, in consecutive pieces of any length."""
+    total = 0
+    for piece in pieces:
+        for first in range(0, piece.size, SLICE_VALUES):
+            values = piece[first : first + SLICE_VALUES].astype(np.int64)
+            high, low = values >> HALF_BITS, values & ((1 << HALF_BITS) - 1)
+            total += int(np.sum(high * high)) << (2 * HALF_BITS)
+            total += int(np.sum(high * low)) << (HALF_BITS + 1)
+            total += int(np.sum(low * low))
+    return total
