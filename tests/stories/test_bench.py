@@ -188,7 +188,7 @@ def test_help_names_every_benchmark(fanin: Fanin, words: tuple[str, ...]) -> Non
 def test_an_unknown_benchmark_is_reported_with_the_known_names(fanin: Fanin) -> None:
     outcome = fanin("bench", "nothing")
     assert (outcome.status, outcome.out) == (2, "")
-    names = "rounds, memory, checkins"
+    names = "rounds, memory, checkins, secagg"
     assert uncoded(outcome.err) == f"fanin bench: got 'nothing', expected one of {names}\n"
 
 

@@ -68,6 +68,10 @@ WRONG = {
     ),
     "simulate": (("a.py:app", "--seeds", "x"), "--seeds x: expected integers of 0 or more, as in 0,1,2"),
     "partition": (("--data", "mnist"), "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the pa"),
+    "privacy": (
+        ("plan", "--epsilon", "-1", "--rounds", "10", "--cohort", "10", "--population", "100"),
+        "epsilon: got -1, expected a number above 0 and at most 100",
+    ),
     "bench": (("rounds", "--megabytes", "0"), "--megabytes: got 0, expected 4 bytes or more, up to "),
 }
 OF_FILES = {
@@ -109,7 +113,7 @@ def test_the_result_overwrites_no_file_without_json(fanin: Fanin) -> None:
 @pytest.mark.parametrize("command", SUBCOMMANDS)
 def test_a_wrong_value_of_an_option_is_status_2(fanin: Fanin, command: str) -> None:
     words, message = WRONG[command]
-    name = f"{command} {words[0]}" if command in ("audit", "bench", "device", "token") else command
+    name = f"{command} {words[0]}" if command in ("audit", "bench", "device", "privacy", "token") else command
     assert usage_line(fanin(command, *words), name).startswith(message)
     assert sorted(path.name for path in Path().iterdir()) == ["full", "rows.csv"]
 

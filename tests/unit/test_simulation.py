@@ -180,7 +180,7 @@ def test_no_coordinator_serves_between_stop_and_start(tmp_path: Path) -> None:
             await asyncio.sleep(1000.0)
             await federation.start()
             events = [entry.event async for entry in federation.watch("run")]
-            assert events[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 rounds done")
+            assert events[-1] == RunRested(state=RunState.FINISHED, reason="1 of 1 round done")
 
     run_virtual(main())
 

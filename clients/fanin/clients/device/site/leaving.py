@@ -48,6 +48,7 @@ FIELDS: Final[Mapping[type, Mapping[str, str]]] = {
         "graph_formats": "formats of graphs",
         "max_download_bytes": "the largest download",
         "stages": "stages of Updates",
+        "round_protocols": "protocols of Rounds",
         "reports_progress": "whether it reports progress",
     },
     m.Telemetry: {

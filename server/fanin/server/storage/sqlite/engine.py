@@ -70,8 +70,10 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         # Otherwise the driver decides where transactions begin, and leaves reads and DDL out of them.
         connection.isolation_level = None
         cursor = connection.cursor()
-        # auto_vacuum first: the journal mode already writes the file, and only an empty one accepts it.
-        for pragma in ("auto_vacuum=INCREMENTAL", "journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON"):
+        if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:
+            # Before the journal mode, which writes the file: only an empty one accepts it, and others would be written.
+            cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
+        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -200,6 +202,7 @@ def _upgrade(connection: Connection, path: Path, form: str | None) -> None:
             connection.commit()
             memory = connection.connection.driver_connection
             assert isinstance(memory, sqlite3.Connection)
+            memory.execute("PRAGMA auto_vacuum=INCREMENTAL")
             memory.execute("VACUUM")
 
 
