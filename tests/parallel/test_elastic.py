@@ -41,6 +41,7 @@ def reference_losses(place: Place) -> list[float]:
     return list(train_rank(replace(config, checkpoints=CheckpointSettings())).metrics.trained.losses)
 
 
+@pytest.mark.nightly
 def test_a_job_of_two_machines_continues_on_one(place: Place, programs: Programs) -> None:
     num_steps = 16
     place.write("precise", every=num_steps, num_steps=num_steps)

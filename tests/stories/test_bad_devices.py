@@ -92,6 +92,7 @@ def test_a_run_ends_well_with_bad_devices(
     assert len(course.rounds_s) == NUM_ROUNDS
 
 
+@pytest.mark.nightly
 def test_a_device_that_repeats_a_refused_upload_is_slowed_and_no_other_one(
     play: Callable[[Plan, Callable[[Group], None]], Course],
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_device_that_repeats_a_refused_upload_is_slowed_and_no_other_one(
     assert 10 <= group.num_refused <= 30 + 4 * seconds
 
 
+@pytest.mark.nightly
 def test_the_place_of_a_dead_device_goes_to_another_one(
     play: Callable[[Plan, Callable[[Group], None]], Course],
 ) -> None:

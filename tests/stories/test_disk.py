@@ -46,6 +46,7 @@ def upload_update(device: Peer, round_number: int) -> str:
     return f"updates/run/{round_number}/{device.device_id}.{header.payload.sha256[:16]}.payload"
 
 
+@pytest.mark.nightly
 def test_a_run_leaves_only_the_files_of_its_versions(host: Hosted) -> None:
     bundle = f.bundle_in(host.folder)
     host.start_run(f.plan(NUM_ROUNDS), bundle, f.PUBLISHER)

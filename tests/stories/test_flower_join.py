@@ -230,6 +230,7 @@ def test_a_bundle_of_an_app_or_of_a_file(fanin: Fanin, tmp_path: Path, monkeypat
     assert text.startswith("--initial and --flower: got neither, expected one")
 
 
+@pytest.mark.nightly
 def test_an_app_that_raises_gives_its_assignment_up_and_ends_the_device(
     host: Hosted, fanin: Fanin, tmp_path: Path
 ) -> None:

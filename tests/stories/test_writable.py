@@ -46,6 +46,7 @@ def await_status(stub: health_pb2_grpc.HealthStub, status: int) -> float:
     return time.monotonic() - began_s
 
 
+@pytest.mark.nightly
 def test_health_follows_whether_the_state_can_be_written(site: Site) -> None:
     coordinator = site.serve()
     bundle = f.bundle_in(site.folder, f.SMALL_SHAPES)
