@@ -16,7 +16,7 @@ WRONG = {
     "join": ((*SERVER, *DEVICE), ADDRESS),
     "status": (("--json", "none/x.json"), "--json: none/x.json cannot be written, none is not a folder; create it"),
     "doctor": ((), "--server: got none, expected HOST:PORT, or --state with the folder of a device or a coordinator"),
-    "explain": ((), "Missing argument 'CODE'"),
+    "explain": ((), "the following arguments are required: CODE"),
     "export": (("a.py:app", "--check", "--out", "b"), "--out: got --check too, which writes nothing; expected one of "),
     "assemble": (("spec.toml", "--out", "full"), "--out: full is not empty, expected a new folder; name another one, "),
     "bundle": (("--out", "new"), "--initial and --flower: got neither, expected one: --initial FILE.npz or MODULE:NA"),
@@ -126,12 +126,13 @@ def test_an_unknown_option_is_status_2(fanin: Fanin, command: str) -> None:
     assert "[FN-0023]" in outcome.err and outcome.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["join", "status", "doctor", "infer"])
+@pytest.mark.parametrize("command", ["join", "status", "doctor", "explain", "infer"])
 def test_a_misspelled_option_of_the_core_install_is_answered_with_the_nearest_one(fanin: Fanin, command: str) -> None:
     words, near = {
         "join": (("--sevrer", "a:1"), "--server"),
         "status": (("--stat", "x"), "--state"),
         "doctor": (("--tokenfile=x",), "--token-file"),
+        "explain": (("--jsn", "FN-0023"), "--json"),
         "infer": (("m.onnx", "--dta", "x"), "--data"),
     }[command]
     typo = words[-2].partition("=")[0] if len(words) > 1 else words[0].partition("=")[0]

@@ -1,6 +1,8 @@
 """``fanin explain``, and the codes that commands print with their errors: as text, and as JSON."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +15,15 @@ def test_explain_shows_meaning_cause_and_remedy(word: str, capsys: pytest.Captur
     assert main(["explain", word]) == 0
     entry = entries()["FN-0023"]
     assert capsys.readouterr().out == f"{entry.meaning}\n\nCause: {entry.cause}\n\nRemedy: {entry.remedy}\n"
+
+
+def test_explain_runs_on_the_core_install_of_a_device() -> None:
+    """Errors of ``fanin join`` and the fixes of ``fanin doctor`` name it."""
+    code = "import sys; sys.modules |= dict.fromkeys(('typer', 'click', 'rich')); from fanin.commands.main import main"
+    command = [sys.executable, "-c", f"{code}; sys.exit(main(['explain', 'FN-0816']))"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.startswith(entries()["FN-0816"].meaning)
 
 
 @pytest.mark.parametrize("word", ["FN-9999", "FN-00231", "E0023", "", "٢٣", "FN-" + "9" * 5000])

@@ -1,4 +1,4 @@
-"""``fanin inspect``: verify and show a Bundle, or show a model file. ``fanin explain``: show what a code means."""
+"""``fanin inspect``: verify and show a Bundle, or show a model file."""
 
 import sys
 from collections import Counter
@@ -22,30 +22,12 @@ from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.runtimes.models import PREPROCESS
 from fanin.edge.signatures import Port
 from fanin.edge.tensors import TensorTable, sha256_hex
-from fanin.protos.codes import explained
 from fanin.protos.texts import counted
 
 
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin inspect``."""
     return run_command(inspect, argv)
-
-
-def explain_main(argv: Sequence[str]) -> int:
-    """Run ``fanin explain``."""
-    return run_command(explain, argv)
-
-
-def explain(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="The code of an error, such as FN-0201.")],
-    json: JsonOption = "",
-) -> None:
-    """Show meaning, cause and remedy of an error by its code."""
-    entry = explained(code)
-    if json:
-        write_json(json, asdict(entry))
-    if prints_text(json):
-        sys.stdout.write(f"{entry.meaning}\n\nCause: {entry.cause}\n\nRemedy: {entry.remedy}\n")
 
 
 def inspect(

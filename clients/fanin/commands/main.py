@@ -124,9 +124,7 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         ),
         "verify": Subcommand(summary="recompute the versions of a run from its record", module="control.verify"),
         "infer": Subcommand(summary="run a model: a bundle, or any .onnx or .tflite file", module="infer"),
-        "explain": Subcommand(
-            summary="show meaning, cause and remedy of an error by its code", module="inspect", function="explain_main"
-        ),
+        "explain": Subcommand(summary="show meaning, cause and remedy of an error by its code", module="site.explain"),
         "inspect": Subcommand(summary="verify and show a bundle, or show a model file", module="inspect"),
         "train": Subcommand(
             summary="train a model in the datacenter, on any mesh of processes",

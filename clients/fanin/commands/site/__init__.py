@@ -2,4 +2,5 @@
 
 - ``status``: the state of a device
 - ``doctor``: why a device or a coordinator cannot be reached
+- ``explain``: what a code of an error means
 """
