@@ -45,7 +45,6 @@ PLAIN = {
     "PublishVersionRequest",
     "PutChunksReply",
     "RevokeTokenRequest",
-    "RotateTokenRequest",
     "WatchRequest",
 }
 """Messages without a dataclass: one or a few values, which the services read themselves."""

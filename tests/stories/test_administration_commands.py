@@ -2,6 +2,7 @@
 
 import json
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,17 @@ def test_a_secret_is_printed_once_or_written_to_a_private_file(
     assert fanin("runs", "--state", host.state, "--token-file", token_file).status == 0
     assert output(fanin, host, "token", "revoke", "anna") == "token anna: revoked\n"
     assert fanin("runs", "--state", host.state, "--token-file", token_file).status == 1
+
+
+def test_an_expired_token_is_renewed_with_a_lifetime_only(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:
+    path = tmp_path / "anna.token"
+    output(fanin, host, "token", "create", "anna", "--role", "viewer", "--expires", "1s", "--out", path)
+    before = path.read_text()
+    time.sleep(1.1)
+    refused = fanin("token", "rotate", "anna", "--out", path, "--state", host.state)
+    assert (refused.status, "FN-1470" in refused.err, path.read_text()) == (1, True, before)
+    output(fanin, host, "token", "rotate", "anna", "--expires", "1h", "--out", path)
+    assert fanin("runs", "--state", host.state, "--token-file", path).status == 0
 
 
 def test_a_refused_token_leaves_no_file_and_no_file_is_overwritten(fanin: Fanin, host: Hosted, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ SENT: Final[dict[type, type[Message]]] = {
     m.LoggedEvent: control_pb2.Event,
     m.WatchReply: control_pb2.WatchReply,
     m.NewToken: access_pb2.CreateTokenRequest,
+    m.TokenRotation: access_pb2.RotateTokenRequest,
     m.TokenPage: access_pb2.ListTokensReply,
     m.DeviceQuery: access_pb2.ListDevicesRequest,
     m.DevicePage: access_pb2.ListDevicesReply,
@@ -89,7 +90,10 @@ BY_FIELD: Final[Mapping[tuple[type, str], st.SearchStrategy[Any]]] = MappingProx
         (m.CheckIn, "fanin_version"): st.just("") | s.PRINTABLES,
         (m.DeviceCondition, "battery_percent"): st.none() | st.integers(0, 100),
         (m.NewToken, "name"): s.NAMES,
-        (m.NewToken, "lifetime_s"): st.none() | st.floats(1e-3, 1e6),
+        **dict.fromkeys(
+            ((m.NewToken, "lifetime_s"), (m.TokenRotation, "lifetime_s")), st.none() | st.floats(1e-3, 1e6)
+        ),
+        (m.TokenRotation, "name"): s.NAMES,
         (m.NewToken, "max_uses"): st.none() | st.integers(1, 1 << 31 - 1),
         (m.NewToken, "label"): st.just("") | s.PRINTABLES,
         **dict.fromkeys(((m.NewToken, "tags"), (m.DeviceQuery, "tags"), (m.TagDevice, "set")), TAGS),

@@ -25,6 +25,7 @@ from fanin.protos.messages import (
     NewToken,
     TokenInfo,
     TokenPage,
+    TokenRotation,
 )
 from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import access_pb2 as pb
@@ -89,11 +90,9 @@ class Administrator:
             if not after:
                 return
 
-    def rotate_token(self, name: str, sha256: str) -> TokenInfo:
-        """Replace the secret of a token by one with this digest. Raises NotFound, Conflict, PermissionDenied."""
-        check_text("rotate_token: name", name)
-        check_text("rotate_token: sha256", sha256)
-        request = pb.RotateTokenRequest(name=name, sha256=sha256)
+    def rotate_token(self, rotation: TokenRotation) -> TokenInfo:
+        """Replace the secret of a token. Raises NotFound, Conflict, PermissionDenied."""
+        request = to_proto(rotation, pb.RotateTokenRequest)
         return from_proto(TokenInfo, self._unary("RotateToken", request, pb.TokenInfo))
 
     def revoke_token(self, name: str) -> TokenInfo:

@@ -300,20 +300,26 @@ class RotateTokenRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    LIFETIME_S_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     sha256: _builtins.str
     """The digest of the new secret."""
+    lifetime_s: _builtins.float
+    """Seconds from now until the token expires; absent: as before. An expired token needs it."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         sha256: _builtins.str = ...,
+        lifetime_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_lifetime_s", b"_lifetime_s", "lifetime_s", b"lifetime_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_lifetime_s", b"_lifetime_s", "lifetime_s", b"lifetime_s", "name", b"name", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__lifetime_s: _TypeAlias = _typing.Literal["lifetime_s"]  # noqa: Y015
+    _WhichOneofArgType__lifetime_s: _TypeAlias = _typing.Literal["_lifetime_s", b"_lifetime_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__lifetime_s) -> _WhichOneofReturnType__lifetime_s | None: ...
 
 Global___RotateTokenRequest: _TypeAlias = RotateTokenRequest  # noqa: Y015
 

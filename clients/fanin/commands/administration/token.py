@@ -29,7 +29,7 @@ from fanin.commands.console.terminal import (
 )
 from fanin.commands.console.usage import check_place, wrong_usage
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import NewToken, Role, TokenInfo
+from fanin.protos.messages import NewToken, Role, TokenInfo, TokenRotation
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token; fanin token list shows them.")]
 OutOption = Annotated[
@@ -104,6 +104,9 @@ def list_tokens(
 
 def rotate(
     name: NameArgument,
+    expires: Annotated[
+        str, typer.Option("--expires", metavar="TIME", help="New lifetime, such as 12h, 7d or 8w; default: as before.")
+    ] = "",
     out: OutOption = None,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
@@ -113,12 +116,13 @@ def rotate(
 ) -> None:
     """Replace the secret of a token, and print the new one once. The old one is refused from then on.
 
-    A file of --out is replaced once the coordinator has accepted the new secret.
+    A file of --out is replaced once the coordinator has accepted the new secret. An expired token needs --expires.
     """
     with wrong_usage():
         secret, sha256 = _new_secret(out)
+        rotation = TokenRotation(name=name, sha256=sha256, lifetime_s=lifetime_of(expires))
     with _kept(secret, out), administrator(state, server, ca, token_file) as client:
-        token = client.rotate_token(name, sha256)
+        token = client.rotate_token(rotation)
     _print(token, secret, out, json)
 
 

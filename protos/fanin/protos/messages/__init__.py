@@ -99,6 +99,7 @@ from fanin.protos.messages.principals import (
     Role,
     TokenInfo,
     TokenPage,
+    TokenRotation,
     check_token_name,
 )
 from fanin.protos.messages.reports import (
@@ -323,6 +324,7 @@ __all__ = [
     "Telemetry",
     "TokenInfo",
     "TokenPage",
+    "TokenRotation",
     "Training",
     "TrainingProgress",
     "UnbanDevice",

@@ -97,12 +97,7 @@ class NewToken:
     def __post_init__(self) -> None:
         check_token_name(self.name)
         check_secret("token", self.sha256)
-        if self.lifetime_s is not None and not 0.0 < self.lifetime_s <= MAX_LIFETIME_S:
-            raise InvalidInput(
-                f"token {self.name}: got a lifetime of {self.lifetime_s} s, expected more than 0 s and at most ten "
-                "years",
-                code="FN-1401",
-            )
+        _check_lifetime(self.name, self.lifetime_s)
         if self.max_uses is not None and not 1 <= self.max_uses <= MAX_USES:
             raise InvalidInput(f"token {self.name}: got {self.max_uses} uses, expected 1 to {MAX_USES}", code="FN-1401")
         if self.role is not Role.DEVICE and (self.max_uses is not None or self.label or self.tags):
@@ -113,6 +108,34 @@ class NewToken:
             )
         check_label_text("token", self.label)
         check_tags("token", self.tags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRotation:
+    """Another secret for a token.
+
+    Attributes:
+        name: The name of the token.
+        sha256: The digest of the new secret.
+        lifetime_s: Seconds until the token expires; None: as before.
+    """
+
+    name: str
+    sha256: str
+    lifetime_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_token_name(self.name)
+        check_secret("token", self.sha256)
+        _check_lifetime(self.name, self.lifetime_s)
+
+
+def _check_lifetime(name: str, lifetime_s: float | None) -> None:
+    if lifetime_s is not None and not 0.0 < lifetime_s <= MAX_LIFETIME_S:
+        raise InvalidInput(
+            f"token {name}: got a lifetime of {lifetime_s} s, expected more than 0 s and at most ten years",
+            code="FN-1401",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from fanin.protos.messages import MAX_PAGE_BYTES, DeviceChange, DeviceQuery, NewToken
+from fanin.protos.messages import MAX_PAGE_BYTES, DeviceChange, DeviceQuery, NewToken, TokenRotation
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.interceptors import principal_of
 from fanin.server.administration.devices import Devices
@@ -36,7 +36,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     async def RotateToken(self, request: access_pb2.RotateTokenRequest, context: object) -> access_pb2.TokenInfo:
         """See access.proto."""
-        token = await self._tokens.rotate(request.name, request.sha256, principal_of(context))
+        token = await self._tokens.rotate(from_proto(TokenRotation, request), principal_of(context))
         return to_proto(token, access_pb2.TokenInfo)
 
     async def RevokeToken(self, request: access_pb2.RevokeTokenRequest, context: object) -> access_pb2.TokenInfo:

@@ -3,8 +3,16 @@
 from dataclasses import dataclass
 from functools import partial
 
-from fanin.protos.messages import NewToken, Principal, PrincipalKind, Role, TokenInfo, TokenPage, check_token_name
-from fanin.protos.names import check_secret
+from fanin.protos.messages import (
+    NewToken,
+    Principal,
+    PrincipalKind,
+    Role,
+    TokenInfo,
+    TokenPage,
+    TokenRotation,
+    check_token_name,
+)
 from fanin.server.access.permissions import check_token_role, has_role
 from fanin.server.access.registry import Registry
 from fanin.server.storage.access import refused_token
@@ -28,11 +36,10 @@ class Tokens:
         roles = tuple(Role) if has_role(by, Role.ADMIN) else (Role.DEVICE,)
         return await self.stores.tokens.token_page(after, roles)
 
-    async def rotate(self, name: str, sha256: str, by: Principal) -> TokenInfo:
+    async def rotate(self, rotation: TokenRotation, by: Principal) -> TokenInfo:
         """Replace the secret of a token. Raises NotFound, Conflict."""
-        check_secret("token", sha256)
-        await self._check(name, "RotateToken", by)
-        token = await self.stores.tokens.rotate(name, sha256, by, self.stores.wall())
+        await self._check(rotation.name, "RotateToken", by)
+        token = await self.stores.tokens.rotate(rotation, by, self.stores.wall())
         self._end(token, "replaced")
         return token
 

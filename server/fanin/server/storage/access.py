@@ -25,6 +25,7 @@ from fanin.protos.messages import (
     Role,
     TagDevice,
     TokenInfo,
+    TokenRotation,
     UnbanDevice,
 )
 from fanin.protos.names import check_tags
@@ -67,7 +68,7 @@ def check_new_token(new: NewToken, same_name: TokenInfo | None, same_secret: Tok
     taken = "the name" if same_name is not None else "the digest of its secret"
     raise Conflict(
         f"token {new.name}: another token has {taken}, expected a new one; choose another name: fanin token list shows "
-        "the names, of which those of revoked tokens stay taken",
+        "the names, of which those of revoked tokens stay taken. fanin token rotate --expires renews an expired token",
         code="FN-1406",
     )
 
@@ -79,15 +80,25 @@ def check_token_change(name: str, token: TokenInfo | None) -> TokenInfo:
     return token
 
 
-def check_rotation(token: TokenInfo, sha256: str, same_secret: TokenInfo | None) -> bool:
-    """Return whether a token gets another secret, and has not this one already. Raises Conflict."""
+def rotated(token: TokenInfo, rotation: TokenRotation, same_secret: TokenInfo | None, now_s: float) -> TokenInfo | None:
+    """Return a token with another secret, or None if it has this one already. Raises Conflict."""
     if token.revoked_at is not None:
         raise Conflict(f"token {token.name}: revoked; create a new one: fanin token create", code="FN-1408")
-    if same_secret is None:
-        return True
-    if same_secret.name != token.name:
-        raise Conflict(f"token {token.name}: another token has the digest of this secret; draw another", code="FN-1406")
-    return False
+    if same_secret is not None:
+        if same_secret.name != token.name:
+            raise Conflict(
+                f"token {token.name}: another token has the digest of this secret; draw another", code="FN-1406"
+            )
+        return None
+    expires_at = token.expires_at if rotation.lifetime_s is None else now_s + rotation.lifetime_s
+    changed_token = replace(token, token_id=rotation.sha256[:TOKEN_ID_CHARS], expires_at=expires_at)
+    if changed_token.fault(now_s):
+        raise Conflict(
+            f"token {token.name}: expired, so another secret would be refused, too; give it another lifetime, such as "
+            f"fanin token rotate {token.name} --expires 30d",
+            code="FN-1470",
+        )
+    return changed_token
 
 
 def check_revocation(token: TokenInfo, others: Iterable[TokenInfo], now_s: float) -> bool:

@@ -1,10 +1,11 @@
 """The contracts of the stores of tokens and of the audit log."""
 
 from collections.abc import Awaitable
+from dataclasses import replace
 from typing import Final
 
 from fanin.protos.errors import Conflict, FaninError, NotFound
-from fanin.protos.messages import AuditChain, NewToken, Role
+from fanin.protos.messages import AuditChain, NewToken, Role, TokenRotation
 from fanin.server.storage.contracts.values import OPERATOR
 from fanin.server.storage.protocols.audit import AuditStore
 from fanin.server.storage.records import AuditFact
@@ -37,16 +38,29 @@ async def check_tokens(stores: Stores) -> None:
     page = await tokens.token_page("", (Role.ADMIN, Role.VIEWER))
     assert [each.name for each in page.tokens] == ["anna", "ben"], f"token_page: got {page.tokens}"
     assert (await tokens.token_page("anna", (Role.VIEWER,))).tokens == (token,), "token_page: ignores its arguments"
-    await tokens.rotate("ben", "e" * 64, None, 5.0)
-    assert (await tokens.rotate("ben", "e" * 64, None, 5.0)).token_id == "e" * 12, "rotate: keeps the old secret"
+    await tokens.rotate(TokenRotation(name="ben", sha256="e" * 64), None, 5.0)
+    assert (await tokens.rotate(TokenRotation(name="ben", sha256="e" * 64), None, 5.0)).token_id == "e" * 12, (
+        "rotate: keeps the old secret"
+    )
     assert find(SECOND.sha256) is None, "rotate: the old secret is still known"
     rotated = find("e" * 64)
     assert rotated is not None and rotated.name == "ben", "rotate: the new secret is unknown"
-    assert await _error(tokens.rotate("ben", FIRST.sha256, None, 6.0)) is Conflict, "rotate: accepts a known secret"
+    assert await _error(tokens.rotate(TokenRotation(name="ben", sha256=FIRST.sha256), None, 6.0)) is Conflict, (
+        "rotate: accepts a known secret"
+    )
+    expired = TokenRotation(name="ben", sha256="7" * 64)
+    assert await _error(tokens.rotate(expired, None, 13.0)) is Conflict, (
+        "rotate: replaces the secret of an expired token"
+    )
+    renewed = await tokens.rotate(replace(expired, lifetime_s=20.0), None, 13.0)
+    again = find("7" * 64)
+    assert renewed == again and again.expires_at == 33.0, f"rotate: got {again}, expected a longer lifetime"
     await tokens.revoke("ben", None, 7.0)
-    revoked = find("e" * 64)
+    revoked = find("7" * 64)
     assert revoked is not None and revoked.fault(7.0) == "revoked", "revoke: the token is valid"
-    assert await _error(tokens.rotate("ben", "f" * 64, None, 8.0)) is Conflict, "rotate: accepts a revoked token"
+    assert await _error(tokens.rotate(TokenRotation(name="ben", sha256="f" * 64), None, 8.0)) is Conflict, (
+        "rotate: accepts a revoked token"
+    )
     assert await _error(tokens.revoke("anna", None, 8.0)) is Conflict, "revoke: revokes the last admin"
     assert await _error(tokens.revoke("carl", None, 8.0)) is NotFound, "revoke: revokes an unknown token"
     await _check_audit(stores.audit, before)
@@ -63,7 +77,7 @@ async def _error(call: Awaitable[object]) -> type[FaninError] | None:
 async def _check_audit(audit: AuditStore, before: int) -> None:
     entries = (await audit.audit_page(before + 1)).entries
     calls = [entry.call for entry in entries]
-    expected = ["CreateToken", "CreateToken", "RotateToken", "RevokeToken"]
+    expected = ["CreateToken", "CreateToken", "RotateToken", "RotateToken", "RevokeToken"]
     assert calls == expected, f"audit_page: got {calls}, expected {expected}: each change once, and no refused one"
     await audit.append(AuditFact(principal="coordinator", call="Start", subject="\u00e4 <b>"), 9.0)
     chain = AuditChain()

@@ -8,7 +8,6 @@ from fanin.protos.messages import (
     MAX_PAGE_AUDIT,
     MAX_PAGE_TOKENS,
     NO_DIGEST,
-    TOKEN_ID_CHARS,
     AuditEntry,
     AuditPage,
     NewToken,
@@ -16,15 +15,16 @@ from fanin.protos.messages import (
     Role,
     TokenInfo,
     TokenPage,
+    TokenRotation,
 )
 from fanin.server.storage.access import (
     by_name,
     check_new_token,
     check_revocation,
-    check_rotation,
     check_token_change,
     check_use,
     next_entry,
+    rotated,
     token_of,
 )
 from fanin.server.storage.records import AuditFact
@@ -88,12 +88,14 @@ class MemoryTokens:
             self._record("CreateToken", f"token {new.name}: {new.role.value}", by, now_s)
         return self._tokens[new.name]
 
-    async def rotate(self, name: str, sha256: str, by: Principal | None, now_s: float) -> TokenInfo:
+    async def rotate(self, rotation: TokenRotation, by: Principal | None, now_s: float) -> TokenInfo:
         """See ``TokenStore.rotate``."""
+        name, sha256 = rotation.name, rotation.sha256
         token = check_token_change(name, self._tokens.get(name))
-        if check_rotation(token, sha256, self.find(sha256)):
+        after = rotated(token, rotation, self.find(sha256), now_s)
+        if after is not None:
             self._names = {digest: each for digest, each in self._names.items() if each != name} | {sha256: name}
-            self._tokens[name] = replace(token, token_id=sha256[:TOKEN_ID_CHARS])
+            self._tokens[name] = after
             self._record("RotateToken", f"token {name}", by, now_s)
         return self._tokens[name]
 

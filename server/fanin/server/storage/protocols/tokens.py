@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Protocol
 
-from fanin.protos.messages import NewToken, Principal, Role, TokenInfo, TokenPage
+from fanin.protos.messages import NewToken, Principal, Role, TokenInfo, TokenPage, TokenRotation
 
 
 class TokenStore(Protocol):
@@ -21,12 +21,12 @@ class TokenStore(Protocol):
         """Record a token. Raises Conflict if another token has its name or its digest."""
         ...
 
-    async def rotate(self, name: str, sha256: str, by: Principal | None, now_s: float) -> TokenInfo:
-        """Replace the digest of a token.
+    async def rotate(self, rotation: TokenRotation, by: Principal | None, now_s: float) -> TokenInfo:
+        """Replace the digest of a token, and its lifetime if the rotation has one.
 
         Raises:
             NotFound: No token has the name.
-            Conflict: It is revoked, or another token has the digest.
+            Conflict: It is revoked, or expired and gets no other lifetime. Or another token has the digest.
         """
         ...
 

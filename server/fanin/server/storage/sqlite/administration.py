@@ -23,15 +23,16 @@ from fanin.protos.messages import (
     Role,
     TokenInfo,
     TokenPage,
+    TokenRotation,
 )
 from fanin.server.storage.access import (
     by_name,
     check_new_token,
     check_revocation,
-    check_rotation,
     check_token_change,
     check_use,
     next_entry,
+    rotated,
     tags_of,
     tags_text,
     token_of,
@@ -147,19 +148,22 @@ class SqliteTokens:
         self._by_sha256[new.sha256] = token
         return token
 
-    def rotate(self, name: str, sha256: str, by: Principal | None, now_s: float) -> TokenInfo:
+    def rotate(self, rotation: TokenRotation, by: Principal | None, now_s: float) -> TokenInfo:
         """See ``TokenStore.rotate``."""
+        name, sha256 = rotation.name, rotation.sha256
         with writing(self._engine) as connection:
             token = check_token_change(name, _find(connection, _TABLE.c.name == name))
-            if not check_rotation(token, sha256, _find(connection, _TABLE.c.sha256 == sha256)):
+            after = rotated(token, rotation, _find(connection, _TABLE.c.sha256 == sha256), now_s)
+            if after is None:
                 return token
-            rotated = replace(token, token_id=sha256[:TOKEN_ID_CHARS])
             before = _sha256(connection, name)
-            connection.execute(update(_TABLE).where(_TABLE.c.name == name).values(sha256=sha256))
+            connection.execute(
+                update(_TABLE).where(_TABLE.c.name == name).values(sha256=sha256, expires_at=after.expires_at)
+            )
             _record(connection, "RotateToken", f"token {name}", by, now_s)
-        self._by_sha256[sha256] = rotated
+        self._by_sha256[sha256] = after
         self._by_sha256.pop(before, None)
-        return rotated
+        return after
 
     def revoke(self, name: str, by: Principal | None, now_s: float) -> TokenInfo:
         """See ``TokenStore.revoke``."""
