@@ -19,7 +19,7 @@ from support.virtual import PUBLISHER
 from fanin.clients.administrator import Administrator
 from fanin.clients.transport import Connection
 from fanin.protos import messages as m
-from fanin.protos.messages import NewToken, Role
+from fanin.protos.messages import NewToken, Role, TokenRotation
 from fanin.server.access.registry import token_sha256
 from fanin.server.web.rendering import power
 from fanin.server.web.sessions import SESSION_S, Sessions
@@ -138,7 +138,8 @@ def test_an_open_stream_ends_with_its_token(served: PageSite, how: str) -> None:
             if how == "revoked":
                 desk.revoke_token(f"viewer-{how}")
             elif how == "rotated":
-                desk.rotate_token(f"viewer-{how}", token_sha256("another secret of a viewer"))
+                other = TokenRotation(name=f"viewer-{how}", sha256=token_sha256("another secret of a viewer"))
+                desk.rotate_token(other)
         assert kinds(response)[-1] == "over"
         assert time.monotonic() - begin < 2.0 * CHECK_S + 2.0
     # The page then asks whether it needs a session: this is the answer.

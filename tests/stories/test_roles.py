@@ -15,7 +15,7 @@ from support.peers import Peer
 
 from fanin.clients.administrator import new_secret
 from fanin.protos.errors import Conflict, FaninError, NotFound, PermissionDenied, Unauthenticated
-from fanin.protos.messages import NewToken, Role, TokenInfo
+from fanin.protos.messages import NewToken, Role, TokenInfo, TokenRotation
 from fanin.server.access.permissions import ROLE_OF
 from fanin.v1 import access_pb2, control_pb2
 
@@ -130,7 +130,7 @@ def test_an_open_watch_ends_with_its_token(host: Hosted, tmp_path: Path, end: st
         if end == "revoked":
             administrator.revoke_token("eve")
         elif end == "rotated":
-            administrator.rotate_token("eve", new_secret()[1])
+            administrator.rotate_token(TokenRotation(name="eve", sha256=new_secret()[1]))
     thread.join(10.0)
     assert [type(error) for error in errors] == [Unauthenticated]
     codes = {"revoked": "FN-1415", "rotated": "FN-1494", "expired": "FN-1492"}
@@ -143,7 +143,8 @@ def test_operators_manage_enrollment_tokens_and_admins_those_of_people(host: Hos
         for role in PEOPLE:
             with pytest.raises(PermissionDenied, match="FN-1416"):
                 client.create_token(NewToken(name="x", role=role, sha256=new_secret()[1]))
-        for change in (lambda: client.revoke_token("olga"), lambda: client.rotate_token("olga", "a" * 64)):
+        rotation = TokenRotation(name="olga", sha256="a" * 64)
+        for change in (lambda: client.revoke_token("olga"), lambda: client.rotate_token(rotation)):
             with pytest.raises(PermissionDenied, match="FN-1416"):
                 change()
         client.create_token(NewToken(name="ward", role=Role.DEVICE, sha256=new_secret()[1]))
