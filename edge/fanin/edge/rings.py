@@ -131,17 +131,17 @@ class Adjustment:
 def smallest_ring(value_bits: int, total_weight: int) -> Ring:
     """Return the smallest ring that holds each sum of values with a total weight.
 
-    A value of b bits has a magnitude of at most 2^(b-1). So the magnitude of the sum is at most 2^(b-1) times the
-    total weight, which is below 2^(b-1+w) with w = bits of the total weight.
+    A value of b bits is at least -2^(b-1) and less than 2^(b-1). With a total weight of at most 2^w, the sum is at least
+    -2^(b-1+w) and less than 2^(b-1+w), so b + w bits hold it.
 
     Args:
         value_bits: Bits of a value, including the sign, on the coarsest grid that a device may choose.
-        total_weight: The largest sum of the weights.
+        total_weight: The largest sum of the weights, at least 1.
 
     Raises:
         ValueError: No ring of at most 64 bits holds the sum.
     """
-    bits = value_bits + total_weight.bit_length()
+    bits = value_bits + (total_weight - 1).bit_length()
     if bits > MAX_BITS:
         raise ValueError(f"ring: got a sum of {bits} bits, expected at most {MAX_BITS}")
     return Ring(bits=-(-bits // 8) * 8)

@@ -91,9 +91,9 @@ async def _serve(settings: Settings, observer: Observer, lanes: "Lanes", composi
     limit_loop_errors(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    # The end of a terminal session must not end a coordinator.
     # Before the database opens: a folder with unusable certificates is rejected with its database unchanged.
     certificates = _certificates(settings)
+    # The end of a terminal session must not end a coordinator.
     loop.add_signal_handler(signal.SIGHUP, certificates.request)
     state = composition.open_stores(settings.state, settings.durability, (lanes.store, lanes.disk), time.time)
     registry = Registry(state.devices, time.time)

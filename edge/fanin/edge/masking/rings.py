@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fanin.edge import rings
 from fanin.protos.errors import InvalidInput, InvalidPlan
 
 RING_BITS: Final = tuple(range(8, 65, 8))
@@ -39,15 +40,15 @@ def smallest_ring(codec_bits: int, num_devices: int, max_weight: int) -> int:
     Raises:
         InvalidPlan: No ring holds the sum. The error names the largest number of devices.
     """
-    for bits in RING_BITS:
-        if num_devices <= largest_sum(bits, codec_bits, max_weight):
-            return bits
-    largest = largest_sum(RING_BITS[-1], codec_bits, max_weight)
-    raise InvalidPlan(
-        f"secure aggregation: got {num_devices} devices of weight {max_weight} with {codec_bits} bits a value, "
-        f"expected at most {largest} devices; lower the largest weight or the number of devices",
-        code="FN-1624",
-    )
+    try:
+        return rings.smallest_ring(codec_bits, num_devices * max_weight).bits
+    except ValueError as exc:
+        largest = largest_sum(rings.MAX_BITS, codec_bits, max_weight)
+        raise InvalidPlan(
+            f"secure aggregation: got {num_devices} devices of weight {max_weight} with {codec_bits} bits a value, "
+            f"expected at most {largest} devices; lower the largest weight or the number of devices",
+            code="FN-1624",
+        ) from exc
 
 
 def largest_sum(ring_bits: int, codec_bits: int, max_weight: int) -> int:
