@@ -131,8 +131,8 @@ class Adjustment:
 def smallest_ring(value_bits: int, total_weight: int) -> Ring:
     """Return the smallest ring that holds each sum of values with a total weight.
 
-    A value of b bits is at least -2^(b-1) and less than 2^(b-1). With a total weight of at most 2^w, the sum is at least
-    -2^(b-1+w) and less than 2^(b-1+w), so b + w bits hold it.
+    A value of b bits is at least -2^(b-1) and less than 2^(b-1). With a total weight of at most 2^w, the sum is at
+    least -2^(b-1+w) and less than 2^(b-1+w), so b + w bits hold it.
 
     Args:
         value_bits: Bits of a value, including the sign, on the coarsest grid that a device may choose.
