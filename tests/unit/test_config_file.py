@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -81,6 +82,22 @@ def test_the_text_of_show_is_a_file_with_the_same_effect(fanin: Fanin, path: Pat
     again.write_text(text, encoding="utf-8")
     first, second = (shown(fanin("config", "show", "--config", each, "--json")) for each in (path, again))
     assert {key: value for key, (value, _) in first.items()} == {key: value for key, (value, _) in second.items()}
+
+
+def test_each_default_of_show_is_a_valid_line_once_its_comment_sign_is_removed(fanin: Fanin, tmp_path: Path) -> None:
+    text = fanin("config", "show").out
+    assert "# keep_days: not set" in text
+    file = tmp_path / "fanin.toml"
+    file.write_text(re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE), encoding="utf-8")
+    values, defaults = (shown(fanin("config", "show", *options, "--json")) for options in (("--config", file), ()))
+    assert [key for key, (_, origin) in values.items() if origin == "default"] == [
+        key for key, (value, _) in defaults.items() if value is None
+    ]
+    paths = {"serve.state"}
+    assert {key: value for key, (value, _) in values.items() if key not in paths} == {
+        key: value for key, (value, _) in defaults.items() if key not in paths
+    }
+    assert values["serve.state"][0] == str(tmp_path / "fanin-state")
 
 
 def test_the_schema_has_each_key_with_type_default_and_choices(fanin: Fanin) -> None:

@@ -41,7 +41,7 @@ from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.protos.messages import RunState
 from fanin.protos.names import check_run_id
-from fanin.protos.plans import Plan
+from fanin.protos.plans import EXPORT, Plan
 
 if TYPE_CHECKING:
     from fanin.clients.operator import Operator
@@ -163,6 +163,7 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
     The coordinator checks the complete Plan with the Bundle. What the App alone decides is refused before the export.
     """
     from fanin.edge.export import export, load_app
+    from fanin.edge.export.verification.cost import TRAIN_FIRST
     from fanin.server.evaluation.metrics import check_best
     from fanin.server.runs.admission import check_training
     from fanin.simulation.arguments import facts_of
@@ -175,5 +176,7 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
             names = [each.name for each in plan.evaluation.metrics]
             check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
     exported = export(app, out, publisher, max_drop=max_int8_drop)
-    print_notes(exported.notes)
+    # Other ranges follow the training, so the calibration with the module as it is does not last.
+    advice = f"; {TRAIN_FIRST}" if plan.int8.ranges != EXPORT else ""
+    print_notes(note.removesuffix(advice) for note in exported.notes)
     return exported.bundle

@@ -73,7 +73,11 @@ def _show(command: click.Command, argv: Sequence[str]) -> None:
 
 
 def _text(values: Sequence[Value]) -> str:
-    """Return the values as a file that has the same effect. A default is a comment: the next release may change it."""
+    """Return the values as a file that has the same effect.
+
+    A default is a comment: the next release may change it. Without its ``#`` it is a valid line of the file. A key
+    without a value has no line in TOML, so it is named in words.
+    """
     lines: list[str] = []
     for table in dict.fromkeys(each.key.table for each in values):
         rows = [(_line(each), each.origin) for each in values if each.key.table == table]
@@ -83,6 +87,8 @@ def _text(values: Sequence[Value]) -> str:
 
 
 def _line(value: Value) -> str:
+    if value.value is None:
+        return f"# {value.key.name}: not set"
     line = f"{value.key.name} = {_toml(value)}"
     return f"# {line}" if value.origin == DEFAULT else line
 
@@ -95,7 +101,7 @@ def _toml(value: Value) -> str:
         return f"{{ {', '.join(f'{_quoted(name)} = {_quoted(path)}' for name, path in pairs)} }}" if pairs else "{}"
     if value.key.option.multiple and isinstance(found, list | None):
         return f"[{', '.join(_quoted(each) for each in found or ())}]"
-    return '""' if found is None else _quoted(found)
+    return _quoted(found)
 
 
 def _quoted(value: object) -> str:
