@@ -51,10 +51,9 @@ def open_npz(path: Path, partition: int, validation_fraction: float) -> MemorySt
     examples = read_npz(path)
     least = least_examples(validation_fraction)
     if len(examples) < least:
+        reason = ": one is held out for validation" if validation_fraction else ""
         raise InvalidInput(
-            f"{path}: got {counted(len(examples), 'example')}, expected at least {least}"
-            + (": one is held out for validation" if validation_fraction else ""),
-            code="FN-0855",
+            f"{path}: got {counted(len(examples), 'example')}, expected at least {least}{reason}", code="FN-0855"
         )
     return memory_store(examples, partition, validation_fraction)
 
