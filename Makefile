@@ -108,7 +108,7 @@ pythons: ## on Python 3.12 and 3.13, if they are here: the light tests, README w
 newest: ## the light tests with the newest package of every range in pyproject.toml, as a user's pip takes them
 	@mkdir -p build && grep '^torch==' $(CONSTRAINTS) > build/newest.txt
 	$(MAKE) --no-print-directory VENV=.venv-newest CONSTRAINTS=build/newest.txt \
-	    EXTRAS=onnx,litert,server,telemetry,export,plots,parquet,simulation,dev light
+	    EXTRAS=onnx,litert,server,backup,telemetry,export,plots,parquet,privacy,simulation,dev light
 
 # What proves most in minutes. README runs a simulation, and the demo with devices that have the wheel and one runtime. The
 # tutorial runs a coordinator over TLS and two devices on onnxruntime.
