@@ -1,5 +1,6 @@
 """Outer optimizers: their results in any slices, and a contract that catches breaches."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,13 +18,33 @@ from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation.checked import optimizer_of
 from fanin.server.aggregation.contract import check_optimizer
 from fanin.server.aggregation.folding import OuterStep
-from fanin.server.aggregation.outer import FedAvg, Nesterov, OuterOptimizer, State
+from fanin.server.aggregation.outer import (
+    Adaptive,
+    FedAvg,
+    FedAvgM,
+    Nesterov,
+    OuterOptimizer,
+    State,
+    adagrad,
+    adam,
+    yogi,
+)
 from fanin.server.aggregation.sets import Aggregate
 
 TABLE = TensorTable.of({"first": (3, 4), "second": (5,)})
 SIZE = TABLE.num_values
 VALUES = st.lists(st.floats(-1e6, 1e6, width=32), min_size=SIZE, max_size=SIZE)
 CODEC = CodecSpec(name="fixed32", max_shift=0)
+
+
+RATE, MOMENTUM, BETA1, BETA2, TAU = 0.3, 0.9, 0.8, 0.95, 1e-3
+STATEFUL: Mapping[str, OuterOptimizer] = {
+    "fedavgm": FedAvgM(RATE, MOMENTUM),
+    "nesterov": Nesterov(RATE, MOMENTUM),
+    "fedadagrad": Adaptive(adagrad, RATE, BETA1, 0.0, TAU),
+    "fedadam": Adaptive(adam, RATE, BETA1, BETA2, TAU),
+    "fedyogi": Adaptive(yogi, RATE, BETA1, BETA2, TAU),
+}
 
 
 def outer_step(optimizer: OuterOptimizer, aggregate: Float64s) -> OuterStep:
@@ -33,28 +54,56 @@ def outer_step(optimizer: OuterOptimizer, aggregate: Float64s) -> OuterStep:
     return OuterStep(mean, VectorLayout(table=TABLE), (0, 0), CODEC, optimizer)
 
 
-@given(VALUES, st.lists(VALUES, min_size=1, max_size=4), st.floats(0.01, 2.0), st.floats(0.0, 0.99), st.data())
-def test_nesterov_equals_that_of_plain_python(
-    start: list[float], aggregates: list[list[float]], rate: float, momentum: float, data: st.DataObject
+def slow_step(name: str, state: dict[str, float], value: float, change: float) -> tuple[dict[str, float], float]:
+    """Take one step for one value in plain Python. Each operation rounds once, in the order of the class."""
+    if name in {"fedavgm", "nesterov"}:
+        momentum = MOMENTUM * state["momentum"] + change
+        along = momentum if name == "fedavgm" else change + MOMENTUM * momentum
+        return {"momentum": momentum}, value + RATE * along
+    mean, square, before = BETA1 * state["mean"] + (1.0 - BETA1) * change, change * change, state["squares"]
+    squares = {
+        "fedadagrad": before + square,
+        "fedadam": BETA2 * before + (1.0 - BETA2) * square,
+        "fedyogi": before - (1.0 - BETA2) * square * ((before > square) - (before < square)),
+    }[name]
+    return {"mean": mean, "squares": squares}, value + RATE * mean / (math.sqrt(squares) + TAU)
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+@given(start=VALUES, aggregates=st.lists(VALUES, min_size=1, max_size=4), data=st.data())
+def test_a_step_equals_that_of_plain_python(
+    name: str, start: list[float], aggregates: list[list[float]], data: st.DataObject
 ) -> None:
-    """Each operation rounds once, and state and parameters are rounded to float32 after each step."""
-    optimizer = Nesterov(rate, momentum)
+    """State and parameters are rounded to float32 after each step."""
+    optimizer = STATEFUL[name]
     parameters, state = np.array(start, np.float32), dict[str, list[Float32s]]()
-    slow, velocity = [float(value) for value in parameters], [0.0] * SIZE
+    values = [float(value) for value in parameters]
+    states = [{each: TAU * TAU if each == "squares" else 0.0 for each in optimizer.tensors} for _ in values]
     cuts = st.lists(st.integers(0, SIZE), max_size=3).map(sorted)
     for aggregate in aggregates:
         step = outer_step(optimizer, np.array(aggregate))
         slices = np.split(parameters, data.draw(cuts))
         after = np.concatenate(list(step.parameters(slices, state)))
         # The stored state is read in other slices than it was written in.
-        stored = np.concatenate(list(step.state("momentum", slices, state)))
-        parameters, state = after, {"momentum": np.split(stored, data.draw(cuts))}
+        stored = {each: np.concatenate(list(step.state(each, slices, state))) for each in optimizer.tensors}
+        parameters = after
+        state = {each: np.split(tensor, data.draw(cuts)) for each, tensor in stored.items()}
         for index, change in enumerate(aggregate):
-            next_velocity = momentum * velocity[index] + change
-            slow[index] = float(np.float32(slow[index] + rate * (change + momentum * next_velocity)))
-            velocity[index] = float(np.float32(next_velocity))
-    assert parameters.tolist() == slow
-    assert np.concatenate(state["momentum"]).tolist() == velocity
+            next_state, value = slow_step(name, states[index], values[index], change)
+            states[index] = {each: float(np.float32(number)) for each, number in next_state.items()}
+            values[index] = float(np.float32(value))
+    assert parameters.tolist() == values
+    for each in optimizer.tensors:
+        assert np.concatenate(state[each]).tolist() == [row[each] for row in states]
+
+
+@given(start=VALUES, aggregate=VALUES)
+def test_a_small_square_never_makes_yogis_squares_negative(start: list[float], aggregate: list[float]) -> None:
+    optimizer, values = STATEFUL["fedyogi"], np.array(start)
+    state = optimizer.begin(values)
+    for _ in range(3):
+        state, values = optimizer.step(state, values, np.array(aggregate))
+        assert (state["squares"] >= 0.0).all() and np.isfinite(values).all()
 
 
 @given(VALUES, VALUES, st.floats(0.01, 2.0))
@@ -65,7 +114,7 @@ def test_without_momentum_nesterov_is_fedavg(start: list[float], aggregate: list
     assert plain.tobytes() == same.tobytes()
 
 
-@pytest.mark.parametrize("optimizer", [FedAvg(0.7), Nesterov(0.7, 0.9)], ids=["fedavg", "nesterov"])
+@pytest.mark.parametrize("optimizer", [FedAvg(0.7), *STATEFUL.values()], ids=["fedavg", *STATEFUL])
 def test_our_optimizers_keep_the_contract(optimizer: OuterOptimizer) -> None:
     check_optimizer(optimizer)
 
@@ -111,7 +160,7 @@ def test_a_state_that_is_too_short_is_corrupted() -> None:
 def test_an_optimizer_that_is_not_installed_is_refused() -> None:
     with raises(
         InvalidPlan,
-        "plan: aggregation.outer_optimizer: got 'nestrov', expected one of ['fedavg', 'nesterov'], which are installed "
-        "here; did you mean nesterov?",
+        "plan: aggregation.outer_optimizer: got 'nestrov', expected one of ['fedadagrad', 'fedadam', 'fedavg', "
+        "'fedavgm', 'fedyogi', 'nesterov'], which are installed here; did you mean nesterov?",
     ):
         optimizer_of(plan(outer_optimizer="nestrov"))

@@ -20,6 +20,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.protos.messages import LoggedEvent, RoundClosed, RoundFailed, RunRested, RunState, VersionPublished
 from fanin.protos.plans import Plan
+from fanin.server.aggregation.outer import OPTIMIZERS
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.storage.records import CommittedUpdate
 from fanin.simulation import Federation, Habits, Member, SyntheticTrainer, run_virtual, synthetic_bundle
@@ -80,7 +81,7 @@ def plan_of(rng: random.Random) -> Plan:
         deadline_s=rng.choice([60.0, 600.0, 6000.0]),
         max_rounds=rng.randint(1, 3),
         max_staleness=0 if is_robust else rng.choice([0, 0, 1, 3]),
-        outer_optimizer=rng.choice(["fedavg", "nesterov"]),
+        outer_optimizer=rng.choice(sorted(OPTIMIZERS)),
         codec=rng.choice([m.CodecSpec(name="fixed32", max_shift=0), m.CodecSpec(name="int8", max_shift=4)]),
         **robust,
     )

@@ -79,32 +79,6 @@ def test_run_with_an_invalid_plan(fanin: Fanin, host: Hosted, text: str, message
     assert snapshot(host.state) == before
 
 
-UNMEASURED = """
-import torch
-from fanin.edge.export import App
-
-def app():
-    x = torch.linspace(-1, 1, 40)[:, None]
-    return App(name="line", module=torch.nn.Linear(1, 2), calibration=x, batch_size=4, num_classes=2)
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("ranges", "is_advised"), [("export", True), ("devices", False)])
-def test_run_advises_other_ranges_only_to_a_plan_without_them(
-    fanin: Fanin, host: Hosted, ranges: str, is_advised: bool
-) -> None:
-    (host.folder / "unmeasured.py").write_text(UNMEASURED)
-    plan = host.folder / f"{ranges}.toml"
-    text = PLAN.replace('bundle = "bundle"', f'app = "{host.folder}/unmeasured.py:app"')
-    plan.write_text(text + f'[int8]\nranges = "{ranges}"\n')
-    words = ["--key", host.folder / "publisher.key", "--run-id", ranges]
-    outcome = fanin("run", plan, "--state", host.state, *words)
-    assert outcome.status == 0, outcome.err
-    assert "the cost of int8 is not measured" in outcome.err
-    assert ("int8.ranges" in outcome.err) is is_advised
-
-
 @pytest.mark.parametrize(
     ("key", "value", "code"),
     [

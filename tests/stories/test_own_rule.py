@@ -206,7 +206,10 @@ def test_without_the_package_of_a_policy_the_run_does_not_start(run: Run, tmp_pa
         (
             "weighted_mean",
             "lion",
-            "aggregation.outer_optimizer: got 'lion', expected one of ['fedavg', 'nesterov']",
+            (
+                "aggregation.outer_optimizer: got 'lion', expected one of ['fedadagrad', 'fedadam', 'fedavg', "
+                "'fedavgm', 'fedyogi', 'nesterov']"
+            ),
         ),
     ],
 )

@@ -246,8 +246,8 @@ class AggregationPlan:
     outer_optimizer: Annotated[
         str,
         Key(
-            text="How the aggregate changes the global parameters: `fedavg`, `nesterov`, or an optimizer that is "
-            "installed at the coordinator.",
+            text="How the aggregate changes the global parameters: `fedavg`, `fedavgm`, `nesterov`, `fedadagrad`, "
+            "`fedadam`, `fedyogi`, or an optimizer that is installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
             see="../howto/outer.md",
@@ -256,7 +256,7 @@ class AggregationPlan:
     outer_options: Annotated[
         dict[str, Option],
         Key(
-            text="The options of the outer optimizer: `learning_rate`, and `momentum` of `nesterov`.",
+            text="The options of the outer optimizer: `learning_rate`, `momentum`, `beta1`, `beta2`, `tau`.",
             entries=OPTIONS,
             see="../howto/outer.md",
         ),

@@ -9,7 +9,7 @@ Modules, in reading order:
     contract.py      the contracts of rules and outer optimizers, as checks for the tests of one's own
     weights.py       how much one Update counts
     folding.py       from a committed Update to the fold, and from the sum to the next parameters
-    outer.py         outer optimizers: from the aggregate to the next parameters, with state (FedAvg, Nesterov)
+    outer.py         outer optimizers: from the aggregate to the next parameters, with state (FedAvg, momenta, FedAdam)
     auxiliary.py     from the aggregate to the next auxiliary tensors, by the stages
     parameters.py    parameters and auxiliary tensors as blobs and as arrays
     statistics.py    the statistics of a Round

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Final, Protocol, runtime_checkable
 
+import numpy as np
+
 from fanin.edge.tensors import Float64s
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key
@@ -106,6 +108,86 @@ class Nesterov:
         return {"momentum": momentum}, parameters + self._learning_rate * (aggregate + self._momentum * momentum)
 
 
+class FedAvgM:
+    """A heavy-ball momentum over aggregates.
+
+    Reference:
+        Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+        Classification, arXiv 1909.06335, section 4.3, in the form of ``torch.optim.SGD(momentum=...)``.
+    """
+
+    def __init__(self, learning_rate: float, momentum: float) -> None:
+        self._learning_rate = learning_rate
+        self._momentum = momentum
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """See ``OuterOptimizer.tensors``."""
+        return ("momentum",)
+
+    def begin(self, parameters: Float64s) -> State:
+        """See ``OuterOptimizer.begin``."""
+        return {"momentum": parameters * 0.0}
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        """See ``OuterOptimizer.step``."""
+        momentum = self._momentum * state["momentum"] + aggregate
+        return {"momentum": momentum}, parameters + self._learning_rate * momentum
+
+
+SecondMoment = Callable[[Float64s, Float64s, float], Float64s]
+"""Returns v of a step from v of the step before, the square of the aggregate, and beta2."""
+
+
+class Adaptive:
+    """A step along the mean of aggregates, divided by the root of their squares: FedAdagrad, FedAdam and FedYogi.
+
+    As in the paper, the mean and the squares have no bias correction, and v begins at tau squared, its smallest value
+    there.
+
+    Reference:
+        Reddi et al. 2021, Adaptive Federated Optimization, arXiv 2003.00295, algorithm 2.
+    """
+
+    def __init__(self, second: SecondMoment, learning_rate: float, beta1: float, beta2: float, tau: float) -> None:
+        self._second = second
+        self._learning_rate = learning_rate
+        self._beta1 = beta1
+        self._beta2 = beta2
+        self._tau = tau
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """See ``OuterOptimizer.tensors``."""
+        return ("mean", "squares")
+
+    def begin(self, parameters: Float64s) -> State:
+        """See ``OuterOptimizer.begin``."""
+        return {"mean": parameters * 0.0, "squares": parameters * 0.0 + self._tau * self._tau}
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        """See ``OuterOptimizer.step``."""
+        mean = self._beta1 * state["mean"] + (1.0 - self._beta1) * aggregate
+        squares = self._second(state["squares"], aggregate * aggregate, self._beta2)
+        after = parameters + self._learning_rate * mean / (np.sqrt(squares) + self._tau)
+        return {"mean": mean, "squares": squares}, after
+
+
+def adagrad(before: Float64s, square: Float64s, _beta2: float) -> Float64s:
+    """Return v of FedAdagrad: the sum of the squares."""
+    return before + square
+
+
+def adam(before: Float64s, square: Float64s, beta2: float) -> Float64s:
+    """Return v of FedAdam: the exponential mean of the squares."""
+    return beta2 * before + (1.0 - beta2) * square
+
+
+def yogi(before: Float64s, square: Float64s, beta2: float) -> Float64s:
+    """Return v of FedYogi: v moves towards the square by a share of the square, so it falls slowly."""
+    return before - (1.0 - beta2) * square * np.sign(before - square)
+
+
 class NextParameters:
     """The outer step after a Flower strategy: its aggregate already is the next parameters. See OuterOptimizer."""
 
@@ -127,6 +209,17 @@ OptimizerFactory = Callable[..., OuterOptimizer]
 """Returns the optimizer for a Plan and options. Raises InvalidPlan if the optimizer cannot carry out the Plan."""
 LearningRate = Annotated[float, Key(text="Factor of the aggregate in the outer step.", above=0, below=math.inf)]
 Momentum = Annotated[float, Key(text="The part of the momentum that remains in the next step.", at_least=0, below=1)]
+SquaresFactor = Annotated[
+    float, Key(text="The part of the mean of squares that remains in the next step.", at_least=0, below=1)
+]
+Tau = Annotated[
+    float,
+    Key(
+        text="Added to the root of the squares: with a larger one, the steps adapt less to each parameter.",
+        at_least=2.0**-60,
+        below=math.inf,
+    ),
+]
 
 
 def _fedavg(_plan: Plan, *, learning_rate: LearningRate = 1.0) -> OuterOptimizer:
@@ -137,7 +230,48 @@ def _nesterov(_plan: Plan, *, learning_rate: LearningRate = 1.0, momentum: Momen
     return Nesterov(learning_rate, momentum)
 
 
-OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = MappingProxyType({"fedavg": _fedavg, "nesterov": _nesterov})
+def _fedavgm(_plan: Plan, *, learning_rate: LearningRate = 1.0, momentum: Momentum = 0.9) -> OuterOptimizer:
+    return FedAvgM(learning_rate, momentum)
+
+
+def _fedadagrad(
+    _plan: Plan, *, learning_rate: LearningRate = 0.1, beta1: Momentum = 0.0, tau: Tau = 1e-3
+) -> OuterOptimizer:
+    return Adaptive(adagrad, learning_rate, beta1, 0.0, tau)
+
+
+def _fedadam(
+    _plan: Plan,
+    *,
+    learning_rate: LearningRate = 0.1,
+    beta1: Momentum = 0.9,
+    beta2: SquaresFactor = 0.99,
+    tau: Tau = 1e-3,
+) -> OuterOptimizer:
+    return Adaptive(adam, learning_rate, beta1, beta2, tau)
+
+
+def _fedyogi(
+    _plan: Plan,
+    *,
+    learning_rate: LearningRate = 0.1,
+    beta1: Momentum = 0.9,
+    beta2: SquaresFactor = 0.99,
+    tau: Tau = 1e-3,
+) -> OuterOptimizer:
+    return Adaptive(yogi, learning_rate, beta1, beta2, tau)
+
+
+OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = MappingProxyType(
+    {
+        "fedavg": _fedavg,
+        "fedavgm": _fedavgm,
+        "nesterov": _nesterov,
+        "fedadagrad": _fedadagrad,
+        "fedadam": _fedadam,
+        "fedyogi": _fedyogi,
+    }
+)
 """The outer optimizers of fanin, by name."""
 
 
