@@ -3,8 +3,8 @@
     python benchmarks/noise.py --values 4000000 --json FILE
 
 Each distribution is drawn by ``fanin.edge.noise`` on one thread, the best of three times, after its tables were built.
-For comparison: OpenDP's exact samplers of the same distributions, and the rounded normal variables of numpy, which are
-neither exact nor from a cryptographic generator.
+For comparison: OpenDP's exact samplers of the same distributions, if it is installed (``pip install opendp``), and the
+rounded normal variables of numpy, which are neither exact nor from a cryptographic generator.
 """
 
 import argparse

@@ -328,7 +328,9 @@ def frames() -> dict[str, Frame]:
             ),
             back=lambda reply: tuple(from_proto(m.VersionEvaluation, each) for each in reply.evaluations),
         ),
-        "control-run-info-started-by": _frame(replace(INFO, started_by=BY), control_pb2.RunInfo),
+        "control-run-info-started-by": _frame(
+            replace(INFO, started_by=BY, waits_for_publisher=True), control_pb2.RunInfo
+        ),
         "control-run-description": _frame(DESCRIPTION, control_pb2.RunDescription),
         "control-get-version-reply": _frame(
             m.VersionWithBundle(version=VERSION, bundle=BUNDLE), control_pb2.GetVersionReply

@@ -17,11 +17,12 @@ HEAD: Final = f"""\
 `/metrics` of a coordinator's page has these metrics in the text format of Prometheus.
 [Monitor a coordinator](../howto/monitor.md) describes how to collect, show and alert on them.
 
-- Durations are in seconds, sizes in bytes, shares between 0 and 1. - Counters begin with 0 when the coordinator starts,
-those of Runs at the first scrape.
-  Gauges are read from its record and are right at once. - The label `run` is the id of
-a Run. At most {MAX_RUNS} Runs have series: those that are running or paused, then those
-  that changed last. A Run that has rested for {SHOWN_S / 3600:g} hours has none. `fanin_runs` counts all Runs.
+- Durations are in seconds, sizes in bytes, shares between 0 and 1.
+- Counters begin with 0 when the coordinator starts, those of Runs and of the audit log at the first scrape. Gauges
+  are read from its record and are right at once.
+- The label `run` is the id of a Run. At most {MAX_RUNS} Runs have series: those that are running or paused, then failed
+  ones, then those that changed last. A failed Run keeps its series until somebody resumes or stops it, and one that
+  finished or was stopped for {SHOWN_S / 3600:g} hours. `fanin_runs` counts all Runs.
 - The label `code` is the [code of an error](errors.md), "" for none, and `other` for that of another package.
 - No label names a device. [Logs and traces](../howto/monitor.md#traces) do.
 - `process_*` and `python_*` are the usual metrics of a Python process: memory, processor time, open descriptors.
@@ -41,6 +42,7 @@ VALUES: Final = {
     "`outcome` of `fanin_rounds_total`": "`published`, `failed`",
     "`outcome` of `fanin_updates_total`": "`accepted`, `discarded`, `refused`, `gave_up`",
     "`outcome` of `fanin_checkins_total`": "`assigned`, `wait`, `rejected`",
+    "`kind`": "`run`, `publication`, `token`, `device`, `enrollment`, `process` (start and stop), `other`",
     "`method`": "the calls of `Fleet` and `Control`, and those of gRPC's health and reflection services",
     "`status`": "the statuses of gRPC. A device ends the call of an upload when it has the verdict, so `CANCELLED` is "
     "as usual there as `OK`",

@@ -22,7 +22,7 @@ HEAD: Final = """\
 A Plan is a TOML file that describes how a Run proceeds. This is the shortest one:
 
 ```toml
-app = "examples/digits/app.py:app"
+app = "app.py:app"
 
 [cohort]
 concurrency = 2

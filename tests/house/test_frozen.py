@@ -51,7 +51,10 @@ REQUIREMENTS = {
     "dev": [
         "build",
         "datasets",
+        "flask",
+        "flask-cors",
         "flwr-datasets",
+        "grafana-foundation-sdk",
         "grpcio-tools",
         "hatchling",
         "hypothesis",
@@ -59,7 +62,6 @@ REQUIREMENTS = {
         "moto",
         "mypy",
         "mypy-protobuf",
-        "opendp",
         "pytest",
         "pytest-timeout",
         "pytest-xdist",

@@ -90,11 +90,13 @@ def test_a_damaged_object_is_found_before_the_target_appears(
     assert main([URL, "--state", str(tmp_path / "state")]) == 0
     store = place_of(URL)
     payload = next(path for path in store.sizes() if path.startswith("updates/"))
-    store.write(payload, b"damaged")
+    store.write(payload, bytes(store.sizes()[payload]))
     with pytest.raises(Corrupted) as error:
         restore_main([URL, "--state", str(tmp_path / "new")])
     assert error.value.code == "FN-1442"
     assert not (tmp_path / "new").exists()
+    assert main([URL, "--state", str(tmp_path / "state"), "--verify"]) == 0
+    assert restore_main([URL, "--state", str(tmp_path / "new")]) == 0
 
 
 @pytest.mark.nightly

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support import federations as f
+from support.commands import Fanin, fanin_in_process
 from support.hosted import Hosted
 from support.peers import Peer, pieces, sign, upload_bytes
 
@@ -57,6 +58,12 @@ def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[ob
     thread = threading.Thread(target=run)
     thread.start()
     return thread, results
+
+
+@pytest.fixture
+def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Fanin:
+    """The command line."""
+    return fanin_in_process(capsys, monkeypatch)
 
 
 def check_in(peer: Peer) -> m.CheckInAnswer:
@@ -126,7 +133,7 @@ def test_the_devices_own_program_ends_with_a_ban_and_takes_part_again_after_it(h
     check = in_background(lambda: check_in(peers[0]))
     check[0].join(10.0)
     change(host, peers[0], m.BanDevice())
-    with pytest.raises(Conflict, match="banned by the operator"):
+    with pytest.raises(Conflict, match="by an operator of this coordinator"):
         peers[0].take_part()
     assert info_of(host, peers[0]).state is m.DeviceState.BANNED
     change(host, peers[0], m.UnbanDevice())
@@ -147,6 +154,25 @@ def test_a_banned_device_stays_banned_after_a_restart_and_a_removed_one_enrolls_
     change(host, peers[0], m.RemoveDevice())
     assert isinstance(check_in(peers[0]), m.Assigned)
     assert info_of(host, peers[0]).ban is None
+
+
+def test_a_removed_device_comes_back_under_its_id_with_the_updates_of_its_key(
+    host: Hosted, peers: list[Peer], fanin: Fanin
+) -> None:
+    peers[0].begin()
+    peers[0].upload(*peers[0].update())
+    change(host, peers[0], m.LabelDevice(label="cart 7"))
+    before = info_of(host, peers[0])
+    change(host, peers[0], m.RemoveDevice())
+    with peers[0].transport() as transport:
+        assert transport.enroll(host.device_token) == peers[0].device_id
+    after = info_of(host, peers[0])
+    assert (before.num_updates, after.num_updates, after.label) == (1, 1, "")
+    assert after.enrolled_at > before.enrolled_at
+    (host.folder / "ca.pem").write_bytes(host.ca)
+    (host.folder / "token").write_text(host.operator_token)
+    words = ("--server", host.address, "--ca", host.folder / "ca.pem", "--token-file", host.folder / "token")
+    assert "1 accepted of this key, in all its enrollments" in fanin("device", "show", peers[0].device_id, *words).out
 
 
 def test_an_operator_sees_what_a_device_reports_and_why_its_update_was_refused(host: Hosted, peers: list[Peer]) -> None:

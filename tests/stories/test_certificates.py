@@ -170,9 +170,29 @@ def test_the_page_serves_a_new_certificate_and_open_streams_live_on(
     # The connection from before the renewal lives on, and no key was left behind.
     line.request("GET", "/healthz")
     assert line.getresponse().read() == b"alive\n"
+
+    def alarms() -> str:
+        line.request("GET", "/readyz")
+        return line.getresponse().read().decode()
+
+    def metric(token: str) -> bool:
+        line.request("GET", "/metrics", headers={"authorization": f"Bearer {token}"})
+        return b"fanin_certificate_renewal_failed 1.0\n" in line.getresponse().read()
+
+    token = (tmp_path / "state" / "tokens" / "operator.token").read_text().strip()
+    assert "The renewal of the certificate failed" in alarms() and str(tmp_path) not in alarms()
+    assert metric(token)
+    # A renewal that is due, but not late, raises no alarm.
+    third = authority.issue(ends=NOW + 29.5 * DAYS)
+    os.kill(running.process.pid, signal.SIGHUP)
+    until("no new certificate", lambda: serial(tmp_path, address) == third)
+    assert alarms() == "ready\n" and not metric(token)
+    fourth = authority.issue(ends=NOW + 28.5 * DAYS)
+    os.kill(running.process.pid, signal.SIGHUP)
+    until("no new certificate", lambda: serial(tmp_path, address) == fourth)
+    assert "The certificate of leaf ends on" in alarms()
     line.close()
     assert [path.name for path in (tmp_path / "state").glob("page-*")] == []
-    token = (tmp_path / "state" / "tokens" / "operator.token").read_text().strip()
     browser = Browser("localhost", int(address.rpartition(":")[2]), context=context)
     browser.login(token)
     settings = browser.get("/settings").text
@@ -230,15 +250,22 @@ def test_the_certificate_of_the_local_authority_is_issued_again_before_its_end(t
     certificates.renew()
     assert certificates.current.certificate != before.certificate
     assert certificates.ends()[0].ends_at > NOW + 700 * DAYS
+    assert not certificates.is_renewal_failed
+    (tmp_path / "ca.key").unlink()
+    certificates.renew()
+    assert certificates.is_renewal_failed and not certificates.ending()
+    time_now[0] = certificates.ends()[0].ends_at - 28 * DAYS
+    assert len(certificates.ending()) == 1
 
 
-def test_a_warning_comes_once_a_day_in_the_last_thirty_days(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_comes_once_a_day_after_the_renewal_was_due(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     identity: ServerIdentity = local_identity(tmp_path, frozenset({"localhost"}), NOW)
-    time_now = [NOW + 360 * DAYS]
+    # The renewal of the local authority is due 367 days after the issue.
+    time_now = [NOW + 367.5 * DAYS]
     certificates = Certificates(lambda _: identity, lambda: time_now[0])
     with caplog.at_level(logging.WARNING, "fanin.server.care.certificates"):
         counts = []
-        for passed in (timedelta(), 8 * DAYS, timedelta(hours=12), timedelta(hours=12)):
+        for passed in (timedelta(), 0.6 * DAYS, timedelta(hours=12), timedelta(hours=12)):
             time_now[0] += passed
             certificates.warn()
             counts.append(len(caplog.records))

@@ -9,6 +9,7 @@ import pytest
 from house.tree import ROOT
 from support.commands import Fanin, fanin_in_process, usage_line
 from support.pages import run_page
+from support.processes import Site
 
 from fanin.clients.planfile import read_plan
 
@@ -51,6 +52,23 @@ def test_the_files_of_a_project_have_the_style_of_the_house(fanin: Fanin) -> Non
         settings = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", "wine"]
         completed = subprocess.run([*command, *words, *settings], capture_output=True, text=True, check=False)
         assert completed.returncode == 0, completed.stdout
+
+
+@pytest.mark.nightly
+def test_the_advice_to_refresh_the_scales_is_given_only_to_a_plan_that_does_not(
+    fanin: Fanin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fanin("init", "wine")
+    monkeypatch.chdir("wine")
+    site, advice = Site(tmp_path), 'int8.ranges = "devices" in the plan'
+    try:
+        site.serve()
+        run = ("run", "plan.toml", "--state", site.state, "--quiet")
+        outcome = fanin(*run)
+        assert outcome.status == 0 and "the cost of int8 is not measured" in outcome.err and advice not in outcome.err
+        assert advice in fanin(*run, "--set", "int8.ranges=export").err
+    finally:
+        site.close()
 
 
 @pytest.mark.nightly

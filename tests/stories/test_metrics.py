@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.dashboards import expressions, names_in
 from support.federations import NUM_DEVICES, PUBLISHER, SHAPES, bundle_in, plan
 from support.processes import Site, start
 from support.scrape import Scrape, page_url, promtool, scrape, scrape_until, serve
@@ -130,6 +131,12 @@ def test_each_metric_of_the_table_is_served_and_no_label_names_a_device(measured
     devices = [each.name for each in measured.site.folder.glob("state/updates/*/*/*.payload")]
     ids = {name.partition(".")[0] for name in devices}
     assert not any(one in last.text for one in ids if len(one) == 32)
+
+
+def test_each_name_in_rules_and_dashboard_is_served(measured: Measured) -> None:
+    names = {name for expression in expressions() for name in names_in(expression)}
+    # Prometheus itself makes `up`.
+    assert names - measured.last.names == {"up"}
 
 
 def test_refused_calls_are_counted_by_code(measured: Measured) -> None:

@@ -16,7 +16,9 @@ from support.processes import Site
 from support.virtual import PUBLISHER
 
 from fanin.clients.administrator import Administrator
+from fanin.commands.care.backup import main
 from fanin.protos.messages import NewToken, Role
+from fanin.server.access.rates import WRONG_BURST
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,29 @@ def test_signing_out_ends_a_copy_of_the_cookie(served: PageSite) -> None:
     assert "Sign out" not in copy.get("/runs").text
     assert copy.get("/runs", X_Forwarded_For="203.0.113.7").status == 303
     assert "Sign out" in signed_in(served).get("/runs").text
+
+
+def test_an_address_with_many_wrong_tokens_signs_in_only_with_a_valid_one(served: PageSite) -> None:
+    browser = served.browser()
+    answers = [browser.login("wrong") for _ in range(WRONG_BURST + 20)]
+    assert answers[-1].status == 429
+    assert "[FN-1476]" in answers[-1].text
+    assert int(answers[-1].headers["retry-after"]) >= 1
+    assert browser.login(served.operator_token).status == 303
+    text = browser.get("/activity").text
+    assert "127.0.0.1</th>" in text
+    assert "FN-0670" in text
+
+
+def test_the_settings_have_the_last_backup_retention_and_renewal(served: PageSite, tmp_path: Path) -> None:
+    text = served.browser().get("/settings").text
+    assert "none of this folder is known" in text
+    assert "by the coordinator, 30 days before the end" in text
+    assert "Retention of Runs whose Plan has no limits" in text
+    assert main([str(tmp_path / "backup"), "--state", str(served.site.state), "--quiet"]) == 0
+    text = served.browser().get("/settings").text
+    assert "none of this folder is known" not in text
+    assert "Files missing or damaged then" in text
 
 
 def test_a_page_says_after_an_action_only_what_is_so(served: PageSite) -> None:

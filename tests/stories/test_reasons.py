@@ -5,15 +5,11 @@ The device is a process over real TLS. Its folder keeps the cause after its end.
 
 import json
 import re
-import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -22,16 +18,16 @@ from cryptography.x509.oid import NameOID
 from support import doors
 from support.commands import Fanin, fanin_in_process
 from support.hosted import Hosted
-from support.processes import Running, start
+from support.joining import WAIT_S, Device, device_of, unused_port
 
-from fanin.clients.device.site.record import read_record
+from fanin.clients.pins import fingerprints_of
 from fanin.clients.route import EXCEPTIONS, PROXIES
-from fanin.edge.bundles.keys import SigningKey
 from fanin.server.access.authority import ServerIdentity, local_identity
 
+LASTING = ("FN-0814", "FN-1481", "FN-0670", "FN-1498")
+"""The causes with which a device ends."""
+PIN = "--ca-fingerprint"
 NAMES = ("localhost", "127.0.0.1")
-JOIN = "import sys\nfrom fanin.commands.main import main\nsys.exit(main(sys.argv[1:]))"
-WAIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -54,60 +50,10 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
     host.stop()
 
 
-@dataclass
-class Device:
-    """A device's files, and its process."""
-
-    folder: Path
-
-    @property
-    def state(self) -> Path:
-        """The device's folder."""
-        return self.folder / "device"
-
-    @contextmanager
-    def joining(self, server: str, environment: Mapping[str, str] | None = None, *more: str) -> Iterator[Running]:
-        """Join until the context ends."""
-        files = {"ca": "ca.pem", "publisher": "publisher.pub", "token-file": "token", "data": "data.npz"}
-        if not (self.folder / "token").exists():
-            del files["token-file"]
-        words = [str(word) for name, file in files.items() for word in (f"--{name}", self.folder / file)]
-        if "--ca-fingerprint" in more:
-            del words[:2]
-        words += ["--server", server, "--state", str(self.state), *more]
-        running = start(["-c", JOIN, "join", *words], self.folder / "join.log", environment)
-        try:
-            yield running
-        finally:
-            running.kill()
-
-    def await_link(self, running: Running, *, is_connected: bool) -> None:
-        """Wait until the device has noted its connection, or has ended."""
-        until = time.monotonic() + WAIT_S
-        while running.process.poll() is None:
-            record = read_record(self.state)
-            if record and (record.link.is_connected if is_connected else record.link.reason):
-                return
-            assert time.monotonic() < until, running.text()
-            time.sleep(0.05)
-        assert not is_connected, running.text()
-
-
 @pytest.fixture
 def device(tmp_path: Path, host: Hosted) -> Device:
     """A device of the coordinator."""
     return device_of(tmp_path, host)
-
-
-def device_of(tmp_path: Path, host: Hosted) -> Device:
-    """Return a device of a coordinator, with its files in a folder."""
-    (tmp_path / "ca.pem").write_bytes(host.ca)
-    (tmp_path / "token").write_text(host.device_token)
-    (tmp_path / "token").chmod(0o600)
-    (tmp_path / "publisher.pub").write_text(SigningKey.generate().public)
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / "data.npz", x=rng.random((20, 4), np.float32), y=rng.integers(0, 3, 20))
-    return Device(tmp_path)
 
 
 def check_cause(
@@ -116,8 +62,18 @@ def check_cause(
     """Check that log, status and doctor name the cause by this code. Return the doctor's text of the failed check."""
     with device.joining(server, environment) as running:
         device.await_link(running, is_connected=False)
+        cause = re.compile(rf"^.*{re.escape(server)}.*\[{code}\]$", re.MULTILINE)
+        until = time.monotonic() + WAIT_S
+        while not cause.search(running.text()):
+            assert time.monotonic() < until, running.text()
+            time.sleep(0.05)
+        lasts = code in LASTING
+        if lasts:
+            assert running.wait(WAIT_S) == 1
         log = running.text()
-    assert re.search(rf"{re.escape(server)}.*\[{code}\]$", log, re.MULTILINE), log
+    # The cause of a device that ends is printed once. A device that tries again logs each try.
+    assert len(cause.findall(log)) == 1 or not lasts, log
+    assert log.count(f"{server}: ") == 1 or not lasts, log
     status = fanin("status", "--state", device.state, "--json")
     assert status.status == 3
     document = json.loads(status.out)
@@ -132,14 +88,6 @@ def check_cause(
     assert failed[0]["fix"]
     text: str = failed[0]["text"] + failed[0]["fix"]
     return text
-
-
-def unused_port() -> int:
-    """Return a port on which no process listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def identity(folder: Path, names: tuple[str, ...] = NAMES, late: timedelta = timedelta()) -> ServerIdentity:
@@ -220,7 +168,7 @@ def test_a_proxy_that_is_down(fanin: Fanin, device: Device) -> None:
 
 
 def test_a_proxy_that_inspects_tls_is_named_with_two_ways_out(
-    fanin: Fanin, device: Device, host: Hosted, tmp_path: Path
+    fanin: Fanin, device: Device, host: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs = corporate(("coordinator.test",))
     server = f"coordinator.test:{host.port}"
@@ -232,6 +180,24 @@ def test_a_proxy_that_inspects_tls_is_named_with_two_ways_out(
         (tmp_path / "ca.pem").write_bytes(host.ca + theirs.ca_certificate)
         with device.joining(server, environment) as running:
             device.await_link(running, is_connected=True)
+        monkeypatch.setenv("https_proxy", f"http://{proxy}")
+        # The doctor knows the own authority by its place in the file, or by the fingerprint of the join line.
+        (own,) = fingerprints_of(host.ca)
+        for order, more in ((host.ca + theirs.ca_certificate, ()), (theirs.ca_certificate + host.ca, (PIN, own))):
+            (tmp_path / "ca.pem").write_bytes(order)
+            outcome = fanin("doctor", "--state", device.state, *more, "--json")
+            (tls,) = (each for each in json.loads(outcome.out)["findings"] if each["check"] == "tls")
+            assert (tls["level"], tls["code"]) == ("warn", "FN-1511"), tls
+            assert (
+                "Example Inspection CA" in tls["text"]
+                and f"not by the coordinator's own authority ({own})" in tls["text"]
+            )
+            assert f"exempt {server}" in tls["fix"]
+            levels = {each["check"]: each["level"] for each in json.loads(outcome.out)["findings"]}
+            assert levels["device"] == "ok", "the checks of the calls follow"
+    monkeypatch.delenv("https_proxy")
+    direct = fanin("doctor", "--state", device.state, "--server", host.address, PIN, own, "--json")
+    assert [each["level"] for each in json.loads(direct.out)["findings"] if each["check"] == "tls"] == ["ok"]
 
 
 def test_a_token_that_the_coordinator_does_not_know(fanin: Fanin, device: Device, host: Hosted) -> None:

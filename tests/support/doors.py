@@ -59,6 +59,27 @@ def hanging_up(connection: socket.socket) -> None:
     connection.recv(100)
 
 
+def silent(connection: socket.socket) -> None:
+    """Accept a connection and never answer, as a firewall that swallows TLS."""
+    connection.settimeout(60.0)
+    while connection.recv(1 << 16):
+        pass
+
+
+@contextmanager
+def dropping() -> Iterator[str]:
+    """A port whose packets are dropped: its queue of connections is full. Yield the address."""
+    with socket.socket() as server, ExitStack() as stack:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        host, port = server.getsockname()
+        for _ in range(4):
+            one = stack.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex((host, port))
+        yield f"{host}:{port}"
+
+
 @contextmanager
 def grpc_in_clear() -> Iterator[str]:
     """A gRPC server without TLS."""

@@ -1,4 +1,4 @@
-"""A disk that is full for the kernel: no file can grow past a limit.
+"""A disk that is full for the kernel: no file can grow past a limit, or a small file system has no space left.
 
 RLIMIT_FSIZE makes write(2) fail with EFBIG after it has written the bytes that still fit, as a full disk does. Python
 ignores the signal that accompanies it. The limit applies to the entire process, so the work runs in a forked child.
@@ -7,10 +7,12 @@ ignores the signal that accompanies it. The limit applies to the entire process,
 import errno
 import os
 import resource
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from fanin.edge.files import DISK_PROBLEMS
 
@@ -47,3 +49,24 @@ def in_child(work: Callable[[], None]) -> None:
         error = pipe.read().decode()
     os.waitpid(child, 0)
     assert not error, error
+
+
+@contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
+    """Mount a file system of this size at a folder. It needs the rights of root."""
+    folder.mkdir(parents=True, exist_ok=True)
+    options = ["-t", "tmpfs", "-o", f"size={size_bytes},mode=700", "tmpfs", str(folder)]
+    done = subprocess.run(["mount", *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"a small disk cannot be mounted; run this test as root: {done.stderr}"
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(path: Path, left_bytes: int) -> None:
+    """Write a file until its disk has only so many bytes left."""
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    os.truncate(path, path.stat().st_size - left_bytes)

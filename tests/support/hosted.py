@@ -7,7 +7,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from fanin.server.access.authority import local_identity
 from fanin.server.access.connections import Connections
 from fanin.server.access.interceptors import Waits
 from fanin.server.access.limits import Limits
+from fanin.server.access.rates import Sources
 from fanin.server.access.registry import Registry
 from fanin.server.care.forecast import DiskWatch, published_rounds
 from fanin.server.care.pruner import Pruner
@@ -52,7 +53,10 @@ class Hosted:
     names: tuple[str, ...] = NAMES
     limits: Limits = field(default_factory=Limits)
     first_request_s: float = 30.0
+    wall: Callable[[], float] = time.time
     connections: Connections = field(default_factory=Connections)
+    # Tests of refusals share a coordinator and an address.
+    wrong_burst: int = 1_000_000
     port: int = 0
     listen: str = "127.0.0.1"
     ca: bytes = b""
@@ -141,8 +145,8 @@ class Hosted:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         store, disk = ThreadLane(1, "store"), ThreadLane(2, "disk")
-        state = open_state(self.state, Durability.PROCESS, (store, disk), time.time)
-        registry = Registry(state.devices, time.time)
+        state = open_state(self.state, Durability.PROCESS, (store, disk), self.wall)
+        registry = Registry(state.devices, self.wall)
         if not self.operator_token:
             self.device_token, self.operator_token = registry.new_token(Role.DEVICE), registry.new_token(Role.ADMIN)
         identity = local_identity(self.state / "tls", self.names, datetime.now(UTC))
@@ -159,6 +163,7 @@ class Hosted:
             disk=DiskWatch(self.state, partial(published_rounds, state.stores), time.time),
             waits=waits,
             connections=self.connections,
+            sources=Sources(time.monotonic, time.time, self.wrong_burst),
             # Tests check every line.
             max_refused_lines=1_000_000,
         )

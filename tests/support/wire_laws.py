@@ -40,6 +40,7 @@ SENT: Final[dict[type, type[Message]]] = {
     m.Command: control_pb2.CommandRequest,
     m.Prune: control_pb2.PruneRequest,
     m.Pruned: control_pb2.PruneReply,
+    m.RunQuery: control_pb2.ListRunsRequest,
     m.ListedRuns: control_pb2.ListRunsReply,
     m.RunDescription: control_pb2.RunDescription,
     m.VersionWithBundle: control_pb2.GetVersionReply,

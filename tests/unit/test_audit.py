@@ -1,5 +1,6 @@
 """The audit log: whoever keeps a head notices an edit, an exchange, a removal and a cut."""
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -150,6 +151,47 @@ def test_the_command_finds_what_was_done_to_the_database(fanin: Fanin, folder: P
     without = fanin("audit", "verify", "--state", folder)
     assert without.status == (0 if "the log was cut" in code else 1)
     assert "Traceback" not in without.err + bad.err
+
+
+def test_a_restore_is_an_entry_that_explains_a_lost_head(
+    fanin: Fanin, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before = fanin("audit", "verify", "--state", folder).out.split("head ")[1].strip()
+    site = tmp_path_factory.mktemp("site")
+    backup, state = site / "backup", site / "restored"
+    assert fanin("backup", backup, "--state", folder).status == 0
+    engine = open_engine(folder / "fanin.db", Durability.PROCESS)
+    SqliteAudit(engine).append(AuditFact(principal="admin anna", call="Command", subject="run 9: stop"), 3.0)
+    after = SqliteAudit(engine).audit_page(1).head
+    engine.dispose()
+    assert fanin("restore", backup, "--state", state).status == 0
+
+    kept = fanin("audit", "verify", "--state", state, "--head", before)
+    assert kept.status == 0
+    assert "entry 1203 is the given head" in kept.out
+    assert "coordinator: Restore the backup of 20" in kept.out
+    assert f"whose head was {before} at entry 1203 [done]" in kept.out
+    lost = fanin("audit", "verify", "--state", state, "--head", after)
+    assert lost.status == 1
+    assert "FN-1475" in lost.out
+    assert "entry 1204, the backup of 20" in lost.out
+    row = json.loads(fanin("audit", "verify", "--state", state, "--json").out)
+    assert [entry["sequence"] for entry in row["restores"]] == [1204]
+
+
+def test_a_damaged_audit_log_does_not_stop_a_restore(
+    fanin: Fanin, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with closing(sqlite3.connect(folder / "fanin.db")) as database:
+        database.execute("UPDATE audit SET time_us = 'x' WHERE sequence = 1203")
+        database.commit()
+    site = tmp_path_factory.mktemp("site")
+    backup, state = site / "backup", site / "restored"
+    assert fanin("backup", backup, "--state", folder).status == 0
+    restored = fanin("restore", backup, "--state", state)
+    assert restored.status == 0
+    assert "the restore was not recorded" in restored.err
+    assert "another type" in fanin("audit", "verify", "--state", state).out
 
 
 @pytest.mark.parametrize("head", ["5a31", ""])

@@ -193,6 +193,7 @@ def test_files_that_must_survive_a_power_cut_have_their_names_synced(cache: Cach
 def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:
     folder = tmp_path / "device"
     with hold_folder(folder):
+        assert folder.stat().st_mode & 0o777 == 0o700
         text = f"{folder}: in use by process {os.getpid()}; stop it, or give another --state"
         with raises(Conflict, text), hold_folder(folder):
             pass

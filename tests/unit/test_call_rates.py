@@ -7,7 +7,7 @@ from support.errors import raises
 
 from fanin.protos.errors import InvalidUpdate, NotFound, Throttled, Unavailable
 from fanin.protos.messages import Principal, PrincipalKind
-from fanin.server.access.rates import CallLimits, CallRates
+from fanin.server.access.rates import CallLimits, CallRates, Sources
 from fanin.simulation import run_virtual
 
 LIMITS = CallLimits(calls_per_s=8.0, burst=16, error_calls=8)
@@ -31,7 +31,7 @@ def now() -> float:
 
 def test_calls_beyond_the_burst_are_served_at_the_rate() -> None:
     async def main() -> None:
-        rates, started_s = CallRates(LIMITS, now), now()
+        rates, started_s = CallRates(LIMITS, now, Sources(now, now)), now()
         times_s = [await call(rates) - started_s for _ in range(32)]
         assert times_s == [0.0] * 16 + [index / 8.0 for index in range(1, 17)]
         # Another device is not slowed, nor is an operator.
@@ -49,7 +49,7 @@ def test_calls_beyond_the_burst_are_served_at_the_rate() -> None:
 @pytest.mark.parametrize("error", [InvalidUpdate("wrong"), NotFound("unknown")])
 def test_refused_calls_count_as_many(error: Exception) -> None:
     async def main() -> None:
-        rates, started_s = CallRates(LIMITS, now), now()
+        rates, started_s = CallRates(LIMITS, now, Sources(now, now)), now()
         for _ in range(12):
             with raises(type(error), str(error)):
                 await call(rates, error=error)
@@ -61,7 +61,7 @@ def test_refused_calls_count_as_many(error: Exception) -> None:
 
 def test_the_coordinators_own_errors_count_once() -> None:
     async def main() -> None:
-        rates, started_s = CallRates(LIMITS, now), now()
+        rates, started_s = CallRates(LIMITS, now, Sources(now, now)), now()
         for _ in range(16):
             with raises(Unavailable, "later"):
                 await call(rates, error=Unavailable("later"))
@@ -72,7 +72,7 @@ def test_the_coordinators_own_errors_count_once() -> None:
 
 def test_a_device_has_one_delayed_call() -> None:
     async def main() -> None:
-        rates = CallRates(LIMITS, now)
+        rates = CallRates(LIMITS, now, Sources(now, now))
         outcomes = await asyncio.gather(*(call(rates) for _ in range(100)), return_exceptions=True)
         assert sum(isinstance(each, Throttled) for each in outcomes) == 83
         text = "device: it calls more than 8 times a second, or its calls are refused; call again in 0.2 s"
@@ -89,7 +89,7 @@ def test_a_device_has_one_delayed_call() -> None:
 
 def test_the_table_has_a_limit() -> None:
     async def main() -> None:
-        rates = CallRates(LIMITS, now, max_devices=2)
+        rates = CallRates(LIMITS, now, Sources(now, now), max_devices=2)
         for _ in range(25):
             rates.count("a")
         assert rates.count("a") > 0.0

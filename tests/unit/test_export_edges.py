@@ -109,13 +109,17 @@ class AffineGrid(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("graph_format", ["onnx", pytest.param("tflite", marks=pytest.mark.nightly)])
-def test_a_function_of_complex_numbers_is_named_with_its_line(graph_format: str) -> None:
-    (finding,) = check_app(replace(app_of("mlp"), module=Spectral()), [graph_format])
+def test_a_function_of_complex_numbers_is_named_with_its_line() -> None:
+    (finding,) = check_app(replace(app_of("mlp"), module=Spectral()), ["onnx"])
     assert (finding.kind, finding.call, finding.operator) == ("Spectral", "torch.fft.rfft", "torch.fft.rfft")
     assert finding.line == f"test_export_edges.py:{Spectral.forward.__code__.co_firstlineno + 2}"
     assert finding.reason == "torch.fft.rfft returns complex numbers, expected real ones"
     assert finding.advice == REAL
+
+
+@pytest.mark.nightly
+def test_tflite_trains_through_a_spectrum() -> None:
+    assert check_app(replace(app_of("mlp"), module=Spectral()), ["tflite"]) == ()
 
 
 def test_a_grid_of_an_affine_map_has_no_findings() -> None:

@@ -6,21 +6,27 @@ from pathlib import Path
 
 import pytest
 from support.scrape import Scrape
-from support.virtual import bundle_in, open_place, plan, start
+from support.staleness import send, settle
+from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.protos.messages import (
+    BanDevice,
     Command,
+    DeviceChange,
     Evaluation,
     LoggedEvent,
     RoundFailed,
     Stop,
+    UnbanDevice,
     VersionEvaluation,
     VersionPublished,
 )
 from fanin.server.access.limits import Limits
+from fanin.server.care.certificates import local_certificates, utc_now
 from fanin.server.care.forecast import DiskWatch
 from fanin.server.health import Readiness
 from fanin.server.storage.lanes import Durations
+from fanin.server.storage.records import AuditFact, EnrolledDevice
 from fanin.server.telemetry.exposition import Exposition, MetricSources, ScrapedSamples, add_quality
 from fanin.server.telemetry.instruments import Instruments
 from fanin.server.telemetry.record import RunTally
@@ -49,6 +55,20 @@ def watched_disk(folder: Path) -> DiskWatch:
     return DiskWatch(folder, num_rounds, lambda: 0.0)
 
 
+def sources_of(place: Place, instruments: Instruments, folder: Path) -> MetricSources:
+    """Return the sources of a coordinator."""
+    return MetricSources(
+        runs=place.runs,
+        state=place.state,
+        coordinator=place.coordinator,
+        limits=Limits(),
+        readiness=Readiness(),
+        instruments=instruments,
+        disk=watched_disk(folder),
+        certificates=local_certificates(folder / "tls", frozenset({"localhost"}), utc_now),
+    )
+
+
 def runs_in(scrape: Scrape) -> set[str]:
     """Return the Runs that have series."""
     return {value for _, labels in scrape.samples for key, value in labels if key == "run"}
@@ -56,21 +76,8 @@ def runs_in(scrape: Scrape) -> set[str]:
 
 def test_series_of_runs_are_bounded_and_end_a_day_after_the_run(tmp_path: Path) -> None:
     async def main() -> None:
-        disk = watched_disk(tmp_path)
         place, instruments = open_place(tmp_path), Instruments(asyncio.get_running_loop().time)
-        exposition = Exposition(
-            MetricSources(
-                runs=place.runs,
-                state=place.state,
-                coordinator=place.coordinator,
-                limits=Limits(),
-                readiness=Readiness(),
-                instruments=instruments,
-                disk=disk,
-                certificates={"server": tmp_path / "none.pem"},
-            ),
-            max_runs=MAX_RUNS,
-        )
+        exposition = Exposition(sources_of(place, instruments, tmp_path), max_runs=MAX_RUNS)
 
         async def scrape() -> Scrape:
             return Scrape((await exposition.render(""))[0].decode())
@@ -96,6 +103,71 @@ def test_series_of_runs_are_bounded_and_end_a_day_after_the_run(tmp_path: Path) 
         await asyncio.sleep(SHOWN_S)
         assert runs_in(await scrape()) == {"run-7"}
         await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_failed_run_keeps_its_series_until_somebody_acts(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, instruments = open_place(tmp_path), Instruments(asyncio.get_running_loop().time)
+        exposition = Exposition(sources_of(place, instruments, tmp_path), max_runs=4)
+
+        async def scrape() -> Scrape:
+            return Scrape((await exposition.render(""))[0].decode())
+
+        bundle = bundle_in(tmp_path)
+        digest = bundle.manifest.artifacts[bundle.manifest.initial].chunks[0].sha256
+        for number in range(6):
+            await start(place.runs, bundle, plan(concurrency=1, buffer=1, quorum=1), f"run-{number}")
+        await settle()
+        # A Round of a damaged Version fails, and its Run with it.
+        (tmp_path / "state" / "blobs" / digest[:2] / digest).write_bytes(b"damaged")
+        for number in range(6):
+            await send(place, f"device-{number}")
+        await settle()
+        assert (await scrape()).value("fanin_runs", state="failed") == 6
+        await asyncio.sleep(7 * SHOWN_S)
+        scraped = await scrape()
+        assert len(runs_in(scraped)) == 4
+        assert {scraped.value("fanin_run_state", run=run_id, state="failed") for run_id in runs_in(scraped)} == {1}
+        for number in range(6):
+            await place.runs.command(Command(command_id=f"stop-{number}", run_id=f"run-{number}", what=Stop()))
+        stopped = await scrape()
+        assert len(runs_in(stopped)) == 4
+        assert {stopped.value("fanin_run_state", run=run_id, state="stopped") for run_id in runs_in(stopped)} == {1}
+        await asyncio.sleep(SHOWN_S)
+        assert runs_in(await scrape()) == set()
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_bans_and_entries_of_the_audit_log_are_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        place, instruments = open_place(tmp_path), Instruments(asyncio.get_running_loop().time)
+        stores, device = place.state.stores, EnrolledDevice(public_key=bytes(range(32)).hex())
+        await stores.audit.append(AuditFact(principal="coordinator", call="Start", subject="before"), 1.0)
+        exposition = Exposition(sources_of(place, instruments, tmp_path))
+
+        async def scrape() -> Scrape:
+            return Scrape((await exposition.render(""))[0].decode())
+
+        first = await scrape()
+        assert first.value("fanin_devices_banned") == 0
+        assert first.value("fanin_audit_entries_total", kind="process") == 0
+        await place.state.devices.enroll([device], 2.0)
+        await place.state.devices.change(
+            DeviceChange(device_id=device.device_id, what=BanDevice(reason="harm")), None, 3.0
+        )
+        for outcome in ("begun", "done"):
+            fact = AuditFact(principal="admin anna", call="Command", subject="run r: stop", outcome=outcome)
+            await stores.audit.append(fact, 4.0)
+        last = await scrape()
+        assert last.value("fanin_devices_banned") == 1
+        counts = {kind: last.value("fanin_audit_entries_total", kind=kind) for kind in ("enrollment", "device", "run")}
+        assert counts == {"enrollment": 1, "device": 1, "run": 1}
+        await place.state.devices.change(DeviceChange(device_id=device.device_id, what=UnbanDevice()), None, 5.0)
+        assert (await scrape()).value("fanin_devices_banned") == 0
 
     run_virtual(main())
 

@@ -35,7 +35,7 @@ from fanin.server.access.interceptors import (
     principal_of,
 )
 from fanin.server.access.limited_log import LimitedLog
-from fanin.server.access.rates import CallLimits, CallRates
+from fanin.server.access.rates import CallLimits, CallRates, Sources
 from fanin.server.access.registry import Registry
 from fanin.server.fleet.servicer import FleetService
 from fanin.server.folder import open_state
@@ -61,13 +61,16 @@ class Context:
     def invocation_metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         return self.metadata
 
+    def peer(self) -> str:
+        return "ipv4:192.0.2.7:4711"
+
     async def abort(self, code: grpc.StatusCode, details: str, trailing: object = ()) -> None:
         self.code, self.details = code, details
         raise aio.AbortError
 
 
 def rates() -> CallRates:
-    return CallRates(CallLimits(), time.monotonic)
+    return CallRates(CallLimits(), time.monotonic, Sources(time.monotonic, time.time))
 
 
 @pytest.fixture

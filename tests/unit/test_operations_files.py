@@ -3,17 +3,16 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from house.tree import ROOT
+from support.dashboards import BOARD, FOLDER, expressions, names_in, queries, schema_errors
 from support.scrape import promtool
 
 from fanin.server.telemetry.table import METRICS, MetricKind
 
 pytestmark = pytest.mark.heavy
-FOLDER = ROOT / "examples" / "operations"
 OF_PROCESS = {
     "up",
     "process_open_fds",
@@ -22,20 +21,6 @@ OF_PROCESS = {
     "process_cpu_seconds_total",
 }
 """Metrics of Prometheus itself and of prometheus-client."""
-
-
-def expressions() -> Iterator[str]:
-    """Yield the expressions of the alert rules and of the dashboard."""
-    yield from re.findall(r"expr: (?:>-\n)?((?:.|\n {10})*)", (FOLDER / "alerts.yml").read_text())
-    board = json.loads((FOLDER / "grafana" / "dashboard.json").read_text())
-    yield from (target["expr"] for panel in board["panels"] for target in panel.get("targets", ()))
-    yield from (each["definition"] for each in board["templating"]["list"] if "definition" in each)
-
-
-def names_in(expression: str) -> set[str]:
-    """Return the names of metrics in an expression."""
-    plain = re.sub(r'"[^"]*"|\{[^}]*\}|\[[^]]*\]|by \([^)]*\)|on \([^)]*\)', " ", expression)
-    return set(re.findall(r"\b(?:fanin|process)_\w+|\bup\b", plain))
 
 
 def labels_in(expression: str) -> Iterator[tuple[str, str]]:
@@ -55,7 +40,7 @@ def known() -> Mapping[str, tuple[str, ...]]:
 
 
 def test_each_name_and_label_in_rules_and_dashboard_exists() -> None:
-    found = list(expressions())
+    found = expressions()
     assert len(found) > 50
     assert {name for one in found for name in names_in(one)} <= known().keys()
     for name, label in (pair for one in found for pair in labels_in(one)):
@@ -106,7 +91,7 @@ def test_each_alert_is_tested(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_can_be_provisioned() -> None:
-    board = json.loads((FOLDER / "grafana" / "dashboard.json").read_text())
+    board = json.loads(BOARD.read_text())
     panels = [panel for panel in board["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     assert all(panel["datasource"]["uid"] == "${datasource}" for panel in panels)
@@ -115,3 +100,38 @@ def test_the_dashboard_can_be_provisioned() -> None:
     for index, (x, y, w, h) in enumerate(places):
         assert x + w <= 24
         assert not any(x < a + c and a < x + w and y < b + d and b < y + h for a, b, c, d in places[index + 1 :])
+
+
+def test_the_dashboard_has_the_keys_and_values_of_grafanas_schema() -> None:
+    assert schema_errors(json.loads(BOARD.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "place"),
+    [
+        ('"legendFormat"', '"legend"', "panels[1].targets[0].legend: unknown key"),
+        ('"colorMode": "value"', '"colorMode": "values"', "panels[1].options.color_mode"),
+        ('"graphTooltip": 1', '"graphTooltip": "1"', "graph_tooltip"),
+        ('"showPoints"', '"points"', "custom.points: unknown key"),
+        ('"h": 4', '"h": "4"', "panels[1].grid_pos.h"),
+        ('"refresh": 2', '"refresh": 7', "templating.list_val[1].refresh"),
+    ],
+)
+def test_a_wrong_key_or_value_of_a_dashboard_is_detected(text: str, other: str, place: str) -> None:
+    board = BOARD.read_text()
+    assert text in board
+    assert any(place in error for error in schema_errors(json.loads(board.replace(text, other, 1))))
+
+
+def test_prometheus_parses_each_query_of_the_dashboard() -> None:
+    plain = [query.replace("$__rate_interval", "5m") for query in queries()]
+    assert f"{len(plain)} rules found" in check_queries(plain)
+    with pytest.raises(AssertionError, match="could not parse expression"):
+        check_queries([f"{plain[0]} +"])
+
+
+def check_queries(plain: Sequence[str]) -> str:
+    """Return what promtool says of rules with these queries."""
+    rules = [{"record": f"query:{index}", "expr": query} for index, query in enumerate(plain)]
+    groups = {"groups": [{"name": "queries", "rules": rules}]}
+    return promtool("check", "rules", "/dev/stdin", given=json.dumps(groups))

@@ -20,6 +20,11 @@ from fanin.server.access.authority import local_identity
 
 TARGET = parse_address("server", "coordinator.test:7443")
 UNKNOWN = "does not resolve (Name or service not known); check the name, and the network of this machine"
+DROPPED = (
+    "the machine is off, or a firewall drops the packets: check the address, and ask the administrators of the "
+    "networks to let TCP port 7443 of coordinator.test pass, with TLS 1.2 or newer and HTTP/2 (ALPN h2), and without "
+    "inspection"
+)
 PROXY = {"https_proxy": "http://proxy.test:3128"}
 
 
@@ -39,7 +44,7 @@ PROXY = {"https_proxy": "http://proxy.test:3128"}
         (
             {},
             TimeoutError("timed out"),
-            "coordinator.test:7443: no answer within 5 s; check the address, and that no firewall drops the connection",
+            f"coordinator.test:7443: no answer within 5 s; {DROPPED}",
         ),
     ],
     ids=["name", "name of a proxy", "no answer"],

@@ -18,6 +18,7 @@ from fanin.protos.plans import Plan, RetentionPlan
 from fanin.server.aggregation.verify import Verdict, verify_run
 from fanin.server.care.pruner import Pruner
 from fanin.server.runs.catalog import Runs
+from fanin.server.storage.retention import GRACE_S
 from fanin.simulation import run_virtual
 
 LATER_S = 30 * 86400.0
@@ -110,7 +111,37 @@ def test_a_dry_run_tells_what_goes_and_changes_nothing(tmp_path: Path) -> None:
         after = left(mortal.life)
         assert len(before.payloads) - len(after.payloads) == applied.num_updates
         assert applied.update_bytes > 0 and applied.version_bytes > 0
-        assert await pruner_of(mortal.life).prune(request(apply=True)) == Pruned(applied=True)
+        again = Pruned(applied=True, retention=LIMITS, num_stored_versions=6, num_stored_rounds=2)
+        assert await pruner_of(mortal.life).prune(request(apply=True)) == again
+
+    play(tmp_path, story)
+
+
+def test_what_is_too_young_is_named_and_goes_when_it_is_old_enough(tmp_path: Path) -> None:
+    async def story(mortal: Mortal) -> None:
+        state = mortal.life.state
+
+        async def prune_at(now_s: float, **limits: float) -> Pruned:
+            pruner = Pruner(replace(state.stores, wall=lambda: now_s), state.files)
+            return await pruner.prune(request(apply=False, limits=RetentionPlan(**limits)))
+
+        counts = {"keep_versions": 2, "keep_updates": 0}
+        later = await prune_at(time.time() + LATER_S, **counts)
+        assert (later.num_young_versions, later.num_young_rounds, later.old_enough_at) == (0, 0, 0.0)
+        now_s = state.stores.wall()
+        early = await prune_at(now_s, **counts)
+        assert (early.num_stored_versions, early.num_stored_rounds) == (9, 8)
+        assert (early.num_versions, early.num_rounds, early.num_young_rounds) == (0, 8, 0)
+        assert early.num_young_versions == later.num_versions > 0
+        assert now_s < early.old_enough_at < now_s + GRACE_S + 2.0
+        assert (await prune_at(early.old_enough_at - 2.0, **counts)).num_versions == 0
+        assert (await prune_at(early.old_enough_at, **counts)).num_versions > 0
+
+        by_days = await prune_at(now_s, keep_days=2.0)
+        assert (by_days.num_versions, by_days.num_rounds, by_days.num_young_rounds) == (0, 0, 8)
+        at = await prune_at(by_days.old_enough_at, keep_days=2.0)
+        assert at.num_versions + at.num_rounds > 0
+        assert (await prune_at(by_days.old_enough_at - 2.0, keep_days=2.0)).num_rounds == 0
 
     play(tmp_path, story)
 

@@ -13,6 +13,7 @@ from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.protos.calls import MAX_EARLY_S, MAX_LATE_S, MICROSECONDS, PROBE, DeviceCall, device_id_of
 from fanin.protos.errors import Conflict, FaninError, Unauthenticated, Untimely, public
 from fanin.protos.messages import Enrollment, PrincipalKind, Role
+from fanin.protos.release import __version__
 from fanin.server.access.registry import Registry, token_sha256
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.records import EnrolledDevice
@@ -75,7 +76,12 @@ def test_a_wrong_token_or_one_for_operators_enrolls_no_device(registry: Registry
 @pytest.mark.parametrize("protocol", [0, 2])
 def test_an_unsupported_protocol_enrolls_no_device(registry: Registry, store: SqliteDevices, protocol: int) -> None:
     enrollment = replace(enrollment_with(registry.new_token(Role.DEVICE)), protocol=protocol)
-    with raises(Conflict, f"protocol: got {protocol}, expected 1 to 1; install the coordinator's release of fanin"):
+    age = "a newer" if protocol else "an older"
+    text = (
+        f"protocol: got {protocol}, of {age} release on the device, expected 1; install the coordinator's release of "
+        f"fanin there: pip install 'fanin=={__version__}'"
+    )
+    with raises(Conflict, text):
         registry.check_enrollment(enrollment, CALL, sign(CALL))
     assert store.num_devices == 0
 

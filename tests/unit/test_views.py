@@ -20,6 +20,7 @@ from fanin.protos.messages import (
     ListedRuns,
     RoundInfo,
     RunInfo,
+    RunQuery,
     RunState,
     VersionPublished,
 )
@@ -187,10 +188,20 @@ def test_runs_are_listed_in_pages(tmp_path: Path) -> None:
         run_ids = [f"run-{number:03d}" for number in range(MAX_PAGE_RUNS + 1)]
         for run_id in run_ids:
             await place.state.stores.runs.add_run(values.start(run_id), 5.0)
-        first, second = await place.runs.listed(), await place.runs.listed(MAX_PAGE_RUNS)
+        first = await place.runs.listed()
+        second = await place.runs.listed(RunQuery(after=first.runs[-1].run_id))
         assert [info.run_id for info in (*first.runs, *second.runs)] == run_ids
-        assert (first.num_runs, len(second.runs)) == (len(run_ids), 1)
-        assert (await place.runs.listed(len(run_ids))).runs == ()
+        assert (first.num_runs, second.num_runs) == (len(run_ids), 1)
+        assert (await place.runs.listed(RunQuery(after=run_ids[-1]))).runs == ()
+        newest = await place.runs.listed(RunQuery(newest_first=True, limit=2))
+        assert [info.run_id for info in newest.runs] == [*reversed(run_ids[-2:])]
+        running = RunQuery(states=(RunState.RUNNING,), after=run_ids[-2])
+        assert [info.run_id for info in (await place.runs.listed(running)).runs] == run_ids[-1:]
+        assert (await place.runs.listed(RunQuery(states=(RunState.FAILED, RunState.PAUSED)))).num_runs == 0
+        older = await place.runs.listed(RunQuery(newest_first=True, after=run_ids[-2]))
+        assert (older.runs[0].run_id, older.num_runs) == (run_ids[-3], len(run_ids) - 2)
+        with pytest.raises(NotFound):
+            await place.runs.listed(RunQuery(after="other"))
 
     run_virtual(main())
 

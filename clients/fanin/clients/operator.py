@@ -4,8 +4,9 @@
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Final, Self, TypeVar
 
 from google.protobuf.message import Message
@@ -34,6 +35,8 @@ from fanin.protos.messages import (
     Reclaim,
     RunDescription,
     RunInfo,
+    RunQuery,
+    RunState,
     StartRun,
     Version,
     VersionEvaluation,
@@ -245,22 +248,28 @@ class Operator:
             time.sleep(PAUSE_S)
         raise AssertionError("the last try returns or raises")
 
-    def runs(self) -> tuple[RunInfo, ...]:
-        """Return all Runs."""
+    def runs(self, states: Sequence[RunState] = (), last: int = 0) -> tuple[RunInfo, ...]:
+        """Return Runs, oldest first.
+
+        Args:
+            states: Only Runs in these states; empty: in any.
+            last: The number of the newest Runs to return; 0: all.
+        """
+        check_number("runs: last", last, MAX_TIMES)
         infos: list[RunInfo] = []
+        query = RunQuery(states=tuple(states), newest_first=last > 0, limit=last)
         while True:
-            request = pb.ListRunsRequest(from_index=len(infos))
-            reply = self._unary("ListRuns", request, pb.ListRunsReply)
-            page = from_proto(ListedRuns, reply)
+            request = to_proto(query, pb.ListRunsRequest)
+            page = from_proto(ListedRuns, self._unary("ListRuns", request, pb.ListRunsReply))
             infos += page.runs
-            if len(infos) >= page.num_runs or not page.runs:
-                return tuple(infos)
+            if len(page.runs) >= page.num_runs or not page.runs or len(infos) == last:
+                return tuple(reversed(infos) if last else infos)
+            query = replace(query, after=infos[-1].run_id, limit=last - len(infos) if last else 0)
 
     def run(self, run_id: str) -> RunInfo:
         """Return one Run. Raises NotFound."""
         check_text("run: run_id", run_id)
-        request = pb.GetRunRequest(run_id=run_id)
-        return from_proto(RunInfo, self._unary("GetRun", request, pb.RunInfo))
+        return from_proto(RunInfo, self._unary("GetRun", pb.GetRunRequest(run_id=run_id), pb.RunInfo))
 
     def describe(self, run_id: str, num_rounds: int = 10) -> RunDescription:
         """Return one Run with its active devices and its last Rounds, newest first. Raises NotFound."""

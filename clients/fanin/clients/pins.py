@@ -13,6 +13,7 @@ import os
 import random
 import ssl
 import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,7 @@ from fanin.clients.device.storage.files import replace
 from fanin.clients.probe import cause_of_failure, served_chain
 from fanin.clients.route import Route, route_to
 from fanin.protos.addresses import check_remote
-from fanin.protos.errors import InvalidInput, Unavailable, Untrusted
+from fanin.protos.errors import FaninError, InvalidInput, Unavailable, Untrusted, coded
 
 LOG = logging.getLogger("fanin.clients")
 AUTHORITY_FILE: Final = "ca.pem"
@@ -45,22 +46,28 @@ def parse_fingerprint(what: str, text: str) -> str:
     return digits
 
 
-def fingerprint_of(pem: bytes) -> str:
-    """Return the fingerprint of the first certificate of a PEM text. Raises InvalidInput if there is none."""
+def fingerprints_of(pem: bytes) -> tuple[str, ...]:
+    """Return the fingerprint of each certificate of a PEM text. Raises InvalidInput if there is none."""
+    blocks = pem.decode("ascii", "ignore").split(ssl.PEM_FOOTER)[:-1]
     try:
-        text = pem.decode("ascii", "ignore")
-        begin, end = text.index(ssl.PEM_HEADER), text.index(ssl.PEM_FOOTER) + len(ssl.PEM_FOOTER)
-        return sha256(ssl.PEM_cert_to_DER_cert(text[begin:end])).hexdigest()
-    except ValueError as exc:
+        texts = [f"{block[block.index(ssl.PEM_HEADER) :]}{ssl.PEM_FOOTER}" for block in blocks]
+        fingerprints = tuple(sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest() for text in texts)
+    except ValueError:
+        fingerprints = ()
+    if not fingerprints:
         raise InvalidInput(
             "certificate authority: got no PEM certificate, expected the coordinator's tls/ca.pem", code="FN-0807"
-        ) from exc
+        )
+    return fingerprints
 
 
-def kept_authority(server: str, fingerprint: str, folder: Path) -> bytes:
+def kept_authority(
+    server: str, fingerprint: str, folder: Path, on_failure: Callable[[FaninError, float], None]
+) -> bytes:
     """Return the authority's certificate from a device's folder. Read it from the coordinator first if it is missing.
 
     A coordinator that cannot be reached is tried again after growing pauses, as by a device that takes part.
+    ``on_failure`` gets each cause and the pause after it.
 
     Raises:
         InvalidInput: The folder has another authority.
@@ -69,12 +76,7 @@ def kept_authority(server: str, fingerprint: str, folder: Path) -> bytes:
     path = folder / AUTHORITY_FILE
     if path.exists():
         pem = path.read_bytes()
-        if (kept := fingerprint_of(pem)) != fingerprint:
-            raise InvalidInput(
-                f"{path}: has the fingerprint {kept}, expected {fingerprint} of --ca-fingerprint; give another "
-                "--state, or remove the file if the coordinator has a new authority",
-                code="FN-1483",
-            )
+        check_kept(path, pem, fingerprint)
         return pem
     route, pause_s = route_to(check_remote("server", server), os.environ), FIRST_PAUSE_S
     while True:
@@ -83,13 +85,25 @@ def kept_authority(server: str, fingerprint: str, folder: Path) -> bytes:
         except Untrusted:
             raise
         except Unavailable as exc:
-            LOG.warning("authority: %s", exc)
-            time.sleep(random.uniform(pause_s / 2, pause_s))
+            LOG.warning("authority: %s", coded(exc))
+            drawn_s = random.uniform(pause_s / 2, pause_s)
+            on_failure(exc, drawn_s)
+            time.sleep(drawn_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         else:
             replace(path, pem)
             LOG.info("authority: %s is kept in %s", fingerprint, path)
             return pem
+
+
+def check_kept(path: Path, pem: bytes, fingerprint: str) -> None:
+    """Raise InvalidInput unless a certificate of a file has the fingerprint. Its owner may have appended others."""
+    if fingerprint not in (kept := fingerprints_of(pem)):
+        raise InvalidInput(
+            f"{path}: has the fingerprint {kept[0]}, expected {fingerprint} of --ca-fingerprint; give another "
+            "--state, or remove the file if the coordinator has a new authority",
+            code="FN-1483",
+        )
 
 
 def pinned_authority(route: Route, fingerprint: str) -> bytes:
@@ -109,8 +123,8 @@ def pinned_authority(route: Route, fingerprint: str) -> bytes:
         shown = fingerprints[-1] if fingerprints else "none"
         raise Untrusted(
             f"{route.target}: no certificate there has the fingerprint of --ca-fingerprint: received {shown}, expected "
-            f"{fingerprint}; compare it with the line that fanin serve prints. If it is the same, another program "
-            "answers here, for example a proxy that inspects TLS",
+            f"{fingerprint}; compare it with the join line of the coordinator's operator. If it is the same, "
+            "another program answers here, for example a proxy that inspects TLS; fanin doctor shows who issued it",
             code="FN-1480",
         )
     pem = ssl.DER_cert_to_PEM_cert(matches[0]).encode()

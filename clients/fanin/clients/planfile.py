@@ -42,8 +42,8 @@ class ModelKeys:
     app: Annotated[
         str,
         Key(
-            text="The App to export: `package.module:name`, or `path/to/file.py:name` relative to the working "
-            "directory. A Plan has either `app` or `bundle`.",
+            text="The App to export: `package.module:name`, or `path/to/file.py:name` relative to the Plan's "
+            "file. A Plan has either `app` or `bundle`.",
             see="../howto/export.md",
         ),
     ] = ""

@@ -9,11 +9,13 @@ that this client can trust. ``Unavailable`` may pass. Codes decide, never texts:
 OpenSSL (``X509_V_ERR_..`` and the reason names of ``ssl.SSLError``).
 """
 
+import logging
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from threading import Timer
 from typing import TYPE_CHECKING, Final
 
 from fanin.clients.route import Proxy, Route
@@ -23,11 +25,17 @@ from fanin.protos.errors import FaninError, Unavailable, Untrusted
 if TYPE_CHECKING:
     from cryptography import x509
 
+LOG = logging.getLogger("fanin.clients")
 PROBE_S: Final = 5.0
 """Seconds for each step of a probe. The caller of a failed call waits for it."""
+CONNECT_S: Final = 10.0
+"""Seconds until a connection that neither opens nor fails counts as failed. gRPC's default is 20."""
+SILENT_S: Final = 3.0
+"""Seconds after which a first call without an answer is logged."""
 OTHER_FAMILY: Final = "FN-1498"
 """The code of a coordinator that listens on the other one of IPv4 and IPv6 alone."""
 IPV6: Final = 6
+IPV6_ANY: Final = "[::]"
 MAX_HEADER_BYTES: Final = 16 << 10
 """Longest header of a proxy's reply."""
 _MAX_ISSUER_CHARS: Final = 200
@@ -52,6 +60,19 @@ _OTHER_TLS: Final = (
     *("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION"),
     *("SSLV3_ALERT_HANDSHAKE_FAILURE", "TLSV1_ALERT_INSUFFICIENT_SECURITY"),
 )
+
+
+@contextmanager
+def reported_silence(address: str) -> Iterator[None]:
+    """Log what is tried if the first call to an address, in this context, takes long. Its cause follows at its end."""
+    tried = f"no answer for {SILENT_S:g} s; still trying TCP, TLS and HTTP/2. If it stays so, the cause follows in"
+    waiting = Timer(SILENT_S, LOG.warning, ("%s: %s %g s", address, tried, CONNECT_S + PROBE_S - SILENT_S))
+    waiting.daemon = True
+    waiting.start()
+    try:
+        yield
+    finally:
+        waiting.cancel()
 
 
 def cause_of_failure(route: Route, ca_certificate: bytes) -> FaninError | None:
@@ -108,6 +129,12 @@ def _explained(route: Route) -> Iterator[None]:
             problem = "speaks no TLS version or cipher of this client, expected TLS 1.2 or newer"
             raise _no_coordinator(route, problem) from exc
         raise _broken(route, str(exc.reason or exc)) from exc
+    except TimeoutError as exc:
+        raise Unavailable(
+            f"{route.target}: accepts the connection, but does not answer TLS within {PROBE_S:g} s; a firewall or a "
+            f"proxy probably swallows TLS, or the program there hangs: {_let_pass(route)}{_suffix(route)}",
+            code="FN-1510",
+        ) from exc
     except OSError as exc:
         raise _broken(route, exc.strerror or str(exc)) from exc
 
@@ -116,6 +143,8 @@ def unreachable(route: Route, error: OSError) -> Unavailable:
     """Return the cause of a connection below TLS that failed with an error of the operating system."""
     if route.proxy is None:
         peer, what, remedy = route.target, f"{route.target}", "is the coordinator running there?"
+        if not peer.is_loopback:
+            remedy = "compare it with the join line that the operator of the coordinator has, and ask whether it runs"
     else:
         peer, what = route.proxy.address, f"{route.target}: {route.proxy}"
         remedy = _other_proxy(route.proxy, route)
@@ -125,15 +154,26 @@ def unreachable(route: Route, error: OSError) -> Unavailable:
             remedy = "check the name, and the network of this machine"
         case TimeoutError():
             problem = f"no answer within {PROBE_S:g} s"
-            remedy = "check the address, and that no firewall drops the connection"
-        case ConnectionRefusedError() if ":" in peer.host and route.proxy is None:
-            problem = f"cannot be reached ({error.strerror})"
-            remedy = (
-                f"is the coordinator running there, and does it listen on IPv6: fanin serve --listen [::]:{peer.port}"
+            remedy = "the machine is off, or a firewall drops the packets: check the address" + (
+                f", and {_let_pass(route)}" if route.proxy is None else f", and {remedy}"
             )
+        case ConnectionRefusedError() if route.proxy is None and (listen := _listened(peer)) == IPV6_ANY:
+            problem = f"cannot be reached ({error.strerror})"
+            remedy = f"{remedy.rstrip('?')}, and listens on IPv6, as with --listen {listen}:{peer.port}"
         case _:
             problem = f"cannot be reached ({error.strerror or error})"
     return Unavailable(f"{what}: {problem}; {remedy}", code="FN-0811")
+
+
+def any_address(hosts: Iterable[str]) -> str:
+    """Return the address to listen on so that clients reach these addresses: that of IPv6 also serves IPv4."""
+    return IPV6_ANY if any(":" in host for host in hosts) else "0.0.0.0"
+
+
+def _listened(peer: Address) -> str:
+    with suppress(OSError):
+        return any_address(str(row[4][0]) for row in socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM))
+    return ""
 
 
 @contextmanager
@@ -282,7 +322,7 @@ def _clock_problem(certificates: "list[x509.Certificate]", now: datetime) -> str
             remedy = (
                 "give --ca the coordinator's current tls/ca.pem"
                 if index
-                else "restart the coordinator, which then issues a new one"
+                else "the coordinator did not renew it; its log has the cause"
             )
             return (
                 f"{what} is valid from {begins:%Y-%m-%d %H:%M} to {ends:%Y-%m-%d %H:%M} UTC, but the clock of this "
@@ -333,11 +373,20 @@ def _no_coordinator(route: Route, problem: str) -> Untrusted:
 
 
 def _broken(route: Route, reason: str) -> Unavailable:
-    """The connection broke within TLS: the coordinator stops, or has too many connections."""
+    """The connection broke within TLS: the coordinator stops, has too many connections, or is not permitted."""
     return Unavailable(
-        f"{route.target}: the connection ended before it was secure ({reason}); is the coordinator starting or "
-        f"overloaded? try again later{_suffix(route)}",
+        f"{route.target}: the connection ended before it was secure ({reason}); the coordinator starts or is "
+        "overloaded, or a firewall or a proxy closes connections of TLS; try again later, and if it stays, "
+        f"{_let_pass(route)}{_suffix(route)}",
         code="FN-0816",
+    )
+
+
+def _let_pass(route: Route) -> str:
+    """Return what to ask the people who run the networks."""
+    return (
+        f"ask the administrators of the networks to let TCP port {route.target.port} of {route.target.host} pass, with "
+        "TLS 1.2 or newer and HTTP/2 (ALPN h2), and without inspection"
     )
 
 

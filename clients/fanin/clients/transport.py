@@ -9,14 +9,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from fanin.clients.probe import cause_of_failure
+from fanin.clients.probe import CONNECT_S, cause_of_failure, reported_silence
 from fanin.clients.route import IDLE_MS, KEEPALIVE_MS, Route, check_authority, route_to
 from fanin.edge.bundles.keys import CALL_CONTEXT, SigningKey
 from fanin.edge.tensors import sha256_hex
@@ -107,11 +107,13 @@ class Connection:
         self._ca_certificate = ca_certificate
         self._route = route_to(check_remote("server", address), os.environ)
         self._channel = _open_channel(self._route, ca_certificate)
+        self._silence: AbstractContextManager[None] = reported_silence(address)
 
     def unary(self, method: str, request: bytes, parse: Callable[[bytes], R], call: CallOptions) -> R:
         """Send one request and return one reply. Raises FaninError."""
         call_method = self._channel.unary_unary(method, request_serializer=_as_is, response_deserializer=parse)
-        with self._mapped(call):
+        silence, self._silence = self._silence, nullcontext()
+        with self._mapped(call), silence:
             reply, ended = call_method.with_call(request, metadata=call.metadata, timeout=call.timeout_s)
             call.on_trailing(dict(ended.trailing_metadata() or ()))
             return reply
@@ -324,6 +326,8 @@ def _open_channel(route: Route, ca_certificate: bytes) -> grpc.Channel:
         # Reconnect soon after a coordinator restarts; gRPC's default maximum is two minutes.
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.initial_reconnect_backoff_ms", 200),
+        # In spite of its name: the time for TCP and TLS.
+        ("grpc.min_reconnect_backoff_ms", int(1_000 * CONNECT_S)),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
         ("grpc.client_idle_timeout_ms", IDLE_MS),
         # The route decides, so that gRPC does not read the environment a second time.

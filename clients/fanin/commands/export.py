@@ -200,7 +200,7 @@ def exported_row(exported: "Exported") -> dict[str, object]:
         "num_parameters": manifest.table.num_values,
         "num_local": 0 if manifest.local is None else manifest.local.table.num_values,
         "size_bytes": {name: artifact.size_bytes for name, artifact in manifest.artifacts.items()},
-        "notes": list(exported.notes),
+        "notes": _notes(exported),
         "int8_drop_points": {name: each.drop_points for name, each in measured if each.num_predictions},
         "int8_rise_percent": {name: each.rise_percent for name, each in measured if not each.num_predictions},
         "int8_loss_rise": {name: each.loss_rise for name, each in measured if each.loss_rise is not None},
@@ -218,9 +218,13 @@ def _text(exported: "Exported", out: Path) -> str:
         *([] if manifest.local is None else [f"  parameters that stay    {manifest.local.table.num_values}"]),
         f"  artifacts               {sizes}",
         *(f"  {name:22}  {each}" for name, each in {**exported.measured, **exported.compared}.items()),
-        *(f"  note: {note}" for note in exported.notes),
+        *(f"  note: {note}" for note in _notes(exported)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _notes(exported: "Exported") -> list[str]:
+    return [note for note in (*exported.notes, exported.advice) if note]
 
 
 def _report(name: str, formats: Sequence[str], findings: "Sequence[Finding]", json: str) -> int:

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from fanin.clients.device.footprint import SparingTrainer, give_back, share_one_
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session.protocols import identity_of
 from fanin.clients.device.session.tracing import DeviceTraces
+from fanin.clients.device.site.attempt import JoinAttempt, noted_attempt
 from fanin.clients.device.site.journal import Journal
 from fanin.clients.device.site.record import SitePlace
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
@@ -59,24 +61,25 @@ def main(argv: Sequence[str]) -> int:
     # Check runtime and data before the first call: a device without them cannot take part.
     with wrong_usage():
         _check_options(options)
-    with contextlib.ExitStack() as stack:
+    with noted_attempt(Path(options.state), _place(options)) as attempt, contextlib.ExitStack() as stack:
         trainer, runtime = _flower(options, stack) if options.flower else _graphs(options)
-        return _join(options, trainer, runtime)
+        return _join(options, trainer, runtime, attempt)
 
 
-def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None) -> int:
+def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None, attempt: JoinAttempt) -> int:
     publisher = read_public_key(Path(options.publisher))
     token = _token(options)
     # An authority of --ca is read before the folder is created. One by its fingerprint is kept in the folder.
     connection = Connection(options.server, read_text(Path(options.ca), "--ca").encode()) if options.ca else None
     with hold_folder(Path(options.state)):
-        connection = connection or Connection(options.server, _pinned_authority(options))
+        connection = connection or Connection(options.server, _pinned_authority(options, attempt))
         give_back()
         cache = Cache(Path(options.state), options.cache_mb << 20)
         key = cache.key()
         device = device_id_of(key.public)
         note_scope(LogScope(device=device))
         transport = GrpcTransport(connection, key)
+        place = replace(_place(options), runtime=trainer.runtime, publishers=(publisher,))
         spans = open_spans("fanin-device", options.traces)
         parts = ClientParts(
             transport=transport,
@@ -86,11 +89,12 @@ def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None
             rng=random.Random(),
             serving=Serving(runtime, cache, (publisher,)) if options.serve and runtime else None,
             traces=None if spans is None else DeviceTraces(spans, transport, device, time.time),
-            journal=Journal(Path(options.state), _place(options, trainer, publisher), device),
+            journal=Journal(Path(options.state), place, device),
             identity=identity_of(key),
         )
         try:
             with _page(options):
+                attempt.passed()
                 _take_part(options, token, parts)
         finally:
             if spans is not None:
@@ -110,16 +114,15 @@ def _token(options: argparse.Namespace) -> str:
     return read_token(Path(options.token_file) if options.token_file else None, TOKEN_VARIABLE)
 
 
-def _place(options: argparse.Namespace, trainer: Trainer, publisher: str) -> SitePlace:
+def _place(options: argparse.Namespace) -> SitePlace:
     proxy = route_to(check_remote("--server", options.server), os.environ).proxy
     return SitePlace(
         server=options.server,
         proxy="" if proxy is None else str(proxy),
         ca_file=str(Path(options.ca or Path(options.state) / AUTHORITY_FILE).absolute()),
+        ca_fingerprint=options.ca_fingerprint or "",
         token_file=str(Path(options.token_file).absolute()) if options.token_file else "",
         data=options.data or f"the app {options.flower}",
-        runtime=trainer.runtime,
-        publishers=(publisher,),
     )
 
 
@@ -137,10 +140,10 @@ def _page(options: argparse.Namespace) -> Iterator[None]:
         yield
 
 
-def _pinned_authority(options: argparse.Namespace) -> bytes:
+def _pinned_authority(options: argparse.Namespace, attempt: JoinAttempt) -> bytes:
     """Return the certificate of the coordinator's authority by its fingerprint."""
     with _ending_at_signals():
-        return kept_authority(options.server, options.ca_fingerprint, Path(options.state))
+        return kept_authority(options.server, options.ca_fingerprint, Path(options.state), attempt.retry)
 
 
 def _graphs(options: argparse.Namespace) -> tuple[Trainer, Runtime]:

@@ -9,8 +9,10 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -142,7 +144,7 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         ),
         "bench": Subcommand(summary="measure a coordinator, or ranks, on this machine", module="bench"),
         "completion": Subcommand(
-            summary="print a script that completes subcommands and options in a shell",
+            summary="print a script that completes subcommands, options and names in a shell",
             module="main",
             function="complete",
         ),
@@ -224,7 +226,8 @@ def _run(words: Sequence[str]) -> int:
     except OSError as exc:
         # A path on the command line that does not exist or cannot be opened, or a full disk.
         prefix = f"{exc.filename}: " if exc.filename else ""
-        failure = CommandFailure(f"{prefix}{exc.strerror or exc}{REMEDIES.get(exc.errno or 0, '')}", code="FN-0024")
+        text = f"{prefix}{exc.strerror or exc}{_owner(exc)}{REMEDIES.get(exc.errno or 0, '')}"
+        failure = CommandFailure(text, code="FN-0024")
     except UnicodeEncodeError as exc:
         # Python encodes the name of a file in the locale's encoding.
         failure = CommandFailure(
@@ -246,6 +249,20 @@ def _run(words: Sequence[str]) -> int:
         return 130
     report(f"fanin {name}", failure, words)
     return 1
+
+
+def _owner(error: OSError) -> str:
+    """Return who owns the path of an error of permissions, if that is another user than this one."""
+    if REMEDIES.get(error.errno or 0) != _PERMISSIONS or not isinstance(error.filename, str | Path):
+        return ""
+    path = Path(error.filename)
+    for each in (path, *path.absolute().parents):
+        with suppress(OSError):
+            owner = each.stat().st_uid
+            return (
+                "" if owner == os.geteuid() else f" ({each} belongs to user {owner}, and this is user {os.geteuid()})"
+            )
+    return ""
 
 
 def complete(argv: Sequence[str]) -> int:

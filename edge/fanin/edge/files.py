@@ -136,6 +136,7 @@ def held(folder: Path, remedy: str, *, lock: str = "lock", mode: int = 0o777) ->
 
     Raises:
         Conflict: Another process, or another part of this one, holds the folder.
+        StorageFull: The disk is full.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=mode)
     with (folder / lock).open("a+", encoding="utf-8") as file:
@@ -146,9 +147,12 @@ def held(folder: Path, remedy: str, *, lock: str = "lock", mode: int = 0o777) ->
             number = file.read(MAX_LOCK_CHARS).strip()
             holder = f"process {number}" if number.isascii() and number.isdecimal() else "another process"
             raise Conflict(f"{folder}: in use by {holder}; {remedy}", code="FN-0399") from exc
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        try:
+            # Not buffered: a full disk would fail a second time when the file is closed.
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())
+        except OSError as exc:
+            raise storage_error(f"{folder / lock}", exc) from exc
         yield
 
 

@@ -16,7 +16,7 @@
     +-- StorageFull             no space, quota or file size left to write; no partial data was written
     +-- Unavailable             the peer cannot be reached or asks to wait; retry with back-off
     |   +-- Throttled           the caller calls too often; its other calls wait
-    |   +-- Untrusted           the peer was reached, but is no coordinator to trust: certificate, TLS or protocol
+    |   +-- Untrusted           the peer was reached, but cannot be trusted: certificate, TLS or protocol
     |   +-- StorageUnavailable  a disk or database cannot be written now, for another reason than its size
     |   +-- Untimely            a signed call was repeated, or its time is far from the coordinator's; sign it again
     +-- RuntimeMissing          a graph needs a runtime library that is not installed
@@ -170,7 +170,7 @@ class Throttled(Unavailable):
 
 
 class Untrusted(Unavailable):
-    """The peer was reached, but it is not a coordinator that this client can trust. A retry does not help."""
+    """The peer was reached, but this client cannot trust it. A retry does not help."""
 
     class_code: ClassVar[str] = "FN-0017"
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from fanin.v1 import fleet_pb2 as fanin_dot_v1_dot_fleet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x66\x61nin/v1/access.proto\x12\x08\x66\x61nin.v1\x1a\x14\x66\x61nin/v1/fleet.proto\"\x8e\x02\n\x12\x43reateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.fanin.v1.Role\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x17\n\nlifetime_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08max_uses\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05label\x18\x06 \x01(\t\x12\x34\n\x04tags\x18\x07 \x03(\x0b\x32&.fanin.v1.CreateTokenRequest.TagsEntry\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_lifetime_sB\x0b\n\t_max_uses\"\xe0\x02\n\tTokenInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.fanin.v1.Role\x12\x10\n\x08token_id\x18\x03 \x01(\t\x12\x12\n\ncreated_at\x18\x04 \x01(\x01\x12\x12\n\ncreated_by\x18\x05 \x01(\t\x12\x17\n\nexpires_at\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nrevoked_at\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\x08max_uses\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08num_uses\x18\t \x01(\r\x12\r\n\x05label\x18\n \x01(\t\x12+\n\x04tags\x18\x0b \x03(\x0b\x32\x1d.fanin.v1.TokenInfo.TagsEntry\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_expires_atB\r\n\x0b_revoked_atB\x0b\n\t_max_uses\"\"\n\x11ListTokensRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\"D\n\x0fListTokensReply\x12#\n\x06tokens\x18\x01 \x03(\x0b\x32\x13.fanin.v1.TokenInfo\x12\x0c\n\x04next\x18\x02 \x01(\t\"Z\n\x12RotateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x17\n\nlifetime_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_lifetime_s\"\"\n\x12RevokeTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"/\n\x03\x42\x61n\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\n\n\x02\x62y\x18\x03 \x01(\t\"\xdd\x03\n\nDeviceInfo\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05label\x18\x03 \x01(\t\x12,\n\x04tags\x18\x04 \x03(\x0b\x32\x1e.fanin.v1.DeviceInfo.TagsEntry\x12$\n\x05state\x18\x05 \x01(\x0e\x32\x15.fanin.v1.DeviceState\x12\x13\n\x0b\x65nrolled_at\x18\x06 \x01(\x01\x12\x13\n\x0b\x65nrolled_by\x18\x07 \x01(\t\x12\x1a\n\x03\x62\x61n\x18\x08 \x01(\x0b\x32\r.fanin.v1.Ban\x12\x16\n\tlast_seen\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08runtimes\x18\n \x03(\t\x12\x15\n\rfanin_version\x18\x0b \x01(\t\x12,\n\tcondition\x18\x0c \x01(\x0b\x32\x19.fanin.v1.DeviceCondition\x12\x13\n\x0bnum_updates\x18\r \x01(\r\x12\x16\n\x0elast_rejection\x18\x0e \x01(\t\x12\x18\n\x0brejected_at\x18\x0f \x01(\x01H\x01\x88\x01\x01\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_last_seenB\x0e\n\x0c_rejected_at\"\xbb\x01\n\x12ListDevicesRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\x34\n\x04tags\x18\x02 \x03(\x0b\x32&.fanin.v1.ListDevicesRequest.TagsEntry\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x15.fanin.v1.DeviceStateH\x00\x88\x01\x01\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_state\"\\\n\x10ListDevicesReply\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.fanin.v1.DeviceInfo\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x13\n\x0bnum_devices\x18\x03 \x01(\x04\"%\n\x10GetDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\"\x1c\n\x0bLabelDevice\x12\r\n\x05label\x18\x01 \x01(\t\"r\n\tTagDevice\x12)\n\x03set\x18\x01 \x03(\x0b\x32\x1c.fanin.v1.TagDevice.SetEntry\x12\x0e\n\x06remove\x18\x02 \x03(\t\x1a*\n\x08SetEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1b\n\tBanDevice\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\r\n\x0bUnbanDevice\"\x0e\n\x0cRemoveDevice\"\xf2\x01\n\x13\x43hangeDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12&\n\x05label\x18\x02 \x01(\x0b\x32\x15.fanin.v1.LabelDeviceH\x00\x12\"\n\x03tag\x18\x03 \x01(\x0b\x32\x13.fanin.v1.TagDeviceH\x00\x12\"\n\x03\x62\x61n\x18\x04 \x01(\x0b\x32\x13.fanin.v1.BanDeviceH\x00\x12&\n\x05unban\x18\x05 \x01(\x0b\x32\x15.fanin.v1.UnbanDeviceH\x00\x12(\n\x06remove\x18\x06 \x01(\x0b\x32\x16.fanin.v1.RemoveDeviceH\x00\x42\x06\n\x04what\"\x82\x01\n\nAuditEntry\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07time_us\x18\x02 \x01(\x04\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x0e\n\x06\x64igest\x18\x07 \x01(\t\")\n\x10ListAuditRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\"Z\n\x0eListAuditReply\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.fanin.v1.AuditEntry\x12\x13\n\x0bnum_entries\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\t*a\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_DEVICE\x10\x01\x12\x0f\n\x0bROLE_VIEWER\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03\x12\x0e\n\nROLE_ADMIN\x10\x04*\xa5\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44\x45VICE_STATE_BANNED\x10\x01\x12\x18\n\x14\x44\x45VICE_STATE_WORKING\x10\x02\x12\x18\n\x14\x44\x45VICE_STATE_WAITING\x10\x03\x12\x14\n\x10\x44\x45VICE_STATE_NEW\x10\x04\x12\x15\n\x11\x44\x45VICE_STATE_AWAY\x10\x05\x32\xa4\x04\n\x06\x41\x63\x63\x65ss\x12@\n\x0b\x43reateToken\x12\x1c.fanin.v1.CreateTokenRequest\x1a\x13.fanin.v1.TokenInfo\x12\x44\n\nListTokens\x12\x1b.fanin.v1.ListTokensRequest\x1a\x19.fanin.v1.ListTokensReply\x12@\n\x0bRotateToken\x12\x1c.fanin.v1.RotateTokenRequest\x1a\x13.fanin.v1.TokenInfo\x12@\n\x0bRevokeToken\x12\x1c.fanin.v1.RevokeTokenRequest\x1a\x13.fanin.v1.TokenInfo\x12G\n\x0bListDevices\x12\x1c.fanin.v1.ListDevicesRequest\x1a\x1a.fanin.v1.ListDevicesReply\x12=\n\tGetDevice\x12\x1a.fanin.v1.GetDeviceRequest\x1a\x14.fanin.v1.DeviceInfo\x12\x43\n\x0c\x43hangeDevice\x12\x1d.fanin.v1.ChangeDeviceRequest\x1a\x14.fanin.v1.DeviceInfo\x12\x41\n\tListAudit\x12\x1a.fanin.v1.ListAuditRequest\x1a\x18.fanin.v1.ListAuditReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x66\x61nin/v1/access.proto\x12\x08\x66\x61nin.v1\x1a\x14\x66\x61nin/v1/fleet.proto\"\x8e\x02\n\x12\x43reateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.fanin.v1.Role\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x17\n\nlifetime_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x15\n\x08max_uses\x18\x05 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05label\x18\x06 \x01(\t\x12\x34\n\x04tags\x18\x07 \x03(\x0b\x32&.fanin.v1.CreateTokenRequest.TagsEntry\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_lifetime_sB\x0b\n\t_max_uses\"\xe0\x02\n\tTokenInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.fanin.v1.Role\x12\x10\n\x08token_id\x18\x03 \x01(\t\x12\x12\n\ncreated_at\x18\x04 \x01(\x01\x12\x12\n\ncreated_by\x18\x05 \x01(\t\x12\x17\n\nexpires_at\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nrevoked_at\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\x08max_uses\x18\x08 \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08num_uses\x18\t \x01(\r\x12\r\n\x05label\x18\n \x01(\t\x12+\n\x04tags\x18\x0b \x03(\x0b\x32\x1d.fanin.v1.TokenInfo.TagsEntry\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\r\n\x0b_expires_atB\r\n\x0b_revoked_atB\x0b\n\t_max_uses\"\"\n\x11ListTokensRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\"D\n\x0fListTokensReply\x12#\n\x06tokens\x18\x01 \x03(\x0b\x32\x13.fanin.v1.TokenInfo\x12\x0c\n\x04next\x18\x02 \x01(\t\"Z\n\x12RotateTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x17\n\nlifetime_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_lifetime_s\"\"\n\x12RevokeTokenRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"/\n\x03\x42\x61n\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\n\n\x02\x62y\x18\x03 \x01(\t\"\xdd\x03\n\nDeviceInfo\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x12\n\npublic_key\x18\x02 \x01(\x0c\x12\r\n\x05label\x18\x03 \x01(\t\x12,\n\x04tags\x18\x04 \x03(\x0b\x32\x1e.fanin.v1.DeviceInfo.TagsEntry\x12$\n\x05state\x18\x05 \x01(\x0e\x32\x15.fanin.v1.DeviceState\x12\x13\n\x0b\x65nrolled_at\x18\x06 \x01(\x01\x12\x13\n\x0b\x65nrolled_by\x18\x07 \x01(\t\x12\x1a\n\x03\x62\x61n\x18\x08 \x01(\x0b\x32\r.fanin.v1.Ban\x12\x16\n\tlast_seen\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x10\n\x08runtimes\x18\n \x03(\t\x12\x15\n\rfanin_version\x18\x0b \x01(\t\x12,\n\tcondition\x18\x0c \x01(\x0b\x32\x19.fanin.v1.DeviceCondition\x12\x13\n\x0bnum_updates\x18\r \x01(\r\x12\x16\n\x0elast_rejection\x18\x0e \x01(\t\x12\x18\n\x0brejected_at\x18\x0f \x01(\x01H\x01\x88\x01\x01\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x0c\n\n_last_seenB\x0e\n\x0c_rejected_at\"\xef\x01\n\x12ListDevicesRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\x34\n\x04tags\x18\x02 \x03(\x0b\x32&.fanin.v1.ListDevicesRequest.TagsEntry\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x15.fanin.v1.DeviceStateH\x00\x88\x01\x01\x12\x0e\n\x06prefix\x18\x04 \x01(\t\x12\x15\n\x08unseen_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x1a+\n\tTagsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_stateB\x0b\n\t_unseen_s\"\\\n\x10ListDevicesReply\x12%\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x14.fanin.v1.DeviceInfo\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x13\n\x0bnum_devices\x18\x03 \x01(\x04\"%\n\x10GetDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\"\x1c\n\x0bLabelDevice\x12\r\n\x05label\x18\x01 \x01(\t\"r\n\tTagDevice\x12)\n\x03set\x18\x01 \x03(\x0b\x32\x1c.fanin.v1.TagDevice.SetEntry\x12\x0e\n\x06remove\x18\x02 \x03(\t\x1a*\n\x08SetEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x1b\n\tBanDevice\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\r\n\x0bUnbanDevice\"\x0e\n\x0cRemoveDevice\"\xf2\x01\n\x13\x43hangeDeviceRequest\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12&\n\x05label\x18\x02 \x01(\x0b\x32\x15.fanin.v1.LabelDeviceH\x00\x12\"\n\x03tag\x18\x03 \x01(\x0b\x32\x13.fanin.v1.TagDeviceH\x00\x12\"\n\x03\x62\x61n\x18\x04 \x01(\x0b\x32\x13.fanin.v1.BanDeviceH\x00\x12&\n\x05unban\x18\x05 \x01(\x0b\x32\x15.fanin.v1.UnbanDeviceH\x00\x12(\n\x06remove\x18\x06 \x01(\x0b\x32\x16.fanin.v1.RemoveDeviceH\x00\x42\x06\n\x04what\"\x82\x01\n\nAuditEntry\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07time_us\x18\x02 \x01(\x04\x12\x11\n\tprincipal\x18\x03 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x04 \x01(\t\x12\x0f\n\x07subject\x18\x05 \x01(\t\x12\x0f\n\x07outcome\x18\x06 \x01(\t\x12\x0e\n\x06\x64igest\x18\x07 \x01(\t\")\n\x10ListAuditRequest\x12\x15\n\rfrom_sequence\x18\x01 \x01(\x04\"Z\n\x0eListAuditReply\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.fanin.v1.AuditEntry\x12\x13\n\x0bnum_entries\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\t*a\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_DEVICE\x10\x01\x12\x0f\n\x0bROLE_VIEWER\x10\x02\x12\x11\n\rROLE_OPERATOR\x10\x03\x12\x0e\n\nROLE_ADMIN\x10\x04*\xa5\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44\x45VICE_STATE_BANNED\x10\x01\x12\x18\n\x14\x44\x45VICE_STATE_WORKING\x10\x02\x12\x18\n\x14\x44\x45VICE_STATE_WAITING\x10\x03\x12\x14\n\x10\x44\x45VICE_STATE_NEW\x10\x04\x12\x15\n\x11\x44\x45VICE_STATE_AWAY\x10\x05\x32\xa4\x04\n\x06\x41\x63\x63\x65ss\x12@\n\x0b\x43reateToken\x12\x1c.fanin.v1.CreateTokenRequest\x1a\x13.fanin.v1.TokenInfo\x12\x44\n\nListTokens\x12\x1b.fanin.v1.ListTokensRequest\x1a\x19.fanin.v1.ListTokensReply\x12@\n\x0bRotateToken\x12\x1c.fanin.v1.RotateTokenRequest\x1a\x13.fanin.v1.TokenInfo\x12@\n\x0bRevokeToken\x12\x1c.fanin.v1.RevokeTokenRequest\x1a\x13.fanin.v1.TokenInfo\x12G\n\x0bListDevices\x12\x1c.fanin.v1.ListDevicesRequest\x1a\x1a.fanin.v1.ListDevicesReply\x12=\n\tGetDevice\x12\x1a.fanin.v1.GetDeviceRequest\x1a\x14.fanin.v1.DeviceInfo\x12\x43\n\x0c\x43hangeDevice\x12\x1d.fanin.v1.ChangeDeviceRequest\x1a\x14.fanin.v1.DeviceInfo\x12\x41\n\tListAudit\x12\x1a.fanin.v1.ListAuditRequest\x1a\x18.fanin.v1.ListAuditReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,10 +42,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTDEVICESREQUEST_TAGSENTRY']._serialized_options = b'8\001'
   _globals['_TAGDEVICE_SETENTRY']._loaded_options = None
   _globals['_TAGDEVICE_SETENTRY']._serialized_options = b'8\001'
-  _globals['_ROLE']._serialized_start=2490
-  _globals['_ROLE']._serialized_end=2587
-  _globals['_DEVICESTATE']._serialized_start=2590
-  _globals['_DEVICESTATE']._serialized_end=2755
+  _globals['_ROLE']._serialized_start=2542
+  _globals['_ROLE']._serialized_end=2639
+  _globals['_DEVICESTATE']._serialized_start=2642
+  _globals['_DEVICESTATE']._serialized_end=2807
   _globals['_CREATETOKENREQUEST']._serialized_start=58
   _globals['_CREATETOKENREQUEST']._serialized_end=328
   _globals['_CREATETOKENREQUEST_TAGSENTRY']._serialized_start=257
@@ -69,33 +69,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEVICEINFO_TAGSENTRY']._serialized_start=257
   _globals['_DEVICEINFO_TAGSENTRY']._serialized_end=300
   _globals['_LISTDEVICESREQUEST']._serialized_start=1449
-  _globals['_LISTDEVICESREQUEST']._serialized_end=1636
+  _globals['_LISTDEVICESREQUEST']._serialized_end=1688
   _globals['_LISTDEVICESREQUEST_TAGSENTRY']._serialized_start=257
   _globals['_LISTDEVICESREQUEST_TAGSENTRY']._serialized_end=300
-  _globals['_LISTDEVICESREPLY']._serialized_start=1638
-  _globals['_LISTDEVICESREPLY']._serialized_end=1730
-  _globals['_GETDEVICEREQUEST']._serialized_start=1732
-  _globals['_GETDEVICEREQUEST']._serialized_end=1769
-  _globals['_LABELDEVICE']._serialized_start=1771
-  _globals['_LABELDEVICE']._serialized_end=1799
-  _globals['_TAGDEVICE']._serialized_start=1801
-  _globals['_TAGDEVICE']._serialized_end=1915
-  _globals['_TAGDEVICE_SETENTRY']._serialized_start=1873
-  _globals['_TAGDEVICE_SETENTRY']._serialized_end=1915
-  _globals['_BANDEVICE']._serialized_start=1917
-  _globals['_BANDEVICE']._serialized_end=1944
-  _globals['_UNBANDEVICE']._serialized_start=1946
-  _globals['_UNBANDEVICE']._serialized_end=1959
-  _globals['_REMOVEDEVICE']._serialized_start=1961
-  _globals['_REMOVEDEVICE']._serialized_end=1975
-  _globals['_CHANGEDEVICEREQUEST']._serialized_start=1978
-  _globals['_CHANGEDEVICEREQUEST']._serialized_end=2220
-  _globals['_AUDITENTRY']._serialized_start=2223
-  _globals['_AUDITENTRY']._serialized_end=2353
-  _globals['_LISTAUDITREQUEST']._serialized_start=2355
-  _globals['_LISTAUDITREQUEST']._serialized_end=2396
-  _globals['_LISTAUDITREPLY']._serialized_start=2398
-  _globals['_LISTAUDITREPLY']._serialized_end=2488
-  _globals['_ACCESS']._serialized_start=2758
-  _globals['_ACCESS']._serialized_end=3306
+  _globals['_LISTDEVICESREPLY']._serialized_start=1690
+  _globals['_LISTDEVICESREPLY']._serialized_end=1782
+  _globals['_GETDEVICEREQUEST']._serialized_start=1784
+  _globals['_GETDEVICEREQUEST']._serialized_end=1821
+  _globals['_LABELDEVICE']._serialized_start=1823
+  _globals['_LABELDEVICE']._serialized_end=1851
+  _globals['_TAGDEVICE']._serialized_start=1853
+  _globals['_TAGDEVICE']._serialized_end=1967
+  _globals['_TAGDEVICE_SETENTRY']._serialized_start=1925
+  _globals['_TAGDEVICE_SETENTRY']._serialized_end=1967
+  _globals['_BANDEVICE']._serialized_start=1969
+  _globals['_BANDEVICE']._serialized_end=1996
+  _globals['_UNBANDEVICE']._serialized_start=1998
+  _globals['_UNBANDEVICE']._serialized_end=2011
+  _globals['_REMOVEDEVICE']._serialized_start=2013
+  _globals['_REMOVEDEVICE']._serialized_end=2027
+  _globals['_CHANGEDEVICEREQUEST']._serialized_start=2030
+  _globals['_CHANGEDEVICEREQUEST']._serialized_end=2272
+  _globals['_AUDITENTRY']._serialized_start=2275
+  _globals['_AUDITENTRY']._serialized_end=2405
+  _globals['_LISTAUDITREQUEST']._serialized_start=2407
+  _globals['_LISTAUDITREQUEST']._serialized_end=2448
+  _globals['_LISTAUDITREPLY']._serialized_start=2450
+  _globals['_LISTAUDITREPLY']._serialized_end=2540
+  _globals['_ACCESS']._serialized_start=2810
+  _globals['_ACCESS']._serialized_end=3358
 # @@protoc_insertion_point(module_scope)

@@ -499,10 +499,16 @@ class ListDevicesRequest(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    UNSEEN_S_FIELD_NUMBER: _builtins.int
     after: _builtins.str
     """Empty for the first page, then `next` of the page before."""
     state: Global___DeviceState.ValueType
     """Only devices in this state; absent: in any."""
+    prefix: _builtins.str
+    """Only devices whose ids begin so."""
+    unseen_s: _builtins.float
+    """Only devices whose last check-in, or enrollment without one, was more than so many seconds ago; absent: any."""
     @_builtins.property
     def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Only devices that have all of these tags."""
@@ -513,14 +519,21 @@ class ListDevicesRequest(_message.Message):
         after: _builtins.str = ...,
         tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         state: Global___DeviceState.ValueType | None = ...,
+        prefix: _builtins.str = ...,
+        unseen_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_state", b"_state", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_state", b"_state", "_unseen_s", b"_unseen_s", "state", b"state", "unseen_s", b"unseen_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state", b"_state", "after", b"after", "state", b"state", "tags", b"tags"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state", b"_state", "_unseen_s", b"_unseen_s", "after", b"after", "prefix", b"prefix", "state", b"state", "tags", b"tags", "unseen_s", b"unseen_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__state: _TypeAlias = _typing.Literal["state"]  # noqa: Y015
     _WhichOneofArgType__state: _TypeAlias = _typing.Literal["_state", b"_state"]  # noqa: Y015
+    _WhichOneofReturnType__unseen_s: _TypeAlias = _typing.Literal["unseen_s"]  # noqa: Y015
+    _WhichOneofArgType__unseen_s: _TypeAlias = _typing.Literal["_unseen_s", b"_unseen_s"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__state) -> _WhichOneofReturnType__state | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__unseen_s) -> _WhichOneofReturnType__unseen_s | None: ...
 
 Global___ListDevicesRequest: _TypeAlias = ListDevicesRequest  # noqa: Y015
 

@@ -538,17 +538,31 @@ Global___Principal: _TypeAlias = Principal  # noqa: Y015
 class ListRunsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    FROM_INDEX_FIELD_NUMBER: _builtins.int
-    from_index: _builtins.int
-    """0 for the first page, then the number of Runs received so far."""
+    AFTER_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
+    NEWEST_FIRST_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    after: _builtins.str
+    """Empty for the first page, then the id of the last Run of the page before."""
+    newest_first: _builtins.bool
+    """The newest Run first instead of the oldest."""
+    limit: _builtins.int
+    """At most so many Runs; 0: as many as a page has."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___RunState.ValueType]:
+        """Only Runs in these states; empty: in any."""
+
     def __init__(
         self,
         *,
-        from_index: _builtins.int = ...,
+        after: _builtins.str = ...,
+        states: _abc.Iterable[Global___RunState.ValueType] | None = ...,
+        newest_first: _builtins.bool = ...,
+        limit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["from_index", b"from_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "newest_first", b"newest_first", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -561,7 +575,7 @@ class ListRunsReply(_message.Message):
     RUNS_FIELD_NUMBER: _builtins.int
     NUM_RUNS_FIELD_NUMBER: _builtins.int
     num_runs: _builtins.int
-    """The Runs of the coordinator."""
+    """The Runs that the request selects, those of later pages included."""
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunInfo]:
         """At most 100, and fewer if their Plans are large."""
@@ -616,6 +630,7 @@ class RunInfo(_message.Message):
     BEST_EVALUATION_FIELD_NUMBER: _builtins.int
     MAX_ROUNDS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_PUBLISHER_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     bundle_sha256: _builtins.str
@@ -630,6 +645,8 @@ class RunInfo(_message.Message):
     """Rounds to publish since the Run started, or since the last command that set their number."""
     epoch: _builtins.int
     """The epoch of the newest Version."""
+    waits_for_publisher: _builtins.bool
+    """Whether the Run was restored from a backup and its publisher did not reclaim it since."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
         """Absent if the record of the Run is damaged. Then the fields up to reason are empty, too."""
@@ -660,10 +677,11 @@ class RunInfo(_message.Message):
         best_evaluation: Global___VersionEvaluation | None = ...,
         max_rounds: _builtins.int = ...,
         epoch: _builtins.int = ...,
+        waits_for_publisher: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "newest_evaluation", b"newest_evaluation", "plan", b"plan", "started_by", b"started_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "bundle_sha256", b"bundle_sha256", "epoch", b"epoch", "max_rounds", b"max_rounds", "newest_evaluation", b"newest_evaluation", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "bundle_sha256", b"bundle_sha256", "epoch", b"epoch", "max_rounds", b"max_rounds", "newest_evaluation", b"newest_evaluation", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256", "waits_for_publisher", b"waits_for_publisher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2141,6 +2159,12 @@ class PruneReply(_message.Message):
     UPDATE_BYTES_FIELD_NUMBER: _builtins.int
     NUM_EVENTS_FIELD_NUMBER: _builtins.int
     APPLIED_FIELD_NUMBER: _builtins.int
+    RETENTION_FIELD_NUMBER: _builtins.int
+    NUM_STORED_VERSIONS_FIELD_NUMBER: _builtins.int
+    NUM_STORED_ROUNDS_FIELD_NUMBER: _builtins.int
+    NUM_YOUNG_VERSIONS_FIELD_NUMBER: _builtins.int
+    NUM_YOUNG_ROUNDS_FIELD_NUMBER: _builtins.int
+    OLD_ENOUGH_AT_FIELD_NUMBER: _builtins.int
     num_versions: _builtins.int
     """Versions without their parameters from now on, and the bytes that no other Version needs."""
     version_bytes: _builtins.int
@@ -2151,6 +2175,17 @@ class PruneReply(_message.Message):
     num_events: _builtins.int
     applied: _builtins.bool
     """Whether it was removed."""
+    num_stored_versions: _builtins.int
+    """Versions with stored parameters and Rounds with stored Updates, before it was removed."""
+    num_stored_rounds: _builtins.int
+    num_young_versions: _builtins.int
+    """Those that only their age keeps, and when the first of them is old enough, in seconds since the Unix epoch."""
+    num_young_rounds: _builtins.int
+    old_enough_at: _builtins.float
+    @_builtins.property
+    def retention(self) -> _plan_pb2.Retention:
+        """The limits in effect: those of the request, of the Plan or of the coordinator."""
+
     def __init__(
         self,
         *,
@@ -2161,10 +2196,16 @@ class PruneReply(_message.Message):
         update_bytes: _builtins.int = ...,
         num_events: _builtins.int = ...,
         applied: _builtins.bool = ...,
+        retention: _plan_pb2.Retention | None = ...,
+        num_stored_versions: _builtins.int = ...,
+        num_stored_rounds: _builtins.int = ...,
+        num_young_versions: _builtins.int = ...,
+        num_young_rounds: _builtins.int = ...,
+        old_enough_at: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["retention", b"retention"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "num_events", b"num_events", "num_rounds", b"num_rounds", "num_updates", b"num_updates", "num_versions", b"num_versions", "update_bytes", b"update_bytes", "version_bytes", b"version_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "num_events", b"num_events", "num_rounds", b"num_rounds", "num_stored_rounds", b"num_stored_rounds", "num_stored_versions", b"num_stored_versions", "num_updates", b"num_updates", "num_versions", b"num_versions", "num_young_rounds", b"num_young_rounds", "num_young_versions", b"num_young_versions", "old_enough_at", b"old_enough_at", "retention", b"retention", "update_bytes", b"update_bytes", "version_bytes", b"version_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,6 +24,7 @@ from fanin.protos.messages import (
     ListedRuns,
     Prune,
     Reclaim,
+    RunQuery,
     StartRun,
     Version,
     WatchReply,
@@ -37,7 +38,7 @@ from fanin.server.access.authority import ServerIdentity
 from fanin.server.access.connections import Connections
 from fanin.server.access.interceptors import LOG, Rim, Waits, principal_of
 from fanin.server.access.limited_log import MAX_LINES, LimitedLog
-from fanin.server.access.rates import CallLimits, CallRates
+from fanin.server.access.rates import CallLimits, CallRates, Sources
 from fanin.server.access.registry import Registry
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.commands import carry_out
@@ -163,7 +164,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
     async def ListRuns(self, request: control_pb2.ListRunsRequest, context: object) -> control_pb2.ListRunsReply:
         """See control.proto."""
-        return page_of_runs(await self._runs.listed(request.from_index))
+        return page_of_runs(await self._runs.listed(from_proto(RunQuery, request)))
 
     async def GetRun(self, request: control_pb2.GetRunRequest, context: object) -> control_pb2.RunInfo:
         """See control.proto."""
@@ -224,6 +225,7 @@ class Services:
     waits: Waits = field(default_factory=Waits)
     connections: Connections = field(default_factory=Connections)
     calls: CallLimits = field(default_factory=CallLimits)
+    sources: Sources = field(default_factory=lambda: Sources(time.monotonic, time.time))
     max_refused_lines: int = MAX_LINES
     instruments: Instruments = field(default_factory=lambda: Instruments(time.time))
 
@@ -265,7 +267,7 @@ def bind_server(services: Services, identity: Callable[[], ServerIdentity], addr
     """
     refused = LimitedLog(LOG, services.max_refused_lines)
     rim, calls = (
-        Rim(services.registry, services.waits, CallRates(services.calls, time.monotonic), refused),
+        Rim(services.registry, services.waits, CallRates(services.calls, time.monotonic, services.sources), refused),
         CallInterceptor(services.instruments),
     )
     server = aio.server(

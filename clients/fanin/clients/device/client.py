@@ -235,7 +235,8 @@ class _ClientHost:
         if isinstance(event, e.Answered) and isinstance(event.answer, m.Assigned):
             _note_work(event.answer.assignment)
         # After ``stop`` the app closes the connection, so the call under way fails as intended.
-        if isinstance(event, e.Lost | e.Moot | e.Unable | e.Denied) and not self._conditions.is_stopping:
+        # An event Denied ends ``run`` with its reason as the error, which is printed once, by the caller.
+        if isinstance(event, e.Lost | e.Moot | e.Unable) and not self._conditions.is_stopping:
             LOG.warning("%s: %s", action.label, event.reason)
         if isinstance(event, e.Answered) and isinstance(event.answer, m.Rejected):
             LOG.warning("checkin: rejected (%s): %s", event.answer.reason.value, event.answer.text)

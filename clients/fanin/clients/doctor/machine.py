@@ -6,12 +6,14 @@ import shutil
 import stat
 import subprocess
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from fanin.clients.device.site.record import RECORD_FILE
 from fanin.clients.doctor.checks import CheckResult, fail, ok, warn, within
 from fanin.edge.runtimes.available import RUNTIMES, RuntimeRecord
 from fanin.protos.messages import OLDEST_PROTOCOL, PROTOCOL
@@ -34,8 +36,7 @@ def release_finding() -> CheckResult:
 
 def disk_finding(folder: Path) -> CheckResult:
     """Return the finding about the space for a folder, which may not exist yet."""
-    place = next(each for each in (folder, *folder.absolute().parents) if each.is_dir())
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(_existing(folder)).free
     text = f"{free / 1e9:.1f} GB are free for {folder}"
     fix = f"free some space, see: du -sh {folder}; or choose another --state"
     if free < TOO_LITTLE_BYTES:
@@ -45,23 +46,36 @@ def disk_finding(folder: Path) -> CheckResult:
 
 def files_finding(folder: Path, secrets: Collection[Path]) -> CheckResult:
     """Return the finding about the permissions of a folder and of the secrets in it."""
-    place = folder if folder.exists() else folder.absolute().parent
-    if not os.access(place, os.W_OK | os.X_OK):
-        owner = place.stat().st_uid
-        return fail(
-            "files",
-            f"this user ({os.getuid()}) may not write in {place}, which belongs to user {owner}",
-            f"chown -R {os.getuid()} {place}",
-        )
-    unreadable = [path for path in secrets if path.exists() and not os.access(path, os.R_OK)]
+    place = _existing(folder)
+    if not os.access(place, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        return _of_other_user("write in", place)
+    unreadable = [path for path in (*secrets, folder / RECORD_FILE) if path.exists() and not os.access(path, os.R_OK)]
     if unreadable:
-        return fail("files", f"this user may not read {unreadable[0]}", f"chown {os.getuid()} {unreadable[0]}")
+        return _of_other_user("read", unreadable[0])
     is_private = not place.stat().st_mode & _OTHERS
     exposed = [path for path in secrets if path.exists() and path.stat().st_mode & _OTHERS]
     if exposed and not is_private:
         names = " ".join(str(path) for path in exposed)
         return warn("files", f"other users of this machine can read or change {names}", f"chmod go= {names}")
     return ok("files", f"{folder} is writable, and its keys are private")
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists and that this user can see."""
+    for place in (folder, *folder.absolute().parents):
+        with suppress(PermissionError):
+            if place.is_dir():
+                return place
+    return Path("/")
+
+
+def _of_other_user(action: str, path: Path) -> CheckResult:
+    owner, user = path.stat().st_uid, os.geteuid()
+    return fail(
+        "files",
+        f"this user ({user}) may not {action} {path}, which belongs to user {owner}",
+        f"start fanin as that user (sudo -u '#{owner}' fanin ...), or give it to this one: chown -R {user} {path}",
+    )
 
 
 def runtime_findings(*, is_needed: bool) -> Iterator[CheckResult]:

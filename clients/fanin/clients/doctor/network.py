@@ -11,13 +11,19 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from typing import Final
 
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.hashes import SHA256
+
 from fanin.clients.doctor.checks import CheckResult, fail, failed, ok, skip, warn, within
-from fanin.clients.probe import OTHER_FAMILY, cause_of_failure, other_loopback, served_chain
+from fanin.clients.pins import pinned_authority
+from fanin.clients.probe import OTHER_FAMILY, any_address, cause_of_failure, other_loopback, served_chain
 from fanin.clients.route import EXCEPTIONS, PROXIES, Route, route_to
 from fanin.protos.addresses import Address, ip_of
 from fanin.protos.errors import FaninError, InvalidInput
@@ -25,9 +31,12 @@ from fanin.protos.errors import FaninError, InvalidInput
 CONNECT_S: Final = 3.0
 """Seconds until a port that does not answer counts as filtered."""
 MAX_ADDRESSES: Final = 8
+MAX_ISSUER_CHARS: Final = 200
 IGNORED: Final = ("HTTP_PROXY", "all_proxy", "ALL_PROXY")
 """Variables of proxies that other programs read and fanin does not."""
 SLOW_S: Final = 1.0
+THIRD_PARTY: Final = "FN-1511"
+"""The code of a certificate by another authority than the coordinator's, which the client trusts, too."""
 UNREACHABLE: Final = "FN-0811"
 """The code with which ``fanin join`` reports a name or a port that leads nowhere."""
 _REFUSED: Final = (errno.ECONNREFUSED, errno.ECONNRESET)
@@ -53,7 +62,11 @@ class Attempt:
 
 
 def network_findings(
-    target: Address, ca_certificate: bytes | None, environment: Mapping[str, str] | None = None
+    target: Address,
+    ca_certificate: bytes | None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    fingerprint: str = "",
 ) -> list[CheckResult]:
     """Return the findings about the way to a coordinator.
 
@@ -61,6 +74,7 @@ def network_findings(
         target: Its address.
         ca_certificate: The authority that the client trusts (PEM); None if it has none yet.
         environment: The variables of proxies; default: those of this process.
+        fingerprint: That of the coordinator's own authority; "" if it is unknown.
     """
     variables = os.environ if environment is None else environment
     try:
@@ -78,7 +92,7 @@ def network_findings(
     findings += _port(peer, route, attempts)
     if not any(each.is_open for each in attempts):
         return [*findings, skip("tls", "the port is not open")]
-    return [*findings, _tls(route, ca_certificate)]
+    return [*findings, _tls(route, ca_certificate, fingerprint)]
 
 
 def _proxy(route: Route, environment: Mapping[str, str]) -> CheckResult:
@@ -165,7 +179,7 @@ def _port(peer: Address, route: Route, attempts: Sequence[Attempt]) -> Iterator[
         yield fail("port", text, fix, OTHER_FAMILY)
     elif "refused" in closed:
         text = f"the machine of {what} answers, but no program listens on port {peer.port} ({outcomes})"
-        yield fail("port", text, _start(peer, route), UNREACHABLE)
+        yield fail("port", text, _listen(peer, route, attempts), UNREACHABLE)
     elif "no route" in closed:
         text = f"no route leads to {peer.host} ({outcomes})"
         yield fail("port", text, f"check the network: ip route get {attempts[0].host}", UNREACHABLE)
@@ -177,12 +191,16 @@ def _port(peer: Address, route: Route, attempts: Sequence[Attempt]) -> Iterator[
     yield _ipv6(attempts)
 
 
-def _start(peer: Address, route: Route) -> str:
+def _listen(peer: Address, route: Route, attempts: Sequence[Attempt]) -> str:
+    """Return what to do about a port on which no program listens. Only its operator can start the coordinator."""
     if route.proxy is not None:
         return f"correct ${route.proxy.variable}, or export NO_PROXY={route.target.host}"
     if peer.is_loopback:
         return f"fanin serve --listen {peer}"
-    return f"on its machine: fanin serve --listen 0.0.0.0:{peer.port} --name {peer.host}"
+    return (
+        f"compare {peer} with the join line that the operator of the coordinator has, and ask the operator whether it "
+        f"runs and listens there, as with --listen {any_address(each.host for each in attempts)}:{peer.port}"
+    )
 
 
 def _ipv6(attempts: Sequence[Attempt]) -> CheckResult:
@@ -202,16 +220,69 @@ def _ipv6(attempts: Sequence[Attempt]) -> CheckResult:
     return fail("ipv6", f"{new[0].host}: {new[0].outcome}", "check it with: ip -6 route")
 
 
-def _tls(route: Route, ca_certificate: bytes | None) -> CheckResult:
+def _tls(route: Route, ca_certificate: bytes | None, fingerprint: str) -> CheckResult:
     if ca_certificate is None:
-        return _unverified(route)
+        return _pinned(route, fingerprint) if fingerprint else _unverified(route)
     try:
         cause = cause_of_failure(route, ca_certificate)
     except ValueError:
         return fail("tls", "--ca has no PEM certificate", "copy tls/ca.pem from the coordinator's folder")
-    if cause is None:
-        return ok("tls", f"the certificate is for {route.target.host}, by the authority of --ca, and valid now")
-    return failed("tls", cause)
+    return _issued(route, ca_certificate, fingerprint) if cause is None else failed("tls", cause)
+
+
+def _issued(route: Route, ca_certificate: bytes, fingerprint: str) -> CheckResult:
+    """Return the finding about a certificate that verifies: another authority of --ca than the coordinator's reads all.
+
+    The coordinator's own one has the fingerprint, or it is the first in the file, to which the owner appended others.
+    """
+    own_one = ok("tls", f"the certificate is for {route.target.host}, by the authority of --ca, and valid now")
+    try:
+        chain = served_chain(route)
+        served = [x509.load_der_x509_certificate(each) for each in chain]
+        authorities = x509.load_pem_x509_certificates(ca_certificate)
+    except FaninError as exc:
+        return failed("tls", exc)
+    except ValueError:
+        # OpenSSL reads certificates that cryptography does not.
+        return own_one
+    issuers = [each.fingerprint(SHA256()).hex() for each in authorities if _has_issued(each, served)]
+    own = fingerprint or authorities[0].fingerprint(SHA256()).hex()
+    if not issuers or own in issuers:
+        return own_one
+    text = (
+        f"the certificate is issued by {_issuer_of(chain)!r} (fingerprint {issuers[0]}), which --ca trusts, and not by "
+        f"the coordinator's own authority ({own}): a third party, which holds that key, reads and can change what this "
+        "machine exchanges with the coordinator, also its token"
+    )
+    fix = f"ask the administrator of the proxy to exempt {route.target}, then remove that certificate from --ca"
+    sure = "" if fingerprint else "; to be sure which authority is the own one, pass --ca-fingerprint of the join line"
+    return replace(warn("tls", text, f"{fix}{sure}"), code=THIRD_PARTY)
+
+
+def _issuer_of(chain: Sequence[bytes]) -> str:
+    """Return the name of the authority that issued the first certificate of a chain, in DER."""
+    with suppress(ValueError, IndexError):
+        return x509.load_der_x509_certificate(chain[0]).issuer.rfc4514_string()[:MAX_ISSUER_CHARS]
+    return "an authority whose name cannot be read"
+
+
+def _has_issued(authority: x509.Certificate, chain: Sequence[x509.Certificate]) -> bool:
+    for each in chain:
+        with suppress(ValueError, TypeError, InvalidSignature):
+            each.verify_directly_issued_by(authority)
+            return True
+    return False
+
+
+def _pinned(route: Route, fingerprint: str) -> CheckResult:
+    try:
+        pinned_authority(route, fingerprint)
+    except FaninError as exc:
+        issuer = ""
+        with suppress(FaninError):
+            issuer = f"; the certificate there is issued by {_issuer_of(served_chain(route))!r}"
+        return replace(failed("tls", exc), text=f"{exc}{issuer}")
+    return ok("tls", f"the certificate is for {route.target.host}, by the authority of --ca-fingerprint, and valid now")
 
 
 def _unverified(route: Route) -> CheckResult:
@@ -222,6 +293,6 @@ def _unverified(route: Route) -> CheckResult:
     digest = sha256(chain[-1]).hexdigest()
     return warn(
         "tls",
-        f"not verified, because --ca is missing; the authority that answers has the fingerprint {digest}",
-        "compare it with the line of fanin serve, then join with --ca-fingerprint",
+        f"not verified: --ca and --ca-fingerprint are missing; the authority there has the fingerprint {digest}",
+        "compare it with the line of the coordinator's operator, then pass it as --ca-fingerprint",
     )

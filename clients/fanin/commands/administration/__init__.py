@@ -2,5 +2,6 @@
 
 - ``verbs``: the choice of a verb
 - ``rows``: tokens and devices as text and as JSON
+- ``selection``: the devices that a command shows or changes
 - ``token``, ``device``, ``audit``: the subcommands
 """

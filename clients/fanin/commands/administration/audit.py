@@ -83,18 +83,25 @@ def verify(
         if head is not None:
             check_digest("--head", head)
     chain = AuditChain(head or "")
-    problem = ""
+    problem = code = ""
     try:
         _read(chain, state or DEFAULT_STATE, (server, ca, token_file))
     except Corrupted as exc:
-        problem = str(exc)
+        problem, code = str(exc), exc.code
     if json:
-        row = {"entries": chain.num_entries, "head": chain.digest, "verified": not problem, "problem": problem}
-        write_json(json, row | {"head_entry": chain.head_sequence or None})
+        row = {
+            "entries": chain.num_entries,
+            "head": chain.digest,
+            "verified": not problem,
+            "problem": problem,
+            "code": code,
+        }
+        restores = [audit_row(entry) for entry in chain.restores]
+        write_json(json, row | {"head_entry": chain.head_sequence or None, "restores": restores})
     if prints_text(json):
         contains = f"; entry {chain.head_sequence} is the given head" if chain.head_sequence else ""
         good = f"{counted(chain.num_entries, 'entry', 'entries')} verified, head {chain.digest}{contains}\n"
-        sys.stdout.write(f"{problem}\n" if problem else good)
+        sys.stdout.write(f"{problem} [{code}]\n" if problem else good + "".join(map(line_of, chain.restores)))
     return int(bool(problem))
 
 

@@ -2,20 +2,25 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from fanin.commands.administration.rows import (
-    condition_text,
-    device_lines,
-    device_row,
-    tags_of,
-    tags_text,
-    time_text,
+from fanin.commands.administration.rows import device_lines, device_row, tags_of
+from fanin.commands.administration.selection import (
+    ChangedDevices,
+    DeviceFilters,
+    DevicesArgument,
+    DryRunOption,
+    OnlyOption,
+    PrefixOption,
+    TagOption,
+    UnseenOption,
+    YesOption,
+    change_all,
+    device_table,
+    pages_of,
 )
 from fanin.commands.administration.verbs import Verbs, administrator, run_verb
 from fanin.commands.console.tables import print_tables
@@ -32,11 +37,10 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import wrong_usage
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import (
+    AnyDeviceChange,
     BanDevice,
     DeviceChange,
     DeviceInfo,
-    DeviceQuery,
-    DeviceState,
     LabelDevice,
     RemoveDevice,
     TagDevice,
@@ -61,14 +65,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def list_devices(
-    tag: Annotated[
-        list[str] | None,
-        typer.Option("--tag", metavar="NAME=VALUE", help="Only devices with this tag; repeatable: with all of them."),
-    ] = None,
-    state_filter: Annotated[
-        str,
-        typer.Option("--only", metavar="STATE", help="Only devices that are banned, working, waiting, new or away."),
-    ] = "",
+    tag: TagOption = None,
+    state_filter: OnlyOption = "",
+    prefix: PrefixOption = None,
+    unseen_days: UnseenOption = None,
     after: Annotated[str, typer.Option("--after", metavar="DEVICE", help="Only devices after this id.")] = "",
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most devices to list; 0: all.")] = 100,
     state: StateOption = DEFAULT_STATE,
@@ -78,24 +78,24 @@ def list_devices(
     json: JsonOption = "",
 ) -> None:
     """List the devices, in the order of their ids."""
+    filters = DeviceFilters(tags=tag or (), only=state_filter, prefixes=prefix or (), unseen_days=unseen_days)
     with wrong_usage():
-        query = DeviceQuery(after=after, tags=tags_of(tag or ()), state=_state(state_filter))
+        queries = filters.queries(after)
     infos: list[DeviceInfo] = []
     with administrator(state, server, ca, token_file) as client:
-        while True:
-            page = client.device_page(query)
+        for page in pages_of(client, queries):
             infos += page.devices
             # One more than the limit, to know whether devices follow.
-            if not page.next or (limit and len(infos) > limit):
+            if limit and len(infos) > limit:
                 break
-            query = replace(query, after=page.next)
     has_more = bool(limit) and len(infos) > limit
     infos = infos[:limit] if limit else infos
     if json:
         row = {"num_devices": page.num_devices, "next": infos[-1].device_id if has_more else None}
         write_json(json, {"devices": [device_row(info) for info in infos], **row})
     if prints_text(json):
-        print_tables(_table(infos) if infos else "no devices; enroll one with: fanin join --token-file FILE")
+        none = "no device is selected" if filters else "no devices; enroll one with: fanin join --token-file FILE"
+        print_tables(device_table(infos) if infos else none)
         if has_more:
             sys.stdout.write(f"more devices follow: --after {infos[-1].device_id}, or --limit 0 for all\n")
 
@@ -114,18 +114,28 @@ def show(
 
 
 def label(
-    device: DeviceArgument,
-    text: Annotated[str, typer.Argument(metavar="LABEL", help='The label; "" removes it.')],
+    words: Annotated[
+        list[str], typer.Argument(metavar="[DEVICE]... LABEL", help='Ids of devices, and the label; "" removes it.')
+    ],
+    tag: TagOption = None,
+    state_filter: OnlyOption = "",
+    prefix: PrefixOption = None,
+    unseen_days: UnseenOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
     ca: CaOption = None,
     token_file: TokenOption = None,
     json: JsonOption = "",
-) -> None:
-    """Set the label of a device."""
+) -> int:
+    """Set the label of devices."""
+    filters = DeviceFilters(tags=tag or (), only=state_filter, prefixes=prefix or (), unseen_days=unseen_days)
+    *ids, text = words
     with wrong_usage():
-        change = DeviceChange(device_id=device, what=LabelDevice(label=text))
-    _change(change, (state, server, ca, token_file), json)
+        what = LabelDevice(label=text)
+    target = ChangedDevices(ids=ids, filters=filters, yes=yes, dry_run=dry_run)
+    return _change(target, what, (state, server, ca, token_file), json)
 
 
 def tag(
@@ -146,65 +156,93 @@ def tag(
         if not what.set and not what.remove:
             raise InvalidInput("tag: got none, expected NAME=VALUE or --remove NAME", code="FN-1008")
         change = DeviceChange(device_id=device, what=what)
-    _change(change, (state, server, ca, token_file), json)
+    with administrator(state, server, ca, token_file) as client:
+        _print(client.change_device(change), json)
 
 
 def ban(
-    device: DeviceArgument,
-    reason: Annotated[
-        str, typer.Option("--reason", help="Reason, for operators; the device does not receive it.")
-    ] = "",
+    devices: DevicesArgument = None,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, for operators; a device does not receive it.")] = "",
+    tag: TagOption = None,
+    state_filter: OnlyOption = "",
+    prefix: PrefixOption = None,
+    unseen_days: UnseenOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
     ca: CaOption = None,
     token_file: TokenOption = None,
     json: JsonOption = "",
-) -> None:
-    """Ban a device: its calls end, its place is free, and it is refused until the ban is lifted."""
+) -> int:
+    """Ban devices: their calls end, their places are free, and they are refused until the ban is lifted."""
+    filters = DeviceFilters(tags=tag or (), only=state_filter, prefixes=prefix or (), unseen_days=unseen_days)
     with wrong_usage():
-        change = DeviceChange(device_id=device, what=BanDevice(reason=reason))
-    _change(change, (state, server, ca, token_file), json)
+        what = BanDevice(reason=reason)
+    target = ChangedDevices(ids=devices or (), filters=filters, yes=yes, dry_run=dry_run)
+    return _change(target, what, (state, server, ca, token_file), json)
 
 
 def unban(
-    device: DeviceArgument,
+    devices: DevicesArgument = None,
+    tag: TagOption = None,
+    state_filter: OnlyOption = "",
+    prefix: PrefixOption = None,
+    unseen_days: UnseenOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
     ca: CaOption = None,
     token_file: TokenOption = None,
     json: JsonOption = "",
-) -> None:
-    """Lift the ban of a device. Its program must be started again."""
-    _change(DeviceChange(device_id=device, what=UnbanDevice()), (state, server, ca, token_file), json)
+) -> int:
+    """Lift the ban of devices. Their programs must be started again."""
+    filters = DeviceFilters(tags=tag or (), only=state_filter, prefixes=prefix or (), unseen_days=unseen_days)
+    target = ChangedDevices(ids=devices or (), filters=filters, yes=yes, dry_run=dry_run)
+    return _change(target, UnbanDevice(), (state, server, ca, token_file), json)
 
 
 def remove(
-    device: DeviceArgument,
+    devices: DevicesArgument = None,
+    tag: TagOption = None,
+    state_filter: OnlyOption = "",
+    prefix: PrefixOption = None,
+    unseen_days: UnseenOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
     ca: CaOption = None,
     token_file: TokenOption = None,
     json: JsonOption = "",
-) -> None:
-    """Delete a device with its key: its calls end, and it must enroll again with a token."""
-    _change(DeviceChange(device_id=device, what=RemoveDevice()), (state, server, ca, token_file), json)
+) -> int:
+    """Delete devices with their keys: their calls end, and they must enroll again with a token."""
+    filters = DeviceFilters(tags=tag or (), only=state_filter, prefixes=prefix or (), unseen_days=unseen_days)
+    target = ChangedDevices(ids=devices or (), filters=filters, yes=yes, dry_run=dry_run)
+    return _change(target, RemoveDevice(), (state, server, ca, token_file), json)
 
 
-def _change(change: DeviceChange, place: tuple[Path, str, Path | None, Path | None], json: str) -> None:
+def _change(
+    target: ChangedDevices, what: AnyDeviceChange, place: tuple[Path, str, Path | None, Path | None], json: str
+) -> int:
+    """Change devices. A single one by its id needs no question, and is printed with all that is known of it."""
+    with wrong_usage():
+        target.queries()
+        single = None
+        if len(target.ids) == 1 and not target.dry_run:
+            single = DeviceChange(device_id=target.ids[0], what=what)
     with administrator(*place) as client:
-        info = client.change_device(change)
-    if isinstance(change.what, RemoveDevice) and prints_text(json):
+        if single is None:
+            return change_all(client, target, what, json)
+        _print_changed(client.change_device(single), what, json)
+    return 0
+
+
+def _print_changed(info: DeviceInfo, what: AnyDeviceChange, json: str) -> None:
+    if isinstance(what, RemoveDevice) and prints_text(json):
         sys.stdout.write(f"device {info.device_id}: removed; it was:\n")
     _print(info, json)
-
-
-def _state(text: str) -> DeviceState | None:
-    if not text:
-        return None
-    known = [state.value for state in DeviceState]
-    if text not in known:
-        raise InvalidInput(f"--only: got {text!r}, expected one of {', '.join(known)}", code="FN-1008")
-    return DeviceState(text)
 
 
 def _print(info: DeviceInfo, json: str) -> None:
@@ -212,16 +250,3 @@ def _print(info: DeviceInfo, json: str) -> None:
         write_json(json, device_row(info))
     if prints_text(json):
         sys.stdout.write(device_lines(info))
-
-
-def _table(infos: Sequence[DeviceInfo]) -> Table:
-    table = Table()
-    # Users copy the id into the next command, so it must not wrap.
-    table.add_column("device", no_wrap=True)
-    for heading in ("label", "tags", "state", "last seen", "runtime", "condition", "updates"):
-        table.add_column(heading)
-    for info in infos:
-        seen, condition = time_text(info.last_seen), condition_text(info.condition)
-        known = (info.label, tags_text(info.tags), info.state.value, seen, ", ".join(info.runtimes), condition)
-        table.add_row(info.device_id, *known, str(info.num_updates))
-    return table

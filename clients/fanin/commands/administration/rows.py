@@ -115,7 +115,7 @@ def device_lines(info: DeviceInfo) -> str:
         "runtimes": ", ".join(info.runtimes),
         "fanin": info.fanin_version,
         "condition": condition_text(info.condition),
-        "updates": str(info.num_updates),
+        "updates": f"{info.num_updates} accepted of this key, in all its enrollments",
         "last rejection": rejection,
         "public key": info.public_key,
     }

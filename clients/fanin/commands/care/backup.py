@@ -42,22 +42,28 @@ def backup(
         ),
     ],
     state: StateOption = DEFAULT_STATE,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Verify every file of earlier backups, in the backup and in --state, not a 30th."
+        ),
+    ] = False,
     quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
     """Back up a coordinator's folder while it serves. A repeated backup copies only what is new.
 
-    The backup has the keys that sign versions: keep it as secret as the folder. Exit status 1 if a file of the
-    coordinator is missing or damaged.
+    The backup has the keys that sign versions: keep it as secret as the folder. It verifies a 30th of the files of
+    earlier backups, and replaces damaged ones. Exit status 1 if a file of the coordinator is missing or damaged.
     """
     with progress("backup", quiet=quiet or not prints_text(json)) as step:
-        copied = back_up(state, place_of(target), step)
+        copied = back_up(state, place_of(target), step, verifies_all=verify)
     if json:
-        new = {"num_new_files": copied.num_new_files, "new_bytes": copied.new_bytes}
-        write_json(json, {**asdict(copied.manifest), **new})
+        row = asdict(copied)
+        write_json(json, {**row.pop("manifest"), **row})
     if prints_text(json):
         sys.stdout.write(_copied_text(target, copied))
-    return int(bool(copied.manifest.lost))
+    return int(bool(copied.manifest.lost or copied.damaged))
 
 
 def restore_folder(
@@ -88,9 +94,12 @@ def restore_folder(
 def _copied_text(target: str, copied: Copied) -> str:
     manifest = copied.manifest
     sizes = f"{counted(manifest.num_files, 'file')}, {manifest.size_bytes / 1e6:,.1f} MB"
+    new = f"{counted(copied.num_new_files, 'file')} and {copied.new_bytes / 1e6:,.1f} MB new"
     lines = [
-        f"backup {target}: {sizes}; {counted(copied.num_new_files, 'file')} and {copied.new_bytes / 1e6:,.1f} MB new",
-        *(f"  missing or damaged in the coordinator's folder: {path}" for path in manifest.lost),
+        f"backup {target}: {sizes}; {new}, {copied.num_verified:,} others verified",
+        *(f"  was damaged in the backup, replaced: {path}" for path in copied.healed),
+        *(f"  missing or damaged in the coordinator's folder, whole in the backup: {path}" for path in copied.damaged),
+        *(f"  missing or damaged in the coordinator's folder and in the backup: {path}" for path in manifest.lost),
     ]
     return "\n".join(lines) + "\n"
 
@@ -101,6 +110,7 @@ def _restored_text(state: Path, restored: Restored) -> str:
     ]
     if restored.waiting:
         lines.append("  devices may have seen later versions, so the publisher continues each run:")
-        lines += [f"    fanin reclaim {run_id} --key publisher.key --state {state}" for run_id in restored.waiting]
+        target = restored.waiting[0] if len(restored.waiting) == 1 else "--all"
+        lines.append(f"    fanin reclaim {target} --key publisher.key --state {state}")
         lines.append(f"  then: fanin resume RUN --state {state}")
     return "\n".join(lines) + "\n"

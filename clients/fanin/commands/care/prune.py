@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -24,8 +25,6 @@ from fanin.commands.console.usage import wrong_usage
 from fanin.protos.messages import Prune, Pruned
 from fanin.protos.plans import RetentionPlan
 from fanin.protos.texts import counted
-
-GRACE = "  what was replaced less than an hour ago stays in any case"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,18 +63,37 @@ def prune(
 
 
 def _text(run_id: str, pruned: Pruned) -> str:
-    if not (pruned.num_versions or pruned.num_rounds or pruned.num_events):
-        return f"run {run_id}: its retention keeps everything\n{GRACE}\n"
-    does = "removed" if pruned.applied else "would remove"
-    lines = [
-        f"run {run_id}: {does}",
-        f"  updates     {pruned.num_updates} of {counted(pruned.num_rounds, 'round')}, {_size(pruned.update_bytes)}",
-        f"  parameters  of {counted(pruned.num_versions, 'version')}, {_size(pruned.version_bytes)}",
-        f"  events      {pruned.num_events}",
-        GRACE,
-    ]
-    if not pruned.applied:
-        lines.append("  fanin verify then checks only the record of these versions. Remove it with --apply")
+    limits = pruned.retention or RetentionPlan()
+    named = ", ".join(f"{name} = {value:g}" for name, value in asdict(limits).items() if value is not None)
+    stored = (
+        f"parameters of {counted(pruned.num_stored_versions, 'version')}, "
+        f"updates of {counted(pruned.num_stored_rounds, 'round')}"
+    )
+    lines = [f"run {run_id}: {named or 'no limits'}", f"  stored      {stored}"]
+    if pruned.num_versions or pruned.num_rounds or pruned.num_events:
+        updates = f"{counted(pruned.num_updates, 'update')} of {counted(pruned.num_rounds, 'round')}"
+        does = "removed   " if pruned.applied else "would go  "
+        lines += [
+            f"  {does}  parameters of {counted(pruned.num_versions, 'version')}, {_size(pruned.version_bytes)}",
+            f"  {does}  {updates}, {_size(pruned.update_bytes)}",
+            f"  {does}  {counted(pruned.num_events, 'event')}",
+        ]
+        if not pruned.applied:
+            lines.append("  fanin verify then checks only the record of these versions. Remove it with --apply")
+    elif limits:
+        lines.append("  nothing goes")
+    else:
+        lines.append(
+            "  nothing goes: set [retention] in the plan, or pass --keep-versions, --keep-updates or --keep-days"
+        )
+    if pruned.old_enough_at:
+        when = datetime.fromtimestamp(pruned.old_enough_at, UTC)
+        grace = "versions stay for an hour after the next one"
+        age = grace if limits.keep_days is None else f"{grace}, and all for keep_days"
+        lines.append(
+            f"  too young   parameters of {counted(pruned.num_young_versions, 'version')}, updates of "
+            f"{counted(pruned.num_young_rounds, 'round')}: {age}. The first may go from {when:%Y-%m-%d %H:%M:%S} UTC on"
+        )
     return "\n".join(lines) + "\n"
 
 

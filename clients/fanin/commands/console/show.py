@@ -82,6 +82,7 @@ def run_row(info: RunInfo) -> dict[str, object]:
         "started_by": None if info.started_by is None else str(info.started_by),
         "newest_evaluation": None if info.newest_evaluation is None else evaluation_row(info.newest_evaluation),
         "best_evaluation": None if info.best_evaluation is None else evaluation_row(info.best_evaluation),
+        "waits_for_publisher": info.waits_for_publisher,
     }
 
 

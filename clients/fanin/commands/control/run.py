@@ -1,5 +1,6 @@
 """``fanin run``: publish the Bundle of a Plan and start a Run."""
 
+import os
 import secrets
 import sys
 import tempfile
@@ -95,7 +96,7 @@ def run(
         if run_id:
             check_run_id(run_id)
     source = read_plan(plan, overrides or ())
-    folder = plan.parent / source.bundle
+    folder, app = plan.parent / source.bundle, _app_of(source.app, plan.parent)
     if source.bundle and not key.exists():
         # A key that is created here has not signed the Bundle.
         raise InvalidInput(
@@ -116,8 +117,8 @@ def run(
                 if not bundle.manifest.signatures:
                     print_notes(first_change_notes(source.plan.codec))
             else:
-                step(f"exporting the App {source.app}")
-                bundle = _export(source, Path(scratch), publisher, max_int8_drop)
+                step(f"exporting the App {app}")
+                bundle = _export(replace(source, app=app), Path(scratch), publisher, max_int8_drop)
             step("publishing the bundle")
             operator.publish_bundle(bundle)
             step("starting the run")
@@ -134,6 +135,21 @@ def run(
             watched = Watched(json_target=json, verbose=verbose)
             outcome = follow(operator.watch_live(info.run_id), watched, run_row(info))
     return int(outcome in (RunState.FAILED, RunState.STOPPED))
+
+
+def _app_of(app: str, folder: Path) -> str:
+    """Return the name of an App, with the path of its file from the folder of the Plan's file."""
+    source, _, name = app.rpartition(":")
+    if not source.endswith(".py"):
+        return app
+    path = folder / source
+    if not path.is_file() and Path(source).is_file():
+        raise InvalidInput(
+            f"app: got {app!r}, a file of the working directory, expected a path relative to the plan's file; "
+            f'write app = "{os.path.relpath(source, folder)}:{name}"',
+            code="FN-1512",
+        )
+    return f"{path}:{name}"
 
 
 def _check_free(run_id: str, plan: Plan, operator: "Operator") -> None:
@@ -163,7 +179,6 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
     The coordinator checks the complete Plan with the Bundle. What the App alone decides is refused before the export.
     """
     from fanin.edge.export import export, load_app
-    from fanin.edge.export.verification.cost import TRAIN_FIRST
     from fanin.server.evaluation.metrics import check_best
     from fanin.server.runs.admission import check_training
     from fanin.simulation.arguments import facts_of
@@ -176,7 +191,7 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
             names = [each.name for each in plan.evaluation.metrics]
             check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
     exported = export(app, out, publisher, max_drop=max_int8_drop)
-    # Other ranges follow the training, so the calibration with the module as it is does not last.
-    advice = f"; {TRAIN_FIRST}" if plan.int8.ranges != EXPORT else ""
-    print_notes(note.removesuffix(advice) for note in exported.notes)
+    print_notes(exported.notes)
+    if exported.advice and plan.int8.ranges == EXPORT:
+        print_notes((exported.advice,))
     return exported.bundle

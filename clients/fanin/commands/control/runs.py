@@ -1,7 +1,9 @@
 """``fanin runs``: the list of a coordinator's Runs."""
 
 from collections.abc import Sequence
+from typing import Annotated, Final
 
+import typer
 from rich.table import Table
 
 from fanin.commands.console.show import count_text, run_row
@@ -19,8 +21,13 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
+from fanin.commands.console.usage import wrong_usage
 from fanin.protos.chunks import short
-from fanin.protos.messages import RunInfo
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import RunInfo, RunState
+
+STATES: Final = tuple(state.value for state in RunState)
+NO_RUNS: Final = "no runs yet; start one with: fanin run PLAN.toml"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,6 +36,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def runs(
+    only: Annotated[
+        str,
+        typer.Option("--only", metavar=f"[{'|'.join(STATES)}]", help="Only runs in this state, or in these: A,B."),
+    ] = "",
+    last: Annotated[int, typer.Option("--last", min=0, help="Only so many of the newest runs; 0: all.")] = 0,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
     ca: CaOption = None,
@@ -36,12 +48,25 @@ def runs(
     json: JsonOption = "",
 ) -> None:
     """List the runs of a coordinator with their state, newest version, number of rounds and reason."""
+    with wrong_usage():
+        states = _states(only)
     with connect(state, server, ca, token_file) as operator:
-        infos = operator.runs()
+        infos = operator.runs(states, last)
     if json:
         write_json(json, {"runs": [run_row(info) for info in infos]})
     if prints_text(json):
-        print_tables(_table(infos) if infos else "no runs yet; start one with: fanin run PLAN.toml")
+        none = f"no runs are {' or '.join(only.split(','))}" if only else NO_RUNS
+        print_tables(_table(infos) if infos else none)
+
+
+def _states(text: str) -> tuple[RunState, ...]:
+    words = text.split(",") if text else []
+    if unknown := [word for word in words if word not in STATES]:
+        raise InvalidInput(
+            f"--only: got {unknown[0]!r}, expected one of {', '.join(STATES)}, or several with commas between them",
+            code="FN-1008",
+        )
+    return tuple(RunState(word) for word in words)
 
 
 def _table(infos: Sequence[RunInfo]) -> Table:

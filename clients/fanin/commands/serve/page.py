@@ -47,8 +47,6 @@ def open_page(
     if not settings.has_page:
         return None
     listener = open_listener(settings.web_address)
-    tls = settings.state / "tls"
-    own = settings.own_files
     is_local = settings.is_local_page
     entrance = Entrance(
         sessions=Sessions(settings.state / "tokens", time.time),
@@ -64,6 +62,7 @@ def open_page(
         disk=services.disk,
         audit=state.stores.audit,
         num_devices=lambda: state.devices.num_devices,
+        sources=services.sources,
         url=f"{'http' if is_local else 'https'}://{listener.address}/",
     )
     sources = MetricSources(
@@ -74,10 +73,7 @@ def open_page(
         readiness=care.readiness,
         instruments=services.instruments,
         disk=services.disk,
-        certificates={
-            "server": tls / "server.pem" if own is None else own.certificate,
-            "authority": tls / "ca.pem",
-        },
+        certificates=care.certificates,
     )
     devices = Devices(
         stores=services.stores, registry=services.registry, coordinator=services.coordinator, runs=services.runs

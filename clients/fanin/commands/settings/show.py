@@ -17,9 +17,9 @@ from fanin.commands.settings.schema import schema_of
 USAGE: Final = """usage: fanin config show [OPTIONS OF SERVE] [--json [FILE]]
        fanin config schema
 
-show    print the effective values of fanin serve, each with its origin;
-        the text is a valid fanin.toml
-schema  print the JSON schema of fanin.toml, for editors
+  show    print the effective values of fanin serve, each with its origin;
+          the text is a valid fanin.toml
+  schema  print the JSON schema of fanin.toml, for editors
 
 The file is that of --config or of the variable FANIN_SERVE_CONFIG.
 """
@@ -73,10 +73,10 @@ def _show(command: click.Command, argv: Sequence[str]) -> None:
 
 
 def _text(values: Sequence[Value]) -> str:
-    """Return the values as a file that has the same effect.
+    """Return the values as a file that has the same effect, also after the comments of its keys are removed.
 
-    A default is a comment: the next release may change it. Without its ``#`` it is a valid line of the file. A key
-    without a value has no line in TOML, so it is named in words.
+    A default is a comment: the next release may change it. TOML has no value for an option without one, so its line
+    remains a comment.
     """
     lines: list[str] = []
     for table in dict.fromkeys(each.key.table for each in values):
@@ -88,7 +88,7 @@ def _text(values: Sequence[Value]) -> str:
 
 def _line(value: Value) -> str:
     if value.value is None:
-        return f"# {value.key.name}: not set"
+        return f"# # {value.key.name} is not set"
     line = f"{value.key.name} = {_toml(value)}"
     return f"# {line}" if value.origin == DEFAULT else line
 

@@ -1,6 +1,6 @@
 """``fanin doctor``: why a device or a coordinator cannot be reached, and the command that corrects it.
 
-    fanin doctor --server HOST:PORT --ca FILE [--token-file FILE]     from any machine
+    fanin doctor --server HOST:PORT --ca FILE [--token-file FILE]     from any machine; or --ca-fingerprint SHA256
     fanin doctor --state DIR                                          for a device, or a coordinator, of this machine
 
 It needs the core install alone. It changes nothing, and does not use the token up.
@@ -19,11 +19,13 @@ from typing import Final
 
 from fanin.clients.arguments import clean_token
 from fanin.clients.device.site.record import SiteRecord, read_record
-from fanin.clients.device.site.view import KILLED, SiteState, site_view
+from fanin.clients.device.site.view import UNWRITTEN, SiteState, ended_text, error_text, remedy, site_view
 from fanin.clients.device.storage.cache import Cache
 from fanin.clients.doctor.checks import CheckResult, Level, fail, failed, ok, skip, warn
 from fanin.clients.doctor.machine import disk_finding, files_finding, gpu_finding, release_finding, runtime_findings
 from fanin.clients.doctor.network import network_findings
+from fanin.clients.pins import check_kept, parse_fingerprint, pinned_authority
+from fanin.clients.route import route_to
 from fanin.clients.textfiles import read_text
 from fanin.commands.console.usage import Parser, WrongUsage, check_target, wrong_usage
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
@@ -32,6 +34,8 @@ from fanin.protos.addresses import Address, check_remote
 from fanin.protos.errors import FaninError, InvalidInput
 
 MARKS: Final = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.SKIP: "-"}
+RECENT_S: Final = 600.0
+"""Age in seconds up to which the last error of a connected device is a finding."""
 DEVICE_TOKEN: Final = "tokens/device.token"
 COORDINATOR_SECRETS: Final = ("fanin.db", "fanin.db-wal", "tls/ca.key", "tls/server.key", "tokens/operator.token")
 
@@ -42,6 +46,7 @@ class Patient:
 
     server: str = ""
     ca_file: Path | None = None
+    ca_fingerprint: str = ""
     token_file: Path | None = None
     folder: Path = Path("fanin-device")
     key: SigningKey | None = None
@@ -58,9 +63,11 @@ def main(argv: Sequence[str]) -> int:
         )
     with wrong_usage():
         check_target("--json", options.json or "")
+        if options.ca_fingerprint is not None:
+            options.ca_fingerprint = parse_fingerprint("--ca-fingerprint", options.ca_fingerprint)
         patient, findings = _patient(options)
         target = check_remote("--server", patient.server) if patient.server else None
-    findings += _findings(patient, target)
+    findings = _once([*findings, *_findings(patient, target)])
     num_failed = sum(each.level is Level.FAIL for each in findings)
     if options.json is None:
         sys.stdout.write(_text(findings, num_failed))
@@ -79,14 +86,28 @@ def _patient(options: argparse.Namespace) -> tuple[Patient, list[CheckResult]]:
     patient, findings = Patient(), list[CheckResult]()
     if options.state is not None:
         folder = Path(options.state)
-        patient, findings = _coordinator(folder) if (folder / "fanin.db").exists() else _device(folder)
+        patient, findings = _owned(folder, options.server)
     patient = replace(
         patient,
         server=options.server or patient.server,
         ca_file=Path(options.ca) if options.ca else patient.ca_file,
+        ca_fingerprint=options.ca_fingerprint or patient.ca_fingerprint,
         token_file=Path(options.token_file) if options.token_file else patient.token_file,
     )
     return patient, findings
+
+
+def _owned(folder: Path, server: str) -> tuple[Patient, list[CheckResult]]:
+    """Return the device or the coordinator of a folder, and the findings of the folder."""
+    try:
+        return _coordinator(folder) if (folder / "fanin.db").exists() else _device(folder)
+    except PermissionError as exc:
+        # The check of the files names the owner.
+        return Patient(folder=folder), [skip("process", f"{exc.filename} may not be read by this user: see files")]
+    except InvalidInput as exc:
+        if not server:
+            raise
+        return Patient(folder=folder), [replace(skip("process", str(exc)), code=exc.code)]
 
 
 def _coordinator(folder: Path) -> tuple[Patient, list[CheckResult]]:
@@ -112,21 +133,44 @@ def _device(folder: Path) -> tuple[Patient, list[CheckResult]]:
     place = record.place
     patient = Patient(
         server=place.server,
-        ca_file=Path(place.ca_file) if place.ca_file else None,
+        # A device with a fingerprint stores the authority at its first connection.
+        ca_file=Path(place.ca_file)
+        if place.ca_file and (not place.ca_fingerprint or Path(place.ca_file).exists())
+        else None,
+        ca_fingerprint=place.ca_fingerprint,
         token_file=Path(place.token_file) if place.token_file and Path(place.token_file).exists() else None,
         folder=folder,
         key=load_or_create_key(folder / "device.key") if Cache.is_device(folder) else None,
         secrets=(folder / "device.key", folder / "device.secret"),
     )
     if not place.server:
-        text = f"{folder} does not name its coordinator: no device of this release has run there"
+        text = f"{folder} does not name its coordinator: {UNWRITTEN}; see disk and files"
         return patient, [warn("process", text, "pass --server HOST:PORT and --ca FILE")]
     finding = ok("process", "the device runs and is connected")
+    last = record.errors[-1] if record.errors else None
+    if last is not None and view.now - last.at < RECENT_S:
+        finding = warn("process", f"the device runs and is connected, but {error_text(last, '')}", remedy(last.code))
     if view.state is SiteState.STOPPED:
-        finding = warn("process", f"the device is stopped: {record.ended or KILLED}", "start fanin join again")
+        text = f"the device is stopped{'' if record.connected_at else ', and has never connected'}: "
+        text += ended_text(record)
+        if record.link.reason and record.link.reason != record.ended:
+            text += f"; last reason: {record.link.reason}"
+        finding = warn("process", text, remedy(record.link.code) or "start fanin join again")
     elif view.state is SiteState.DISCONNECTED:
         finding = warn("process", f"the device runs and is not connected: {record.link.reason or 'it is starting'}")
-    return patient, [replace(finding, code=record.link.code)]
+        finding = replace(finding, fix=remedy(record.link.code))
+    return patient, [replace(finding, code=record.link.code or finding.code)]
+
+
+def _once(findings: Sequence[CheckResult]) -> list[CheckResult]:
+    """Return the findings. A reason of the process that a check repeats is printed by that check alone."""
+    checks = {each.code: each.check for each in findings if each.code and each.check != "process"}
+    return [
+        replace(each, text=f"{each.text.partition(':')[0]}: see {checks[each.code]}", fix="")
+        if each.check == "process" and each.code in checks
+        else each
+        for each in findings
+    ]
 
 
 def _findings(patient: Patient, target: Address | None) -> Iterator[CheckResult]:
@@ -151,11 +195,15 @@ def _reach(patient: Patient, target: Address) -> Iterator[CheckResult]:
     if patient.ca_file is not None:
         try:
             ca_certificate = read_text(patient.ca_file, "--ca").encode()
+            if patient.ca_fingerprint:
+                check_kept(patient.ca_file, ca_certificate, patient.ca_fingerprint)
         except InvalidInput as exc:
             yield failed("ca", exc)
-    network = network_findings(target, ca_certificate)
+    network = network_findings(target, ca_certificate, fingerprint=patient.ca_fingerprint)
     yield from network
-    if ca_certificate is None or any(each.check == "tls" and each.level is not Level.OK for each in network):
+    if not (ca_certificate or patient.ca_fingerprint) or any(
+        each.check == "tls" and each.level in (Level.FAIL, Level.SKIP) for each in network
+    ):
         yield from (skip(name, "needs a connection that verifies") for name in ("clock", "protocol", "token"))
         return
     try:
@@ -164,6 +212,8 @@ def _reach(patient: Patient, target: Address) -> Iterator[CheckResult]:
         token = ""
         yield failed("token", exc)
     try:
+        # As fanin join reads it: tls has found that the coordinator presents it.
+        ca_certificate = ca_certificate or pinned_authority(route_to(target, os.environ), patient.ca_fingerprint)
         with closing(Connection(str(target), ca_certificate)) as connection:
             for finding in call_findings(connection, token, patient.key):
                 # An operator may have revoked the first enrollment token on purpose, and created others.
@@ -211,6 +261,11 @@ def _parser() -> Parser:
     parser.add_argument("--server", default="", metavar="HOST:PORT", help="the coordinator; default: from --state")
     parser.add_argument(
         "--ca", metavar="FILE", help="certificate of the coordinator's authority; default: from --state"
+    )
+    parser.add_argument(
+        "--ca-fingerprint",
+        metavar="SHA256",
+        help="fingerprint of that certificate, which the coordinator's operator has; default: from --state",
     )
     parser.add_argument(
         "--token-file",

@@ -37,7 +37,14 @@ from fanin.edge.export.module.gradients import output_learns
 from fanin.edge.export.module.lengths import each_length
 from fanin.edge.export.module.prepare import Prepared
 from fanin.edge.export.refusals import INT8, RUN, Finding, FormatFailure, Place, Untraceable
-from fanin.edge.export.verification.cost import calibration_batches, check_cost, measure_app, untrained, warnings_of
+from fanin.edge.export.verification.cost import (
+    TRAIN_FIRST,
+    calibration_batches,
+    check_cost,
+    measure_app,
+    untrained,
+    warnings_of,
+)
 from fanin.edge.export.verification.ready import check_arguments, checked
 from fanin.edge.export.verification.verify import verify, verify_train
 from fanin.edge.files import new_folder
@@ -64,12 +71,15 @@ class Exported:
     Attributes:
         bundle: The Bundle.
         notes: Changes to the module, rows that depend on padding, and formats in which int8 is far from float.
+        advice: What to do if the module seems not to be trained, or if that is unknown; otherwise empty. A Plan whose
+            ``int8.ranges`` follow its training needs none.
         measured: Float against int8 in each graph format, for an App with validation data.
         compared: Float against int8 in each graph format on calibration data, for an App without validation data.
     """
 
     bundle: Bundle
     notes: tuple[str, ...]
+    advice: str
     measured: Mapping[str, Quality]
     compared: Mapping[str, Agreement]
 
@@ -110,6 +120,7 @@ def export(
     return Exported(
         bundle=open_folder(path, trusted=[key.public]),
         notes=draft.notes,
+        advice=draft.advice,
         measured=draft.measured,
         compared=draft.compared,
     )
@@ -162,6 +173,7 @@ class Draft:
     manifest: bytes
     artifacts: Mapping[str, bytes]
     notes: tuple[str, ...]
+    advice: str
     measured: Mapping[str, Quality]
     compared: Mapping[str, Agreement]
 
@@ -225,12 +237,12 @@ def build(
                 from fanin.edge.export.diagnosis.parts import failure_of_step
 
                 on_failure(failure_of_step(prepared.what, prepared.eager, (name, step), exc))
-    if measured or compared:
-        notes += untrained(app, measured, compared)
+    finding = untrained(app, measured, compared) if measured or compared else []
     return Draft(
         manifest=data,
         artifacts=MappingProxyType(artifacts),
-        notes=tuple(notes),
+        notes=(*notes, *finding),
+        advice=TRAIN_FIRST if finding else "",
         measured=MappingProxyType(measured),
         compared=MappingProxyType(compared),
     )

@@ -21,6 +21,8 @@ MAX_PAGE_AUDIT: Final = 500
 
 COORDINATOR: Final = "coordinator"
 """The principal of what the coordinator does by itself."""
+RESTORE_CALL: Final = "Restore"
+"""The call of the entry that a restore of a backup appends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ class AuditChain:
         num_entries: The entries verified so far.
         digest: The digest of the last one.
         head_sequence: The number of the entry with the digest ``head``; 0 until it was read.
+        restores: The entries of restores. What was logged between a backup and its restore is not in the log.
     """
 
     def __init__(self, head: str = "") -> None:
@@ -68,6 +71,7 @@ class AuditChain:
         self.num_entries = 0
         self.digest = NO_DIGEST
         self.head_sequence = 0
+        self.restores: list[AuditEntry] = []
 
     def add(self, entries: Iterable[AuditEntry]) -> None:
         """Verify the entries that follow. Raises Corrupted."""
@@ -89,6 +93,8 @@ class AuditChain:
             self.num_entries, self.digest = expected, digest
             if digest == self._head:
                 self.head_sequence = expected
+            if (entry.principal, entry.call) == (COORDINATOR, RESTORE_CALL):
+                self.restores.append(entry)
 
     def finish(self, last: AuditPage) -> None:
         """Verify the end of the log: the page after its last entry. Raises Corrupted.
@@ -103,6 +109,14 @@ class AuditChain:
                 code="FN-1410",
             )
         if self._head and not self.head_sequence and self._head != NO_DIGEST:
+            if self.restores:
+                restores = "; ".join(f"entry {entry.sequence}, {entry.subject}" for entry in self.restores)
+                raise Corrupted(
+                    f"audit log: none of its {self.num_entries} entries has the digest {self._head[:16]}. Entries that "
+                    f"followed a backup were lost by its restore ({restores}): the head may be of one of those, but "
+                    "a cut or rewritten log is not excluded; compare with a head that was kept before the backup",
+                    code="FN-1475",
+                )
             raise Corrupted(
                 f"audit log: none of its {self.num_entries} entries has the digest {self._head[:16]}: the log was cut "
                 "before that entry or rewritten, or the head is of another coordinator; compare with a backup of "

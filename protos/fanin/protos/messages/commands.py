@@ -123,6 +123,12 @@ class Pruned:
         update_bytes: The bytes of their payloads.
         num_events: Events.
         applied: Whether it was removed.
+        retention: The limits in effect.
+        num_stored_versions: Versions with stored parameters, before it was removed.
+        num_stored_rounds: Rounds with stored Updates.
+        num_young_versions: Versions that only their age keeps.
+        num_young_rounds: Rounds that only their age keeps.
+        old_enough_at: When the first of these is old enough, in seconds since the Unix epoch; 0 without any.
     """
 
     num_versions: int = 0
@@ -132,3 +138,9 @@ class Pruned:
     update_bytes: int = 0
     num_events: int = 0
     applied: bool = False
+    retention: RetentionPlan | None = None
+    num_stored_versions: int = 0
+    num_stored_rounds: int = 0
+    num_young_versions: int = 0
+    num_young_rounds: int = 0
+    old_enough_at: float = 0.0

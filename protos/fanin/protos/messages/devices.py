@@ -1,5 +1,6 @@
 """Devices as operators see them: label, tags, state, ban, condition; and the changes that operators make."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -73,7 +74,7 @@ class DeviceInfo:
         ban: None: it is not banned.
         last_seen: The time of its last check-in; None: it never checked in.
         runtimes: What it reported in that check-in, as ``fanin_version`` and ``condition``.
-        num_updates: Updates that Rounds have accepted of it.
+        num_updates: Updates that Rounds have accepted of its key, also before a removal and another enrollment.
         last_rejection: Why a check-in or an Update of it was refused last; "": none was.
     """
 
@@ -96,14 +97,30 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceQuery:
-    """The devices of a page: those after an id that have all of these tags and are in this state; None: in any."""
+    """The devices of a page.
+
+    Attributes:
+        after: Only devices after this id.
+        tags: Only devices with all of these tags.
+        state: Only devices in this state; None: in any.
+        prefix: Only devices whose ids begin so.
+        unseen_s: Only devices whose last check-in, or enrollment without one, was more than so many seconds ago.
+    """
 
     after: str = ""
     tags: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     state: DeviceState | None = None
+    prefix: str = ""
+    unseen_s: float | None = None
 
     def __post_init__(self) -> None:
         check_tags("devices", self.tags)
+        if self.prefix:
+            check_name("devices: prefix", self.prefix)
+        if self.unseen_s is not None and not 0.0 <= self.unseen_s < math.inf:
+            raise InvalidInput(
+                f"devices: got unseen for {self.unseen_s} s, expected a finite number of at least 0", code="FN-1474"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

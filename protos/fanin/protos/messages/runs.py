@@ -73,6 +73,7 @@ class RunInfo:
         started_by: The principal that started the Run. None for a Run from before this was recorded.
         newest_evaluation: The evaluation of the newest Version that was evaluated on held-out data, None without one.
         best_evaluation: The best of these evaluations by the Plan's ``evaluation.best``, None without one.
+        waits_for_publisher: Whether it was restored from a backup and its publisher did not reclaim it since.
     """
 
     run_id: str
@@ -88,11 +89,29 @@ class RunInfo:
     started_by: Principal | None = None
     newest_evaluation: VersionEvaluation | None = None
     best_evaluation: VersionEvaluation | None = None
+    waits_for_publisher: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunQuery:
+    """A selection of Runs.
+
+    Attributes:
+        after: The Run after which the page begins, "" for the first page.
+        states: Only Runs in these states; empty: in any.
+        newest_first: Whether the newest Run is first instead of the oldest.
+        limit: At most so many Runs; 0: as many as a page has.
+    """
+
+    after: str = ""
+    states: tuple[RunState, ...] = ()
+    newest_first: bool = False
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedRuns:
-    """One page of the Runs, oldest first. ``num_runs`` counts all Runs of the coordinator."""
+    """One page of the Runs of a query. ``num_runs`` counts those from this page on, whatever its limit."""
 
     num_runs: int
     runs: tuple[RunInfo, ...]

@@ -8,7 +8,7 @@ Modules, in reading order:
     open_calls.py    the calls under way, which a ban or a revocation ends
     replays.py       each signed call is served once
     interceptors.py  the checks of every gRPC call
-    rates.py         the rate of calls of each device
+    rates.py         the rate of calls of each device, and of wrong credentials of each address
     limited_log.py   a log with few lines a minute for what peers cause
     limits.py        the limits of a coordinator's load
     connections.py   the limits of gRPC connections

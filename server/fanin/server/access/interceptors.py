@@ -12,8 +12,8 @@ For each call, in this order:
 3. The bytes are parsed after the authentication, so no unknown peer reaches the parser. Invalid bytes raise
    InvalidInput. Enroll is the exception: its bytes hold the key that signed them, and are parsed first.
 4. An error of the servicer becomes a status by the table in ``protos.errors``. The peer receives the public text. The
-   log has the inner text, of a limited number of calls per minute (``refused``). A failure of the coordinator itself is
-   logged with its traceback, once a minute for each cause.
+   log has the inner text, of a limited number of calls per minute (``refused``). A source of many wrong credentials is
+   told to call later (``rates``). A failure of the coordinator itself is logged with its traceback, once a minute.
 5. A missing request, or a reply that the caller does not read, ends the call and frees its resources.
 6. A call that fails frees its request at once (``_Refusal``), so peers cannot fill the memory with refused requests.
 """
@@ -157,8 +157,7 @@ class _Refusal:
     """The status of a call that failed.
 
     A call keeps the exception of its abort. If the frames of that exception's traceback, or of its cause, refer to the
-    call, only the garbage collector frees the call and its request. So a call is aborted after its error is gone, and
-    the frame that raises the abort does not refer to the call.
+    call, only the garbage collector frees it and its request. So a frame without it aborts it, after its error is gone.
     """
 
     status: grpc.StatusCode
@@ -184,10 +183,10 @@ class Rim(aio.ServerInterceptor):
     ) -> "grpc.RpcMethodHandler[Q, R] | None":
         """Return the handler behind the checks of the rim."""
         handler = await continuation(handler_call_details)
-        method = handler_call_details.method
         if handler is None:
             return None
-        return cast("grpc.RpcMethodHandler[Q, R]", self._guarded(method, cast("_Handler", handler)))
+        guarded = self._guarded(handler_call_details.method, cast("_Handler", handler))
+        return cast("grpc.RpcMethodHandler[Q, R]", guarded)
 
     def _guarded(self, method: str, handler: _Handler) -> _Guarded:
         return _Guarded(
@@ -299,10 +298,11 @@ class Rim(aio.ServerInterceptor):
             with self._place(method):
                 return await work()
         except FaninError as exc:
+            shown, origin = self._rates.sources.refuse(exc, context.peer())
             if exc.code != calls.PROBE:
-                kind = type(exc).__name__
-                self._refused.log(kind, f"{method}: {kind}: {str(exc)[:MAX_TEXT_CHARS]} [{exc.code}]", exc.code)
-            return self._refusal(exc, exc)
+                kind, text = type(shown).__name__, str(shown)[:MAX_TEXT_CHARS]
+                self._refused.log(kind, f"{method}{origin}: {kind}: {text} [{shown.code}]", shown.code)
+            return self._refusal(exc, shown)
         except OSError as exc:  # Our disk failed. The caller can only retry later, and must not read a path.
             failure = Unavailable(f"{method}: the coordinator's disk or network failed", code="FN-0512")
             self._failure_logger.exception(coded(failure))

@@ -28,6 +28,7 @@ from fanin.protos.messages import (
     PrincipalKind,
     Role,
 )
+from fanin.protos.release import __version__
 from fanin.server.access.open_calls import OpenCalls
 from fanin.server.access.replays import CallTimes
 from fanin.server.storage.access import banned, check_use, checked_token, removed
@@ -81,12 +82,8 @@ class Registry:
         device = EnrolledDevice(public_key=enrollment.public_key)
         if self._store.find(device.device_id) is None:
             self._check_token(enrollment.token, device.device_id)
-        if not OLDEST_PROTOCOL <= enrollment.protocol <= PROTOCOL:
-            known = f"{OLDEST_PROTOCOL} to {PROTOCOL}"
-            raise Conflict(
-                f"protocol: got {enrollment.protocol}, expected {known}; install the coordinator's release of fanin",
-                code="FN-0675",
-            )
+        if problem := protocol_problem(enrollment.protocol):
+            raise Conflict(problem, code="FN-0675")
         if call.device_id != device.device_id:
             raise Unauthenticated(
                 f"enroll: got device id {call.device_id!r}, expected {device.device_id}, of its own key", code="FN-0672"
@@ -138,8 +135,8 @@ class Registry:
 
     def check_ban(self, device: EnrolledDevice) -> None:
         """Raise PermissionDenied for a device that is banned. Its signature was checked: the answer is for it alone."""
-        if self._store.is_banned(device.device_id):
-            raise banned(device.device_id)
+        if (since := self._store.banned_at(device.device_id)) is not None:
+            raise banned(device.device_id, since)
 
     def bearer(self, secret: str) -> tuple[Principal, float]:
         """Return the principal of a person's token, and the seconds for which it is valid.
@@ -196,6 +193,18 @@ class Registry:
             raise Unauthenticated(
                 f"call: the signature on {call.method} is not by device {device.device_id}", code="FN-0672"
             )
+
+
+def protocol_problem(protocol: int) -> str:
+    """Return what is wrong with the protocol of a device; "" if the coordinator speaks it."""
+    if OLDEST_PROTOCOL <= protocol <= PROTOCOL:
+        return ""
+    known = str(PROTOCOL) if OLDEST_PROTOCOL == PROTOCOL else f"{OLDEST_PROTOCOL} to {PROTOCOL}"
+    release = "an older" if protocol < OLDEST_PROTOCOL else "a newer"
+    return (
+        f"protocol: got {protocol}, of {release} release on the device, expected {known}; install the coordinator's "
+        f"release of fanin there: pip install 'fanin=={__version__}'"
+    )
 
 
 def token_sha256(token: str) -> str:

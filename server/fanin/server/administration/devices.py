@@ -42,14 +42,16 @@ class Devices:
     async def page(self, query: DeviceQuery) -> DevicePage:
         """Return the devices of a query, in the order of their ids."""
         await self.coordinator.activity.flush()
+        before_s = None if query.unseen_s is None else self.stores.wall() - query.unseen_s
         if query.state in (DeviceState.WORKING, DeviceState.WAITING):
-            busy = sorted(device for device in self._busy(query.state) if device > query.after)
+            following_ids = (device for device in self._busy(query.state) if device > query.after)
+            busy = sorted(device for device in following_ids if device.startswith(query.prefix))
             among = busy[:MAX_PAGE_DEVICE_INFOS]
-            page = await self.stores.devices.device_page(replace(query, state=None), among)
+            page = await self.stores.devices.device_page(replace(query, state=None), among, before_s)
             following = among[-1] if len(busy) > len(among) else ""
             page = replace(page, next=following)
         else:
-            page = await self.stores.devices.device_page(query)
+            page = await self.stores.devices.device_page(query, None, before_s)
         devices = map(self._with_state, page.devices)
         return replace(page, devices=tuple(info for info in devices if query.state in (None, info.state)))
 
@@ -68,8 +70,8 @@ class Devices:
         await self.coordinator.activity.flush()
         info = await self.stores.devices.change(change, by, self.stores.wall())
         match change.what:
-            case BanDevice():
-                self._exclude(info.device_id, banned(info.device_id))
+            case BanDevice() if info.ban is not None:
+                self._exclude(info.device_id, banned(info.device_id, info.ban.time))
             case RemoveDevice():
                 self._exclude(info.device_id, removed(info.device_id))
             case _:

@@ -5,7 +5,10 @@
     secrets/SHA256         the files of tls/ and tokens/
     blobs/, updates/       the files that the database names, as in the coordinator's folder
 
-Chunks and payloads never change and are named by their digests, so a repeated backup copies only what is new. The files
+Chunks and payloads never change and are named by their digests, so a repeated backup copies only what is new. Of the
+others it verifies a share, in the backup and in the coordinator's folder: reading all of both each night costs as much
+as the first backup did. The share is chosen by digest and by the number of the backup, so SHARES backups in a row read
+every file, at whatever interval they run. A missing file, or one of another size, is noticed by every backup. The files
 are copied after the database: all that it names is there already. If retention removes one of them meanwhile, the
 backup takes a later snapshot. After the manifest was replaced, files that it no longer needs are removed. So a backup
 that is interrupted leaves the one before it whole.
@@ -14,7 +17,7 @@ that is interrupted leaves the one before it whole.
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -22,9 +25,9 @@ from typing import Final
 from fanin.edge.tensors import sha256_hex
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput
 from fanin.protos.release import __version__
+from fanin.server.care.copies import Bundles, Copying
 from fanin.server.care.places import BackupPlace, FolderPlace, file_digest
-from fanin.server.storage.blobs import FolderBlobs
-from fanin.server.storage.disk import Durability
+from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.sqlite.care import StoredFile, named_files
 from fanin.server.storage.sqlite.engine import copy_database, form_of, open_engine
 from fanin.server.storage.sqlite.runs import SqliteRuns
@@ -34,6 +37,10 @@ FORMAT: Final = 1
 SECRET_FOLDERS: Final = ("tls", "tokens")
 CONTENTS: Final = ("blobs", "updates", "database", "secrets", MANIFEST, "lock")
 MAX_SNAPSHOTS: Final = 10
+MARK: Final = "backup.json"
+"""The file of the coordinator's folder that says when it was backed up last. No backup has it."""
+SHARES: Final = 30
+"""Backups that verify every file once: a month of nights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,9 @@ class BackupManifest:
         num_files: Chunks and payloads.
         size_bytes: Their bytes, and those of the database.
         newest: The newest Version of each Run, as (epoch, number).
-        lost: Paths of files that the record names and that are missing or damaged in the coordinator's folder.
+        lost: Paths of files that the record names and of which neither the coordinator's folder nor the backup has a
+            whole copy.
+        index: The number of the backups to this place before it.
     """
 
     format: int
@@ -63,28 +72,50 @@ class BackupManifest:
     size_bytes: int
     newest: dict[str, tuple[int, int]]
     lost: tuple[str, ...]
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """A finished backup, and what was new in it."""
+    """A finished backup.
+
+    Attributes:
+        manifest: Its manifest.
+        num_new_files: The files that it did not have.
+        new_bytes: Their bytes.
+        num_verified: The files of earlier backups whose digests were verified, in the backup and in the folder.
+        healed: Paths of files that were damaged in the backup and were replaced.
+        damaged: Paths of files that are missing or damaged in the coordinator's folder, and whole in the backup.
+    """
 
     manifest: BackupManifest
     num_new_files: int
     new_bytes: int
+    num_verified: int
+    healed: tuple[str, ...]
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastBackup:
+    """The newest backup of a folder: wall time, and the number of files that were missing or damaged in the folder."""
+
+    at_s: float
+    num_damaged: int
 
 
 class _Vanished(Exception):
     """Retention removed a file after the snapshot."""
 
 
-def back_up(state: Path, place: BackupPlace, report: Callable[[str], None]) -> Copied:
+def back_up(state: Path, place: BackupPlace, report: Callable[[str], None], *, verifies_all: bool = False) -> Copied:
     """Copy a coordinator's folder into a backup, new or repeated.
 
     Args:
         state: The folder. A coordinator may serve from it.
         place: Where the backup is.
         report: Receives the steps.
+        verifies_all: Verify every file of earlier backups instead of a share.
 
     Raises:
         InvalidInput: The place has other files.
@@ -96,32 +127,67 @@ def back_up(state: Path, place: BackupPlace, report: Callable[[str], None]) -> C
     _check_place(state, place)
     os.umask(0o077)
     with place.held() as drafts:
+        copying = Copying(state=state, place=place, report=report)
+        index = _next_index(place)
+        share = None if verifies_all else index % SHARES
         for _ in range(MAX_SNAPSHOTS):
             try:
-                return _copy(state, place, drafts, report)
+                copied = _copy(copying, drafts, index, share)
             except _Vanished as exc:
                 report(f"retention removed {exc} meanwhile; a later snapshot is taken")
+                continue
+            _mark(state, copied, report)
+            return copied
         raise Conflict(
             f"{place}: retention removed files during {MAX_SNAPSHOTS} snapshots; try again later", code="FN-1442"
         )
 
 
-def _copy(state: Path, place: BackupPlace, drafts: Path, report: Callable[[str], None]) -> Copied:
+def last_backup(state: Path) -> LastBackup | None:
+    """Return the newest backup of a folder, None if none is known: a restored folder has none."""
+    try:
+        row = json.loads((state / MARK).read_text())
+        return LastBackup(at_s=float(row["at_s"]), num_damaged=int(row["num_damaged"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _mark(state: Path, copied: Copied, report: Callable[[str], None]) -> None:
+    last = LastBackup(at_s=copied.manifest.created_at_s, num_damaged=len(copied.manifest.lost) + len(copied.damaged))
+    try:
+        write_file(state / MARK, json.dumps(asdict(last)).encode())
+        # It is no secret, and the coordinator may run as another user.
+        (state / MARK).chmod(0o644)
+    except OSError as exc:
+        # The user of the command may only read the folder.
+        report(f"{state / MARK} cannot be written ({exc.strerror}), so the page shows no time of this backup")
+
+
+def _next_index(place: BackupPlace) -> int:
+    try:
+        return read_manifest(place).index + 1
+    except (InvalidInput, Corrupted):
+        return 0
+
+
+def _copy(copying: Copying, drafts: Path, index: int, share: int | None) -> Copied:
+    state, place, report = copying.state, copying.place, copying.report
     draft = drafts / "draft"
     for name in ("draft", "draft-wal", "draft-shm"):
         draft.with_name(name).unlink(missing_ok=True)
     copy_database(state / "fanin.db", draft)
     report(f"database: {draft.stat().st_size / 1e6:,.1f} MB")
     stored = place.sizes()
-    secrets = _copy_secrets(state, place, stored)
+    secrets = _copy_secrets(state, place)
     engine = open_engine(draft, Durability.PROCESS, upgrade=False)
     try:
-        blobs = FolderBlobs(state / "blobs", Durability.PROCESS)
-        files = list(named_files(engine, lambda manifest: blobs.read_artifact("manifest", manifest)))
-        copied, lost = _copy_files(state, place, files, stored, report)
-        if lost:
-            _check_still_named(state, lost)
-        report(f"files: {len(copied):,} of {len(files):,} are new")
+        bundles = Bundles(state, place)
+        files = list(named_files(engine, bundles.read))
+        due = {file.path for file in files if share in (None, int(file.sha256[:8], 16) % SHARES)} | bundles.damaged
+        tally = copying.copy(files, stored, due)
+        if absent := tally.lost + tally.damaged:
+            _check_still_named(state, bundles, absent)
+        report(f"files: {len(tally.copied):,} of {len(files):,} are new, {tally.num_verified:,} others verified")
         runs = SqliteRuns(engine)
         newest = {run_id: _order(runs, run_id) for run_id in runs.run_ids()}
         form = form_of(engine)
@@ -138,10 +204,11 @@ def _copy(state: Path, place: BackupPlace, drafts: Path, report: Callable[[str],
         created_at_s=time.time(),
         database=digest,
         secrets=secrets,
-        num_files=len(files) - len(lost),
+        num_files=len(files) - len(tally.lost),
         size_bytes=sum(file.size_bytes for file in files) + database_bytes,
         newest=newest,
-        lost=tuple(file.path for file in lost),
+        lost=_paths(tally.lost),
+        index=index,
     )
     data = json.dumps(asdict(manifest), indent=1).encode()
     place.write(MANIFEST, data)
@@ -150,45 +217,37 @@ def _copy(state: Path, place: BackupPlace, drafts: Path, report: Callable[[str],
             f"{place}: another process writes this backup; repeat it when that one has ended", code="FN-0399"
         )
     _sweep(place, manifest, {file.path for file in files})
-    return Copied(manifest=manifest, num_new_files=len(copied), new_bytes=sum(file.size_bytes for file in copied))
+    return Copied(
+        manifest=manifest,
+        num_new_files=len(tally.copied),
+        new_bytes=sum(file.size_bytes for file in tally.copied),
+        num_verified=tally.num_verified,
+        healed=_paths(tally.healed),
+        damaged=_paths(tally.damaged),
+    )
 
 
-def _copy_files(
-    state: Path, place: BackupPlace, files: list[StoredFile], stored: Mapping[str, int], report: Callable[[str], None]
-) -> tuple[list[StoredFile], list[StoredFile]]:
-    """Copy the files that the backup does not have. Return these, and those that are missing or damaged."""
-    copied: list[StoredFile] = []
-    lost: list[StoredFile] = []
-    for file in files:
-        if stored.get(file.path) == file.size_bytes:
-            continue
-        if not place.put(state / file.path, file.path, file.sha256):
-            lost.append(file)
-            continue
-        copied.append(file)
-        if len(copied) % 1000 == 0:
-            report(f"copied {len(copied):,} new files of {len(files):,}")
-    return copied, lost
+def _paths(files: list[StoredFile]) -> tuple[str, ...]:
+    return tuple(file.path for file in files)
 
 
-def _check_still_named(state: Path, lost: list[StoredFile]) -> None:
-    """Raise _Vanished if the database of the coordinator no longer names a file that could not be copied."""
+def _check_still_named(state: Path, bundles: Bundles, absent: list[StoredFile]) -> None:
+    """Raise _Vanished if the database of the coordinator no longer names a file that is not whole in its folder."""
     engine = open_engine(state / "fanin.db", Durability.PROCESS, upgrade=False)
     try:
-        blobs = FolderBlobs(state / "blobs", Durability.PROCESS)
-        named = {file.path for file in named_files(engine, lambda each: blobs.read_artifact("manifest", each))}
+        named = {file.path for file in named_files(engine, bundles.read)}
     finally:
         engine.dispose()
-    if gone := [file.path for file in lost if file.path not in named]:
+    if gone := [file.path for file in absent if file.path not in named]:
         raise _Vanished(gone[0])
 
 
-def _copy_secrets(state: Path, place: BackupPlace, stored: Mapping[str, int]) -> dict[str, str]:
+def _copy_secrets(state: Path, place: BackupPlace) -> dict[str, str]:
     secrets = {}
     for path in sorted(path for name in SECRET_FOLDERS for path in (state / name).glob("*") if path.is_file()):
         data = path.read_bytes()
         secrets[str(path.relative_to(state))] = digest = sha256_hex(data)
-        if stored.get(f"secrets/{digest}") != len(data):
+        if place.read(f"secrets/{digest}") != data:
             place.write(f"secrets/{digest}", data)
     return secrets
 

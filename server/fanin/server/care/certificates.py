@@ -6,7 +6,8 @@ on SIGHUP, files also within a minute after they change. New connections then ge
 live on. What cannot be read or would be refused by clients changes nothing: the certificate before is served, and the
 log says why.
 
-A certificate that ends within 30 days is logged once a day. ``ends`` has the ends for pages and metrics.
+A certificate that ends soon is logged once a day. ``ending`` and ``is_renewal_failed`` are the alarms of pages and
+metrics: a certificate that the coordinator renews raises none while its renewal works.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ LOOK_S: Final = 30.0
 """Seconds between two looks at the files of the operator."""
 READ_EVERY_S: Final = 3600.0
 WARN_EVERY: Final = timedelta(days=1)
+ALARM_BEFORE: Final = timedelta(days=RENEW_DAYS - 1)
+"""Time before an end from which it is an alarm. The renewal is due a day earlier, and is tried every hour."""
 _UNREADABLE: Final = (ValueError, TypeError, UnsupportedAlgorithm)
 
 
@@ -125,6 +128,8 @@ class Certificates:
         self._read, self._clock, self._state = read, clock, state
         self._seen = state()
         self.current = read(clock())
+        self.is_renewal_failed = False
+        """Whether the last renewal failed. The log has its error."""
         self._warned_at: datetime | None = None
         self._again = asyncio.Event()
 
@@ -136,13 +141,19 @@ class Certificates:
             for each in x509.load_pem_x509_certificates(data)
         )
 
+    def ending(self) -> tuple[CertificateEnd, ...]:
+        """Return the certificates that end soon and were not renewed."""
+        return tuple(each for each in self.ends() if each.ends_at - self._clock() < ALARM_BEFORE)
+
     def renew(self) -> None:
         """Read the certificate again. One that cannot be used is logged, and the one before is served."""
         try:
             fresh = self._read(self._clock())
         except (FaninError, OSError) as exc:
+            self.is_renewal_failed = True
             LOG.error("the certificate was not renewed, and the one before is served: %s", exc)
             return
+        self.is_renewal_failed = False
         if fresh != self.current:
             self.current = fresh
             LOG.info("a new certificate is served, until %s", f"{self.ends()[0].ends_at:%Y-%m-%d %H:%M} UTC")
@@ -153,17 +164,16 @@ class Certificates:
         self._again.set()
 
     def warn(self) -> None:
-        """Log the certificates that end within 30 days, at most once a day."""
+        """Log the certificates that end soon, at most once a day."""
         now = self._clock()
         if self._warned_at is not None and now < self._warned_at + WARN_EVERY:
             return
-        for each in self.ends():
-            if each.ends_at - now < timedelta(days=RENEW_DAYS):
-                self._warned_at = now
-                LOG.warning(
-                    "the certificate of %s ends in %d days, on %s; no client connects from then on",
-                    *(each.name, (each.ends_at - now).days, f"{each.ends_at:%Y-%m-%d}"),
-                )
+        for each in self.ending():
+            self._warned_at = now
+            LOG.warning(
+                "the certificate of %s ends in %d days, on %s; no client connects from then on",
+                *(each.name, (each.ends_at - now).days, f"{each.ends_at:%Y-%m-%d}"),
+            )
 
     async def watch(self, look_s: float = LOOK_S) -> None:
         """Renew and warn when it is due, until cancelled."""

@@ -8,19 +8,21 @@ Reference:
     https://filesystem-spec.readthedocs.io/en/latest/
 """
 
+import errno
 import hashlib
 import os
 import shutil
+import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import IO, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from fanin.edge.files import held, sync_folder
-from fanin.protos.errors import InvalidInput, RuntimeMissing, StorageUnavailable
+from fanin.protos.errors import InvalidInput, RuntimeMissing, StorageUnavailable, Untrusted
 from fanin.server.storage.disk import disk_errors, write_file
 
 _READ_BYTES: Final = 1 << 20
@@ -47,6 +49,10 @@ class BackupPlace(Protocol):
 
     def read(self, path: str) -> bytes | None:
         """Return a small file, None without one."""
+        ...
+
+    def digest(self, path: str) -> str:
+        """Read a file and return the digest of its content, "" if there is none or it cannot be read."""
         ...
 
     def fetch(self, path: str, target: Path) -> str:
@@ -128,6 +134,10 @@ class FolderPlace:
         file = self.folder / path
         return file.read_bytes() if file.is_file() else None
 
+    def digest(self, path: str) -> str:
+        """See BackupPlace."""
+        return file_digest(self.folder / path)
+
     def fetch(self, path: str, target: Path) -> str:
         """See BackupPlace."""
         return copy_file(self.folder / path, target)
@@ -202,6 +212,15 @@ class ObjectPlace:
             except FileNotFoundError:
                 return None
 
+    def digest(self, path: str) -> str:
+        """See BackupPlace. The object is read: the checksums of stores are not all of the content alone."""
+        with self._errors():
+            try:
+                with self._store.open(f"{self._root}/{path}", "rb") as file:
+                    return _digest_of(file)
+            except FileNotFoundError:
+                return ""
+
     def fetch(self, path: str, target: Path) -> str:
         """See BackupPlace."""
         with self._errors():
@@ -229,6 +248,12 @@ class ObjectPlace:
                 f"{self._url}: there is no such bucket; create it, or correct the URL", code="FN-1453"
             ) from exc
         except Exception as exc:  # The rim: each package of a store has a tree of errors of its own.
+            if problem := _certificate_problem(exc):
+                raise Untrusted(
+                    f"{self._url}: the certificate of the store does not verify ({problem}); name the PEM file of its "
+                    f"authority in the environment, for s3:// AWS_CA_BUNDLE, now {os.environ.get('AWS_CA_BUNDLE')!r}",
+                    code="FN-1520",
+                ) from exc
             text = f"{type(exc).__name__}: {exc}"[:300]
             raise StorageUnavailable(
                 f"{self._url}: cannot be read or written ({text}); check the credentials and the endpoint in the "
@@ -238,13 +263,34 @@ class ObjectPlace:
             ) from exc
 
 
+def _certificate_problem(exc: BaseException | None) -> str:
+    """Return why TLS has no trusted connection, "" if another cause is at the root of an error."""
+    root = ""
+    while exc is not None:
+        match exc:
+            # aiohttp's own errors are of these classes, too, without their attributes.
+            case ssl.SSLCertVerificationError(verify_message=str(text)) | ssl.SSLError(reason=str(text)):
+                root = text
+            case FileNotFoundError(errno=errno.ENOENT):
+                root = "no such file of authorities"
+        exc = exc.__cause__ or exc.__context__
+    return root
+
+
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, "" without it."""
+    """Return the SHA-256 of a file, "" if there is none or it cannot be read."""
     try:
         with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
+            return _digest_of(file)
+    except OSError:
         return ""
+
+
+def _digest_of(file: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while data := file.read(_READ_BYTES):
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def copy_file(source: Path, target: Path) -> str:

@@ -27,7 +27,7 @@ from fanin.protos.plans import RetentionPlan
 from fanin.protos.plans.retention import check_needed
 from fanin.server.storage.collector import recorded_artifacts
 from fanin.server.storage.protocols.retention import PendingVersion
-from fanin.server.storage.retention import GRACE_S
+from fanin.server.storage.retention import GRACE_S, removable, young
 from fanin.server.storage.stores import Files, Stores
 
 LOG: Final = logging.getLogger("fanin.server.care.pruner")
@@ -76,7 +76,8 @@ class Pruner:
         limits = request.retention or plan.retention or self._default
         check_needed(limits, plan.aggregation.max_staleness)
         async with self._removing:
-            what = await stores.retention.removable(run_id, limits, stores.wall())
+            facts, now_s = await stores.retention.facts(run_id), stores.wall()
+            what, spared = removable(facts, limits, now_s), young(facts, limits, now_s)
             versions, rounds, num_events = await stores.retention.contents(run_id, what)
             updates = [header for each in rounds for header, _ in each.updates]
             pruned = Pruned(
@@ -87,6 +88,12 @@ class Pruner:
                 update_bytes=sum(header.payload.size_bytes for header in updates),
                 num_events=num_events,
                 applied=request.apply,
+                retention=limits,
+                num_stored_versions=len(facts.versions),
+                num_stored_rounds=len(facts.rounds),
+                num_young_versions=spared.versions,
+                num_young_rounds=spared.rounds,
+                old_enough_at=spared.until_s,
             )
             if request.apply:
                 await stores.retention.remove(run_id, limits, stores.wall())

@@ -18,12 +18,15 @@ from pathlib import Path
 from fanin.edge.files import sync_folder
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput
+from fanin.protos.messages import COORDINATOR, RESTORE_CALL
 from fanin.protos.release import __version__
 from fanin.server.care.backup import BackupManifest, read_manifest
 from fanin.server.care.places import BackupPlace
 from fanin.server.storage.blobs import FolderBlobs
 from fanin.server.storage.disk import Durability, disk_errors
-from fanin.server.storage.sqlite.care import named_files
+from fanin.server.storage.records import AuditFact
+from fanin.server.storage.sqlite.administration import SqliteAudit
+from fanin.server.storage.sqlite.care import blob_path, named_files
 from fanin.server.storage.sqlite.commands import mark_restored
 from fanin.server.storage.sqlite.engine import known_forms, open_engine
 
@@ -110,19 +113,27 @@ def _write(
                 _copy(backup, file.path, draft / file.path, file.sha256)
             if index % 1000 == 0:
                 report(f"verified {index:,} of {len(files):,} files")
-        if was_stopped:
-            return ()
-        when = datetime.fromtimestamp(manifest.created_at_s, UTC)
-        reason = f"restored from the backup of {when:%Y-%m-%d %H:%M} UTC"
-        return mark_restored(engine, reason, time.time())
+        when = f"the backup of {datetime.fromtimestamp(manifest.created_at_s, UTC):%Y-%m-%d %H:%M} UTC"
+        _record(SqliteAudit(engine), when, report)
+        return () if was_stopped else mark_restored(engine, f"restored from {when}", time.time())
     finally:
         engine.dispose()
+
+
+def _record(audit: SqliteAudit, when: str, report: Callable[[str], None]) -> None:
+    """Append the restore to the audit log. A head that was kept after the backup is lost, and this entry says why."""
+    try:
+        page = audit.audit_page(1)
+        subject = f"{when}, whose head was {page.head} at entry {page.num_entries}"
+        audit.append(AuditFact(principal=COORDINATOR, call=RESTORE_CALL, subject=subject), time.time())
+    except Corrupted as exc:
+        report(f"the restore was not recorded: {exc}")
 
 
 def _read_manifest(backup: BackupPlace, draft: Path, artifact: Artifact) -> bytes:
     """Return the manifest of a Bundle. Its Chunks are copied first."""
     for ref in artifact.chunks:
-        path = f"blobs/{ref.sha256[:2]}/{ref.sha256}"
+        path = blob_path(ref.sha256)
         (draft / path).parent.mkdir(parents=True, exist_ok=True)
         _copy(backup, path, draft / path, ref.sha256)
     return FolderBlobs(draft / "blobs", Durability.PROCESS).read_artifact("manifest", artifact)

@@ -16,6 +16,7 @@ from typing import Final
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError
 from fanin.server.access.limits import Limits
+from fanin.server.access.registry import protocol_problem
 from fanin.server.fleet.activity import Activity
 from fanin.server.fleet.bulletin import Bulletin
 from fanin.server.fleet.observer import FleetObserver, Unobserved
@@ -89,9 +90,7 @@ class CheckIns:
         self._parked.clear()
 
     async def _answer(self, device: str, check_in: m.CheckIn) -> m.CheckInAnswer:
-        if not m.OLDEST_PROTOCOL <= check_in.protocol <= m.PROTOCOL:
-            known = f"{m.OLDEST_PROTOCOL} to {m.PROTOCOL}"
-            text = f"protocol: got {check_in.protocol}, expected {known}; install the coordinator's release of fanin"
+        if text := protocol_problem(check_in.protocol):
             return m.Rejected(reason=m.RejectReason.UPGRADE, text=text)
         refusals = [driver.intake.refusal(check_in.capabilities) for driver in self._runs.running()]
         if refusals and all(refusals):
@@ -99,10 +98,14 @@ class CheckIns:
         earlier = self._parked.pop(device, None)
         if earlier is not None and not earlier.answer.done():
             # The wait keeps two processes with one key from replacing each other as fast as the network allows.
-            earlier.answer.set_result(m.Wait(retry_min_s=1.0, retry_max_s=5.0))
+            answer: m.CheckInAnswer = m.Wait(retry_min_s=1.0, retry_max_s=5.0)
             if self._doubles.note(device, asyncio.get_running_loop().time()):
+                warning = _online_twice(device)
                 for driver in self._runs.running():
-                    driver.warn(_online_twice(device))
+                    driver.warn(warning)
+                # The owner of the device sees neither the Run nor the log of the coordinator.
+                answer = m.Rejected(reason=m.RejectReason.UNSUITABLE, text=warning.text)
+            earlier.answer.set_result(answer)
         if len(self._parked) >= self._limits.max_parked:
             retry_min_s, retry_max_s = retry_window(self._devices.num_devices)
             return m.Wait(retry_min_s=retry_min_s, retry_max_s=retry_max_s)

@@ -13,7 +13,6 @@ from fanin.protos.chunks import short
 from fanin.protos.errors import Conflict, Corrupted, InvalidVersion, NotFound
 from fanin.protos.messages import (
     FIRST_EPOCH,
-    MAX_PAGE_RUNS,
     AcceptedDevices,
     Adopt,
     BundleRef,
@@ -24,6 +23,7 @@ from fanin.protos.messages import (
     Reclaim,
     RunDescription,
     RunInfo,
+    RunQuery,
     StartRun,
     Stop,
     Version,
@@ -44,7 +44,7 @@ from fanin.server.runs.admission import (
     check_start,
 )
 from fanin.server.runs.data import check_data_name
-from fanin.server.runs.describe import damaged_description, damaged_info, describe, run_info
+from fanin.server.runs.describe import damaged_description, damaged_info, describe, page_of_ids, run_info
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
 from fanin.server.runs.driving.intake import Parked
@@ -306,11 +306,10 @@ class Runs:
         """Return the ids of all Runs, oldest first."""
         return await self._stores.runs.run_ids()
 
-    async def listed(self, from_index: int = 0) -> ListedRuns:
-        """Return a page of the summaries of all Runs of the record, oldest first."""
-        run_ids = await self._stores.runs.run_ids()
-        page = run_ids[from_index : from_index + MAX_PAGE_RUNS]
-        return ListedRuns(num_runs=len(run_ids), runs=tuple([await self.info(run_id) for run_id in page]))
+    async def listed(self, query: RunQuery | None = None) -> ListedRuns:
+        """Return a page of the summaries of the Runs of a query. Raises NotFound if there is no Run ``after``."""
+        page, num_runs = await page_of_ids(query or RunQuery(), self._stores)
+        return ListedRuns(num_runs=num_runs, runs=tuple([await self.info(run_id) for run_id in page]))
 
     async def version(self, run_id: str, number: int | None) -> VersionWithBundle:
         """Return a Version with its Bundle; the newest one without a number. Raises NotFound."""

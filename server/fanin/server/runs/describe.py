@@ -1,9 +1,18 @@
 """The description of a Run for operators: its record, and the state of the Round under way if it is driven here."""
 
 from fanin.protos.errors import Corrupted
-from fanin.protos.messages import LiveRound, RoundInfo, RunDescription, RunInfo, SaturatedDevices
+from fanin.protos.messages import (
+    MAX_PAGE_RUNS,
+    LiveRound,
+    RoundInfo,
+    RunDescription,
+    RunInfo,
+    RunQuery,
+    SaturatedDevices,
+)
 from fanin.server.protocols import phases
 from fanin.server.rounds.troubles import reason_of
+from fanin.server.runs.driving.drivers import unknown_run
 from fanin.server.runs.view import LiveRun, RunView
 from fanin.server.storage.decisions import restored_text
 from fanin.server.storage.records import RoundMark, RoundSummary
@@ -27,7 +36,8 @@ async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
     """
     record, newest, evaluations = view.record, view.newest, stores.evaluations
     has_data = bool(record.start.plan.evaluation.data)
-    waiting = "" if record.restored_at_s is None else restored_text(view.run_id)
+    is_waiting = record.restored_at_s is not None
+    waiting = restored_text(view.run_id) if is_waiting else ""
     return RunInfo(
         run_id=view.run_id,
         state=view.state,
@@ -42,7 +52,25 @@ async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
         started_by=record.started_by,
         newest_evaluation=await evaluations.newest_evaluation(view.run_id) if has_data else None,
         best_evaluation=await evaluations.best_evaluation(view.run_id) if has_data else None,
+        waits_for_publisher=is_waiting,
     )
+
+
+async def page_of_ids(query: RunQuery, stores: Stores) -> tuple[list[str], int]:
+    """Return the ids of the Runs of a page, and the number of those of the query from this page on.
+
+    Raises NotFound if there is no Run ``after``.
+    """
+    run_ids = list(await stores.runs.run_ids())
+    if query.after and query.after not in run_ids:
+        raise unknown_run(query.after)
+    ordered = run_ids[::-1] if query.newest_first else run_ids
+    # The Run may have left the states of the query since its page was sent, but not its place.
+    ordered = ordered[ordered.index(query.after) + 1 :] if query.after else ordered
+    if query.states:
+        selected = frozenset(await stores.runs.run_ids(query.states))
+        ordered = [run_id for run_id in ordered if run_id in selected]
+    return ordered[: min(query.limit or MAX_PAGE_RUNS, MAX_PAGE_RUNS)], len(ordered)
 
 
 async def damaged_info(run_id: str, live: LiveRun, damage: Corrupted, stores: Stores) -> RunInfo:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -178,11 +179,11 @@ def enrollment_fact(device_id: str, token: TokenInfo | None) -> AuditFact:
     return AuditFact(principal=f"device {device_id}", call="Enroll", subject=subject)
 
 
-def banned(device_id: str) -> PermissionDenied:
+def banned(device_id: str, since: float) -> PermissionDenied:
     """Return the error for a device that is banned. Its reason is the operator's and not for the device."""
     return PermissionDenied(
-        f"device {device_id}: banned by the operator of this coordinator; ask the operator to lift the ban, do not "
-        "retry",
+        f"device {device_id}: banned since {datetime.fromtimestamp(since, UTC):%Y-%m-%d %H:%M} UTC by an operator of "
+        f"this coordinator; ask an operator why, and to lift the ban (fanin device unban {device_id}); do not retry",
         code="FN-1413",
     )
 

@@ -135,7 +135,7 @@ def changes_on_resume(run_id: str, before: RunState, num_rounds: int) -> bool:
 
 
 def marks_to_fail_on_stop(run_id: str, before: RunState, *, is_stuck: bool) -> tuple[RoundMark, ...]:
-    """Return the marks of the Rounds that fail when a Run is stopped.
+    """Return the marks of the Rounds that fail when a Run is stopped. A failed Run is stopped to acknowledge that.
 
     Args:
         run_id: The Run.
@@ -145,7 +145,7 @@ def marks_to_fail_on_stop(run_id: str, before: RunState, *, is_stuck: bool) -> t
     Raises:
         Conflict: The Run has ended.
     """
-    if not before.is_live and before is not RunState.STOPPED:
+    if before is RunState.FINISHED:
         raise Conflict(f"run {run_id}: it is {before.value}, there is nothing to stop", code="FN-0621")
     return (RoundMark.OPEN, RoundMark.CLOSED) if is_stuck else (RoundMark.OPEN,)
 
@@ -185,6 +185,11 @@ def check_not_restored(run_id: str, restored_at_s: float | None) -> None:
 def restored_text(run_id: str) -> str:
     """Return what a Run waits for that was restored from a backup."""
     return f"waits for its publisher: fanin reclaim {run_id} --key publisher.key, then fanin resume {run_id}"
+
+
+def reclaimed_text(run_id: str) -> str:
+    """Return why a Run rests that was restored from a backup, after its publisher reclaimed it."""
+    return f"its publisher reclaimed it after a restore, continue it: fanin resume {run_id}"
 
 
 def check_next(version: Version, newest: Version, epoch: int) -> None:

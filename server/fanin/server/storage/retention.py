@@ -13,6 +13,7 @@ The removal is recorded before the first file is removed (``protocols.retention`
 that is gone, and a process that is killed in between leaves files that the next pass removes.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +26,10 @@ from fanin.protos.plans import RetentionPlan
 DAY_S: Final = 86400.0
 GRACE_S: Final = 3600.0
 """Devices may still download a Version, and operators fetch it, for so long after the next one was published."""
+
+
+_AFTER_S: Final = 1.0
+"""Time after the limit of an age at which it has passed, whatever the rounding."""
 
 
 class RemovedKind(Enum):
@@ -92,6 +97,21 @@ class Removable:
     events_before_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Young:
+    """What limits do not keep, and what stays because it is not old enough yet.
+
+    Attributes:
+        versions: The number of Versions.
+        rounds: The number of Rounds.
+        until_s: Wall time from which on the first of them is old enough, 0 without any.
+    """
+
+    versions: int = 0
+    rounds: int = 0
+    until_s: float = 0.0
+
+
 def removable(facts: RunFacts, retention: RetentionPlan, now_s: float) -> Removable:
     """Return what the limits do not keep and nothing needs."""
     if not retention:
@@ -119,6 +139,29 @@ def removable(facts: RunFacts, retention: RetentionPlan, now_s: float) -> Remova
         rounds=tuple(sorted(rounds)),
         events_before_s=None if days is None else kept_after_s,
     )
+
+
+def young(facts: RunFacts, retention: RetentionPlan, now_s: float) -> Young:
+    """Return what the limits would not keep of a Run that rests, only because of its age."""
+    old = removable(facts, retention, now_s)
+    ages = (retention.keep_days or 0.0) * DAY_S
+    starts = [each.published_at_s + ages for each in facts.rounds.values()]
+    starts += [superseded_s + max(GRACE_S, ages) for superseded_s in _superseded(facts.versions).values()]
+    # What is removable only grows with the time, so the first moment is found by bisection.
+    moments = sorted(start_s + _AFTER_S for start_s in starts if start_s >= now_s - _AFTER_S)
+    first = bisect_right(moments, _size(old), key=lambda at_s: _size(removable(facts, retention, at_s)))
+    if first == len(moments):
+        return Young()
+    last = removable(facts, retention, moments[-1])
+    return Young(
+        versions=len(last.versions) - len(old.versions),
+        rounds=len(last.rounds) - len(old.rounds),
+        until_s=moments[first],
+    )
+
+
+def _size(what: Removable) -> int:
+    return len(what.versions) + len(what.rounds)
 
 
 def _beyond(numbers: Mapping[int, object], keep: int | None, *, by_days: bool) -> list[int]:

@@ -10,6 +10,7 @@ Modules, in reading order:
     rounds.py       the parts of Rounds
     traces.py       the spans of Rounds, devices and calls
     record.py       what the record says of Runs
+    audit.py        what the audit log has, by kind
     disk.py         the space of the coordinator's folder
 
 The other rooms do not depend on this one: it observes them by Protocols of theirs (``rounds.worker.Observer``,

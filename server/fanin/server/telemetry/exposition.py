@@ -7,13 +7,11 @@ because a process may have several.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from cryptography import x509
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -23,6 +21,7 @@ from prometheus_client.utils import floatToGoString
 from fanin.protos.messages import RunState
 from fanin.protos.release import __version__
 from fanin.server.access.limits import Limits
+from fanin.server.care.certificates import Certificates
 from fanin.server.care.forecast import DiskWatch, Forecast
 from fanin.server.care.space import DiskSpace
 from fanin.server.fleet.coordinator import Coordinator
@@ -33,6 +32,7 @@ from fanin.server.runs.view import RunView
 from fanin.server.storage.lanes import Durations
 from fanin.server.storage.retention import DAY_S
 from fanin.server.storage.stores import CoordinatorState
+from fanin.server.telemetry.audit import AuditCounts
 from fanin.server.telemetry.instruments import Instruments
 from fanin.server.telemetry.record import RecordFollower, RunTally
 from fanin.server.telemetry.table import MAX_RUNS, METRICS, SHOWN_S, MetricKind
@@ -60,7 +60,7 @@ class MetricSources:
         readiness: Whether the coordinator can serve.
         instruments: The observers.
         disk: The disk of the durable state.
-        certificates: The files of the certificates by role.
+        certificates: The certificate that is served.
     """
 
     runs: Runs
@@ -70,7 +70,7 @@ class MetricSources:
     readiness: Readiness
     instruments: Instruments
     disk: DiskWatch
-    certificates: Mapping[str, Path]
+    certificates: Certificates
 
 
 class Exposition:
@@ -80,6 +80,7 @@ class Exposition:
         self._sources = sources
         self._max_runs = max_runs
         self._follower = RecordFollower(sources.state.stores)
+        self._audit = AuditCounts(sources.state.stores.audit)
         self._busy = asyncio.Lock()
 
     async def render(self, accept: str) -> tuple[bytes, str]:
@@ -101,7 +102,7 @@ class Exposition:
         kept = frozenset(view.run_id for view, _ in shown)
         self._follower.keep(kept)
         sources.instruments.counts.keep(kept)
-        space, ends = await sources.state.files.run(self._read_disk)
+        space = await sources.state.files.run(sources.disk.space)
         samples.add("fanin_build_info", 1, __version__)
         samples.add("fanin_ready", not sources.readiness.problem)
         states = Counter(view.state for view in views)
@@ -112,32 +113,29 @@ class Exposition:
             self._add_run(samples, view)
             _add_tally(samples, view.run_id, tally)
             add_quality(samples, view.run_id, tally)
+        await self._audit.read()
+        for kind, number in self._audit.entries.items():
+            samples.add("fanin_audit_entries_total", number, kind)
         self._add_fleet(samples)
         self._add_calls(samples)
-        _add_disk(samples, space, ends)
+        _add_disk(samples, space)
+        _add_certificates(samples, sources.certificates)
         _add_growth(samples, sources.disk.forecast)
         samples.add("fanin_database_write_duration_seconds", sources.state.write_times)
         return samples
 
     async def _shown(self, views: Sequence[RunView]) -> list[tuple[RunView, RunTally]]:
-        """Return the Runs that have series of their own, with their tallies."""
-        live = [view for view in views if view.state.is_live][-self._max_runs :]
-        resting = [view for view in reversed(views) if not view.state.is_live][: self._max_runs]
+        """Return the Runs that have series of their own, with their tallies. A failed Run waits for an operator."""
+        failed = [view for view in views if view.state is RunState.FAILED]
+        live = [view for view in views if view.state.is_live]
+        ended = [view for view in views if not view.state.is_live and view.state is not RunState.FAILED]
+        resting = ended[: -self._max_runs - 1 : -1]
         now_s = self._sources.state.stores.wall()
         tallies = [(view, await self._follower.tally(view)) for view in resting]
         recent = [each for each in tallies if now_s - each[1].changed_s < SHOWN_S]
         recent.sort(key=lambda each: each[1].changed_s, reverse=True)
-        return ([(view, await self._follower.tally(view)) for view in live] + recent)[: self._max_runs]
-
-    def _read_disk(self) -> tuple[DiskSpace, Mapping[str, float]]:
-        ends = {}
-        for role, path in self._sources.certificates.items():
-            try:
-                ends[role] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
-            except (OSError, ValueError):
-                # A file that is being replaced, or is damaged: the coordinator itself reports that.
-                continue
-        return self._sources.disk.space(), ends
+        first = (live[-self._max_runs :] + failed[::-1])[: self._max_runs]
+        return ([(view, await self._follower.tally(view)) for view in first] + recent)[: self._max_runs]
 
     def _add_run(self, samples: "ScrapedSamples", view: RunView) -> None:
         run_id, sources = view.run_id, self._sources
@@ -160,6 +158,7 @@ class Exposition:
     def _add_fleet(self, samples: "ScrapedSamples") -> None:
         sources, fleet = self._sources, self._sources.instruments.counts
         samples.add("fanin_devices_enrolled", sources.state.devices.num_devices)
+        samples.add("fanin_devices_banned", sources.state.devices.num_banned)
         samples.add("fanin_checkins_parked", len(sources.runs.parked))
         samples.add("fanin_checkins_parked_limit", sources.limits.max_parked)
         samples.add("fanin_uploads_active", sources.coordinator.uploads.num_active)
@@ -224,13 +223,19 @@ def add_quality(samples: "ScrapedSamples", run_id: str, tally: RunTally) -> None
                 samples.add(f"fanin_held_out_{suffix}", tally.held_out.values[name], run_id)
 
 
-def _add_disk(samples: "ScrapedSamples", space: DiskSpace, ends: Mapping[str, float]) -> None:
+def _add_disk(samples: "ScrapedSamples", space: DiskSpace) -> None:
     samples.add("fanin_disk_free_bytes", space.free_bytes)
     samples.add("fanin_disk_size_bytes", space.size_bytes)
     for part, size_bytes in space.used_bytes.items():
         samples.add("fanin_disk_used_bytes", size_bytes, part)
-    for role, end_s in ends.items():
-        samples.add("fanin_certificate_not_after_timestamp_seconds", end_s, role)
+
+
+def _add_certificates(samples: "ScrapedSamples", certificates: Certificates) -> None:
+    own, *others = (each.ends_at.timestamp() for each in certificates.ends())
+    samples.add("fanin_certificate_not_after_timestamp_seconds", own, "server")
+    if others:
+        samples.add("fanin_certificate_not_after_timestamp_seconds", min(others), "authority")
+    samples.add("fanin_certificate_renewal_failed", certificates.is_renewal_failed)
 
 
 def _add_growth(samples: "ScrapedSamples", expected: Forecast | None) -> None:

@@ -2,7 +2,7 @@
 
 Names and units follow the conventions of Prometheus: seconds, bytes, ratios of 1, and ``_total`` for counters. The
 number of series is bounded. A label has one of a few fixed values, the code of an error, or the id of a Run: at most
-``MAX_RUNS``, and none that has rested for longer than ``SHOWN_S``. No label names a device.
+``MAX_RUNS``, and none that finished or was stopped longer than ``SHOWN_S`` ago. No label names a device.
 
 Reference: https://prometheus.io/docs/practices/naming/
 """
@@ -14,9 +14,9 @@ from types import MappingProxyType
 from typing import Final
 
 MAX_RUNS: Final = 100
-"""Runs with series of their own: those that are running or paused first, then those that changed last."""
+"""Runs with series of their own: those that run or are paused, then failed ones, then those that changed last."""
 SHOWN_S: Final = 86_400.0
-"""Seconds for which a Run that rests keeps its series: long enough for an alert on its end to be seen."""
+"""Seconds for which a finished or stopped Run keeps its series. A failed one keeps them until somebody acts."""
 
 
 class MetricKind(Enum):
@@ -78,6 +78,7 @@ METRICS: Final[Mapping[str, DeclaredMetric]] = MappingProxyType(
             ("fanin_held_out_float_accuracy_ratio", "run", "Accuracy of its float model on held-out data."),
             ("fanin_held_out_int8_accuracy_ratio", "run", "Accuracy of its int8 model on held-out data."),
             ("fanin_devices_enrolled", "", "Devices that have enrolled."),
+            ("fanin_devices_banned", "", "Devices that are banned."),
             ("fanin_checkins_parked", "", "Check-ins that wait for work."),
             ("fanin_checkins_parked_limit", "", "Check-ins that may wait for work at a time."),
             ("fanin_uploads_active", "", "Uploads under way."),
@@ -88,7 +89,8 @@ METRICS: Final[Mapping[str, DeclaredMetric]] = MappingProxyType(
             ("fanin_disk_used_bytes", "part", "Bytes of files in the coordinator's folder; read once a minute."),
             ("fanin_disk_growth_bytes_per_second", "", "Growth of the folder over the last days."),
             ("fanin_disk_full_timestamp_seconds", "", "When the disk is full at this growth; none without growth."),
-            ("fanin_certificate_not_after_timestamp_seconds", "role", "When a certificate ends."),
+            ("fanin_certificate_not_after_timestamp_seconds", "role", "When a certificate that is served ends."),
+            ("fanin_certificate_renewal_failed", "", "Whether the last renewal of the certificate failed."),
         ),
         **_table(
             MetricKind.COUNTER,
@@ -103,6 +105,7 @@ METRICS: Final[Mapping[str, DeclaredMetric]] = MappingProxyType(
             ("fanin_checkins_total", "outcome", "Check-ins that were answered."),
             ("fanin_received_bytes_total", "", "Bytes of Updates that were stored, also of those that did not count."),
             ("fanin_sent_bytes_total", "", "Bytes of Chunks that devices downloaded."),
+            ("fanin_audit_entries_total", "kind", "Entries of the audit log, of a change with two the second one."),
             ("fanin_calls_total", "method status", "Calls of devices and operators that ended."),
             ("fanin_calls_refused_total", "code", "Calls that ended with an error of fanin, by its code."),
         ),

@@ -5,6 +5,7 @@ record, the same errors and the same entries in the audit log. ``guard`` has che
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,6 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from fanin.protos.errors import InvalidInput, Unauthenticated, coded
 from fanin.protos.messages import Adopt, Command, Pause, Resume, Stop
 from fanin.server.access.limited_log import LimitedLog
+from fanin.server.access.rates import Sources, network_of, wrong_too_often
 from fanin.server.access.registry import token_sha256
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.commands import carry_out
@@ -38,6 +40,7 @@ class Actions:
         audit: The log of the commands.
         entrance: Opens sessions.
         files: The lane of files.
+        sources: The addresses that send wrong tokens.
         refused: The log of refused tokens.
     """
 
@@ -45,6 +48,7 @@ class Actions:
     audit: AuditLog
     entrance: Entrance
     files: Files
+    sources: Sources
     refused: LimitedLog = field(default_factory=lambda: LimitedLog(LOG, what="refused sign-ins"))
 
     async def login_form(self, request: Request) -> Response:
@@ -58,8 +62,13 @@ class Actions:
         try:
             self.entrance.bearer(digest)
         except Unauthenticated as exc:
-            where = "" if request.client is None else f" from {request.client.host}"
-            self.refused.log(type(exc).__name__, f"page: sign-in refused{where}: {coded(exc)}", exc.code)
+            source = network_of("" if request.client is None else request.client.host)
+            self.refused.log(type(exc).__name__, f"page: sign-in refused from {source}: {coded(exc)}", exc.code)
+            if delay_s := self.sources.count(source, exc.code):
+                error = wrong_too_often("page", delay_s)
+                answer = page(request, "login.html", {"next": target, "problem": f"{coded(error)}."}, 429)
+                answer.headers["retry-after"] = str(math.ceil(delay_s))
+                return answer
             problem = "This coordinator does not know the token, or it was revoked or has expired."
             return page(request, "login.html", {"next": target, "problem": problem}, 401)
         return RedirectResponse(target, status_code=303, headers={"set-cookie": self.entrance.cookie(digest)})

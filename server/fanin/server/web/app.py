@@ -88,7 +88,13 @@ def build_app(parts: PageParts) -> Starlette:
     pages = OpenPages(parts.stream, parts.history)
     views = RunViews(runs=parts.runs, history=parts.history, overview=parts.overview)
     devices = DeviceViews(desk=parts.devices, join_line=parts.join_line)
-    actions = Actions(runs=parts.runs, audit=parts.audit, entrance=parts.entrance, files=parts.files)
+    actions = Actions(
+        runs=parts.runs,
+        audit=parts.audit,
+        entrance=parts.entrance,
+        files=parts.files,
+        sources=parts.overview.sources,
+    )
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("alive\n")

@@ -1,20 +1,23 @@
 """What the page of settings shows: the effective settings, certificates, the disk, and versions."""
 
+import asyncio
 import platform
 import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib import metadata
 from typing import Final
 
 from markupsafe import Markup
 
 from fanin.protos.messages import MAX_NUMBER
+from fanin.protos.plans import RetentionPlan
 from fanin.protos.release import __version__
 from fanin.server.access.authority import RENEW_DAYS
 from fanin.server.access.limits import Limits
-from fanin.server.care.certificates import CertificateEnd, Certificates, utc_now
+from fanin.server.access.rates import Sources
+from fanin.server.care.backup import LastBackup, last_backup
+from fanin.server.care.certificates import CertificateEnd, Certificates
 from fanin.server.care.forecast import DiskWatch, Forecast
 from fanin.server.settings import Settings
 from fanin.server.storage.protocols.audit import AuditStore
@@ -36,6 +39,7 @@ class Overview:
         disk: The forecast of its disk.
         audit: The audit log.
         num_devices: Returns the number of enrolled devices.
+        sources: The addresses that send wrong credentials.
         url: The address of the page.
     """
 
@@ -45,10 +49,11 @@ class Overview:
     disk: DiskWatch
     audit: AuditStore
     num_devices: Callable[[], int]
+    sources: Sources
     url: str
 
     def alarms(self) -> tuple[str, ...]:
-        """Return what needs a hand within weeks, in words: a disk that fills up, certificates that end."""
+        """Return what needs a hand within weeks, in words: a disk that fills up, certificates that were not renewed."""
         texts, expected = [], self.disk.forecast
         if expected is not None and expected.is_short:
             left = duration((expected.days_left or 0.0) * DAY_S)
@@ -57,13 +62,17 @@ class Overview:
                 f"{size(expected.bytes_per_day)} a day. Free space, or let retention keep less: fanin prune RUN shows "
                 "what would go."
             )
-        now = utc_now()
-        for each in self.certificates.ends():
-            name = each.name.removeprefix("CN=")
-            if each.ends_at - now < timedelta(days=RENEW_DAYS):
-                texts.append(
-                    f"The certificate of {name} ends on {each.ends_at:%Y-%m-%d}. No client connects from then on."
-                )
+        if self.certificates.is_renewal_failed:
+            until = min(each.ends_at for each in self.certificates.ends())
+            texts.append(
+                f"The renewal of the certificate failed: the one before is served, until {until:%Y-%m-%d}. The log has "
+                "the reason."
+            )
+        texts += [
+            f"The certificate of {each.name.removeprefix('CN=')} ends on {each.ends_at:%Y-%m-%d}. No client connects "
+            "from then on."
+            for each in self.certificates.ending()
+        ]
         return tuple(texts)
 
     async def sections(self, *, has_paths: bool) -> dict[str, Rows]:
@@ -84,7 +93,12 @@ class Overview:
             "Coordinator": own,
             "Audit log": (("Entries", number(log.num_entries)), ("Head, to keep elsewhere", log.head)),
             "Disk": _disk(self.disk.forecast),
-            "Certificates": _certificates(self.certificates.ends()),
+            "Backup": _backup(await asyncio.to_thread(last_backup, settings.state)),
+            "Retention of Runs whose Plan has no limits": _retention(settings.retention),
+            "Certificates": (
+                *_certificates(self.certificates.ends()),
+                ("Renewal", _renewal(is_own=settings.own_files is not None)),
+            ),
             "Limits": _limits(self.limits),
             "Versions": _versions(),
         }
@@ -116,6 +130,28 @@ def _disk(expected: Forecast | None) -> Rows:
         ("Full in", left),
         ("Measured", moment(now.at_s)),
     )
+
+
+def _backup(last: LastBackup | None) -> Rows:
+    if last is None:
+        return (("Last backup", "none of this folder is known"),)
+    return ("Last backup", moment(last.at_s)), ("Files missing or damaged then", number(last.num_damaged))
+
+
+def _retention(retention: RetentionPlan) -> Rows:
+    days = "not set" if retention.keep_days is None else f"{retention.keep_days:g} days"
+    everything = "all" if retention.keep_days is None else "those of these days"
+    return (
+        ("Parameters of Versions", everything if (kept := retention.keep_versions) is None else f"newest {kept:,}"),
+        ("Updates of Rounds", everything if (kept := retention.keep_updates) is None else f"newest {kept:,}"),
+        ("Everything for at least", days),
+    )
+
+
+def _renewal(*, is_own: bool) -> str:
+    if is_own:
+        return "by you: replace the files of --tls-cert and --tls-key"
+    return f"by the coordinator, {RENEW_DAYS} days before the end"
 
 
 def _certificates(ends: Iterable[CertificateEnd]) -> Rows:

@@ -166,7 +166,7 @@ class RenderedPage(HTMLResponse):
         """Render the text."""
         if not self.body:
             self.body = (await asyncio.to_thread(self._render)).encode()
-            self.init_headers()
+            self.headers["content-length"] = str(len(self.body))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the page."""

@@ -20,6 +20,8 @@ from fanin.server.web.rendering import page
 from fanin.server.web.texts import event_kind, event_text, is_bad
 
 MAX_CURSOR: Final = MAX_NUMBER
+MAX_SOURCE_ROWS: Final = 20
+"""Addresses with wrong credentials that a page shows."""
 DONE: Final = {
     "pause": (RunState.PAUSED, "The Run is paused."),
     "resume": (RunState.RUNNING, "The Run is running."),
@@ -118,7 +120,9 @@ class RunViews:
     async def activity(self, request: Request) -> Response:
         """Show the events of all Runs, newest first."""
         feed = await reads.feed_page(self.history, cursor_of(request))
-        return page(request, "activity.html", {**feed_values(feed), "alarms": self.overview.alarms()})
+        refused = self.overview.sources.newest(MAX_SOURCE_ROWS)
+        values = {"alarms": self.overview.alarms(), "refused": refused}
+        return page(request, "activity.html", {**feed_values(feed), **values})
 
     async def settings(self, request: Request) -> Response:
         """Show the effective settings of the coordinator."""

@@ -52,7 +52,7 @@ class Journal:
     Args:
         folder: The device's folder.
         place: How the device was started.
-        device_id: The id of the device's key.
+        device_id: The id of the device's key; "" before it is known.
         wall: The device's clock.
     """
 
@@ -70,7 +70,8 @@ class Journal:
             release=__version__,
             pid=os.getpid(),
             started_at=now,
-            device_id=device_id,
+            device_id=device_id or before.device_id,
+            connected_at=before.connected_at,
             phase=e.SessionPhase.ENROLLING.value,
             place=place,
             link=SiteLink(since=now),
@@ -111,9 +112,16 @@ class Journal:
         link = replace(self._record.link, is_connected=False, next_try_at=0.0)
         if self._record.link.is_connected:
             link = replace(link, since=self._wall())
-        if isinstance(error, FaninError):
-            link = replace(link, reason=_text(error), code=error.code)
+        if isinstance(error, Exception):
+            link = replace(link, reason=_text(error), code=error.code if isinstance(error, FaninError) else "")
         self._record = replace(self._record, ended=ended, phase="stopped", link=link, work=SiteWork())
+        self._write()
+
+    def retry(self, action: str, error: FaninError, pause_s: float) -> None:
+        """Write the state after an error before the first call. The process tries again after a pause."""
+        self._trouble(action, error.code, _text(error))
+        self._link(is_connected=False, reason=_text(error), code=error.code)
+        self._record = replace(self._record, link=replace(self._record.link, next_try_at=self._wall() + pause_s))
         self._write()
 
     def observe(self, action: e.SessionAction, event: e.SessionEvent) -> None:
@@ -199,7 +207,8 @@ class Journal:
             link = self._record.link
             since = link.since if link.is_connected == is_connected else self._wall()
             after = SiteLink(is_connected=is_connected, since=since, reason=reason[:MAX_TEXT_CHARS], code=code)
-            self._change(replace(self._record, link=after))
+            connected_at = since if is_connected else self._record.connected_at
+            self._change(replace(self._record, link=after, connected_at=connected_at))
 
     def _trouble(self, action: str, code: str, text: str) -> None:
         with self._changed:

@@ -90,11 +90,15 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitePlace:
-    """How the device was started: the coordinator, the route to it, and the files that it uses."""
+    """How the device was started: the coordinator, the route to it, and the files that it uses.
+
+    ``ca_fingerprint`` is that of the coordinator's own authority; "" if the device was started without it.
+    """
 
     server: str = ""
     proxy: str = ""
     ca_file: str = ""
+    ca_fingerprint: str = ""
     token_file: str = ""
     data: str = ""
     runtime: str = ""
@@ -111,6 +115,7 @@ class SiteRecord:
         started_at: When this process started.
         written_at: When the file was written.
         ended: Why the process ended; "" while it runs, and after it was killed.
+        connected_at: When the last connection began, also one of an earlier process; 0 if there was none yet.
         device_id: The id of the device's key.
         phase: The phase of the session, such as ``training``.
         served: The Version that the device serves to its app, as ``run/number``; "" for none.
@@ -121,6 +126,7 @@ class SiteRecord:
     started_at: float = 0.0
     written_at: float = 0.0
     ended: str = ""
+    connected_at: float = 0.0
     device_id: str = ""
     phase: str = ""
     served: str = ""

@@ -10,13 +10,14 @@ from enum import Enum
 from pathlib import Path
 
 from fanin.clients.device.site.record import Leaving, PastError, SiteRecord, SiteWork, read_record
-from fanin.clients.device.storage.cache import Cache
 from fanin.edge.files import is_held
+from fanin.protos.codes import entries
 from fanin.protos.errors import InvalidInput
 from fanin.protos.texts import counted
 
 NUM_SHOWN_ERRORS = 5
 KILLED = "it was killed, or the machine lost power"
+UNWRITTEN = "its state could not be written, or no device has run here yet"
 
 
 class SiteState(Enum):
@@ -51,15 +52,26 @@ class SiteView:
         since = f" since {_time(link.since)}" if link.since else ""
         yield "device", f"{record.device_id or 'unknown'} in {self.folder}"
         if self.state is SiteState.STOPPED:
-            yield "state", f"stopped: {record.ended or KILLED}; last seen {_time(record.written_at)}"
+            ended = "by an error" if link.reason and record.ended == link.reason else ended_text(record)
+            yield "state", f"stopped: {ended}; last seen {_time(record.written_at)}"
         else:
             yield "state", f"{self.state.value}{since}"
+        if self.state is not SiteState.CONNECTED:
+            yield "connected", f"last at {_time(record.connected_at)}" if record.connected_at else "never"
         if link.reason:
             yield "reason", f"{link.reason}{_code(link.code, link.reason)}"
+            if fix := remedy(link.code):
+                yield "fix", fix
             yield (
                 "",
                 f"more: fanin doctor --state {self.folder}" + (f"; fanin explain {link.code}" if link.code else ""),
             )
+        elif self.state is SiteState.DISCONNECTED:
+            yield "reason", f"no answer yet, for {max(0.0, self.now - link.since):.0f} s"
+        elif not record.written_at:
+            yield "", f"more: fanin doctor --state {self.folder}"
+        elif not record.connected_at:
+            yield "reason", f"no answer until it ended, for {max(0.0, record.written_at - link.since):.0f} s"
         if link.next_try_at and self.state is SiteState.DISCONNECTED:
             yield "next try", f"in {max(0.0, link.next_try_at - self.now):.0f} s"
         place = record.place
@@ -82,7 +94,7 @@ class SiteView:
 
     def _error_rows(self) -> Iterator[tuple[str, str]]:
         for index, error in enumerate(reversed(self.record.errors[-NUM_SHOWN_ERRORS:])):
-            yield "" if index else "errors", error_text(error)
+            yield "" if index else "errors", error_text(error, self.record.link.reason)
 
 
 def site_view(folder: Path, now: float) -> SiteView:
@@ -93,10 +105,12 @@ def site_view(folder: Path, now: float) -> SiteView:
         OSError: A file in it cannot be read.
     """
     record = read_record(folder)
-    if record is None and not Cache.is_device(folder):
+    # On a full disk the state cannot be written, but the lock exists.
+    if record is None and not any((folder / name).exists() for name in ("device.key", "lock")):
         what = "is that of a coordinator" if (folder / "fanin.db").exists() else "has no device.key and no status.json"
         raise InvalidInput(
-            f"--state: {folder} {what}, expected the folder of a device; pass that of fanin join --state",
+            f"--state: {folder} {what}, expected the folder of a device; pass that of fanin join --state. "
+            "If fanin join has not been started with it yet, see fanin doctor --server HOST:PORT",
             code="FN-1484",
         )
     record = record or SiteRecord()
@@ -125,10 +139,22 @@ def now_text(phase: str, work: SiteWork) -> str:
     return f"round {work.round} of run {work.run}, from version {work.version}: {text.get(phase, phase)}"
 
 
-def error_text(error: PastError) -> str:
-    """Return an error on one line."""
+def ended_text(record: SiteRecord) -> str:
+    """Return why a device is stopped."""
+    return record.ended or (KILLED if record.written_at else UNWRITTEN)
+
+
+def error_text(error: PastError, reason: str) -> str:
+    """Return an error on one line, without its text if that is the reason which the reader has seen."""
     times = f" ({error.times} times)" if error.times > 1 else ""
-    return f"{_time(error.at)} {error.action}: {error.text}{_code(error.code, error.text)}{times}"
+    text = "the reason above" if error.text == reason else f"{error.text}{_code(error.code, error.text)}"
+    return f"{_time(error.at)} {error.action}: {text}{times}"
+
+
+def remedy(code: str) -> str:
+    """Return what to do about an error of this code; "" for a code without an entry, such as one of a newer release."""
+    entry = entries().get(code)
+    return "" if entry is None else entry.remedy
 
 
 def size_text(num_bytes: int) -> str:

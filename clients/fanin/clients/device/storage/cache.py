@@ -21,6 +21,8 @@ DEFAULT_MAX_BYTES: Final = 256 << 20
 MAX_LOCAL_RUNS: Final = 64
 """Most recently used Runs whose personal parameters are kept. They are small, and only this device has them."""
 SECRET_BYTES: Final = 32
+PRIVATE: Final = 0o700
+"""Permissions of a new folder."""
 
 
 def hold_folder(folder: Path) -> AbstractContextManager[None]:
@@ -29,7 +31,8 @@ def hold_folder(folder: Path) -> AbstractContextManager[None]:
     Raises:
         Conflict: Another process holds the folder.
     """
-    return held(folder, "stop it, or give another --state")
+    # Its key, its data and what it trained are the owner's alone.
+    return held(folder, "stop it, or give another --state", mode=PRIVATE)
 
 
 class Cache:
@@ -54,8 +57,7 @@ class Cache:
 
     def __init__(self, folder: Path, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._folder = folder
-        # Its key, its data and what it trained are the owner's alone.
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         self.chunks = ChunkStore(folder / "chunks", max_bytes)
         self.updates = UpdateStore(folder / "updates")
         self.states = StateStore(folder / "states")

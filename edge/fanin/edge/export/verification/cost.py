@@ -72,9 +72,9 @@ def check_cost(prepared: Prepared, name: str, quality: Quality, max_drop: float 
     try:
         note = check_drop(f"{prepared.what}: {name}", quality, max_drop)
     except InvalidVersion as exc:
-        raise UnsupportedModel(
-            "; ".join([str(exc), *untrained(prepared.app, {name: quality}, {})]), code=exc.code
-        ) from exc
+        finding = untrained(prepared.app, {name: quality}, {})
+        advice = [TRAIN_FIRST] if finding else []
+        raise UnsupportedModel("; ".join([str(exc), *finding, *advice]), code=exc.code) from exc
     return [note] if note else []
 
 
@@ -151,8 +151,7 @@ def untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str, 
     """Return a note if the module is not better than a constant prediction, or if that is unknown."""
     if app.validation is None:
         name, comparison = next(iter(compared.items()))
-        unmeasured = f"the cost of int8 is not measured; in {name}, {comparison}: give the App validation=(x, y)"
-        return [f"{unmeasured}; {TRAIN_FIRST}"]
+        return [f"the cost of int8 is not measured; in {name}, {comparison}: give the App validation=(x, y)"]
     name, quality = next(iter(measured.items()))
     if app.num_classes:
         labels = app.held_out[1]
@@ -179,4 +178,4 @@ def untrained(app: App, measured: Mapping[str, Quality], compared: Mapping[str, 
         return []
     if is_trained:
         return []
-    return [f"the module {scores}: it seems not to be trained; int8 now costs {cost} in {name}; {TRAIN_FIRST}"]
+    return [f"the module {scores}: it seems not to be trained; int8 now costs {cost} in {name}"]

@@ -45,7 +45,7 @@ async def check_devices(devices: DeviceStore) -> None:
         assert devices.find(device.device_id) == device, f"find: did not return device {device.device_id}"
     for unknown in ("", "no hexadecimal", known[0].device_id[:-1], known[0].device_id + "0", "f" * 64):
         assert devices.find(unknown) is None, f"find: returned a device for {unknown!r}"
-        assert not devices.is_banned(unknown), f"is_banned: {unknown!r} is banned"
+        assert devices.banned_at(unknown) is None, f"banned_at: {unknown!r} is banned"
         assert not devices.is_removed(unknown), f"is_removed: {unknown!r} was removed"
     devices.add_token(NewToken(name="group", role=Role.DEVICE, sha256=DIGEST), 4.0)
     token = devices.find_token(DIGEST)
@@ -96,6 +96,13 @@ async def _check_pages(devices: DeviceStore, known: list[str]) -> None:
         if not after:
             break
     assert listed == sorted(known), "device_page: the pages do not have each device once, in the order of the ids"
+    prefix = min(known)[:3]
+    begun = await devices.device_page(DeviceQuery(prefix=prefix))
+    expected = [each for each in sorted(known) if each.startswith(prefix)]
+    assert [info.device_id for info in begun.devices] == expected, "device_page: returns ids with another prefix"
+    # All of them enrolled, and none checked in.
+    old = [(await devices.device_page(DeviceQuery(), None, before_s)).devices for before_s in (0.5, 1e9)]
+    assert [bool(each) for each in old] == [False, True], "device_page: does not select devices by their age"
     few = await devices.device_page(DeviceQuery(), known[:2])
     assert [info.device_id for info in few.devices] == sorted(known[:2]), "device_page: returns other devices"
 
@@ -107,7 +114,7 @@ async def _check_changes(devices: DeviceStore, device_id: str) -> None:
     assert (info.label, dict(info.tags)) == ("<b>", {"ward": "3"}), f"change: got {info.label!r} and {info.tags}"
     banned = await devices.change(DeviceChange(device_id=device_id, what=BanDevice(reason="tests")), OPERATOR, 9.0)
     assert banned.ban is not None and banned.ban.by == str(OPERATOR), f"change: got the ban {banned.ban}"
-    assert devices.is_banned(device_id), "is_banned: does not know a ban"
+    assert devices.banned_at(device_id) == 9.0, f"banned_at: got {devices.banned_at(device_id)}, expected 9.0"
     assert devices.find(device_id) is not None, "find: a banned device is unknown"
     page = await devices.device_page(DeviceQuery(state=DeviceState.BANNED))
     assert [each.device_id for each in page.devices] == [device_id], "device_page: does not select banned devices"
@@ -118,7 +125,7 @@ async def _check_changes(devices: DeviceStore, device_id: str) -> None:
     else:
         raise AssertionError("change: removes a banned device, whose key could enroll again")
     await devices.change(DeviceChange(device_id=device_id, what=UnbanDevice()), OPERATOR, 10.0)
-    assert not devices.is_banned(device_id), "is_banned: a lifted ban lasts"
+    assert devices.banned_at(device_id) is None, "banned_at: a lifted ban lasts"
     await devices.change(DeviceChange(device_id=device_id, what=RemoveDevice()), OPERATOR, 11.0)
     assert devices.find(device_id) is None, "find: returns a device that was removed"
     assert devices.is_removed(device_id), "is_removed: does not know a removal"

@@ -6,7 +6,7 @@ from fanin.protos.plans import RetentionPlan
 from fanin.server.storage.contracts.values import refusal, version
 from fanin.server.storage.protocols.retention import PendingRound, PendingVersion, Removed
 from fanin.server.storage.records import ForgottenSet, Newest, set_sha256
-from fanin.server.storage.retention import GRACE_S, Removable
+from fanin.server.storage.retention import GRACE_S, Removable, removable
 from fanin.server.storage.stores import Stores
 
 LATER_S = 1000.0 + GRACE_S
@@ -16,21 +16,22 @@ LIMITS = RetentionPlan(keep_versions=1, keep_updates=1)
 async def check_retention(stores: Stores, run_id: str) -> None:
     """Check a store in which a Run has the Versions 0 to 3, of which 1 is the best evaluated. Raises AssertionError."""
     retention = stores.retention
-    nothing = await retention.removable(run_id, RetentionPlan(), LATER_S)
-    assert nothing == Removable(), f"removable: got {nothing} without limits, expected nothing"
-    early = await retention.removable(run_id, LIMITS, 171.0)
-    assert early.versions == (), f"removable: got {early.versions} a second after the publication, expected none"
+    facts = await retention.facts(run_id)
+    nothing = removable(facts, RetentionPlan(), LATER_S)
+    assert nothing == Removable(), f"facts: got {nothing} without limits, expected nothing"
+    early = removable(facts, LIMITS, 171.0)
+    assert early.versions == (), f"facts: got {early.versions} a second after the publication, expected none"
     # Version 2 is the base of the kept Round, and Version 1 the best evaluated one.
     expected = Removable(versions=(0,), rounds=(1, 2))
-    what = await retention.removable(run_id, LIMITS, LATER_S)
-    assert what == expected, f"removable: got {what}, expected {expected}"
+    what = removable(facts, LIMITS, LATER_S)
+    assert what == expected, f"facts: got {what}, expected {expected}"
     versions, rounds, num_events = await retention.contents(run_id, what)
     assert [each.number for each in versions] == [0], "contents: expected the version"
     assert [[device for _, device in each.updates] for each in rounds] == [["a"], ["a"]], "contents: expected updates"
     assert num_events == 0, "contents: counted events without keep_days"
     assert await retention.removed(run_id) == Removed(), "contents: removed something"
     size = await _num_artifacts(stores)
-    assert await retention.remove(run_id, LIMITS, LATER_S) == expected, "remove: expected what removable returned"
+    assert await retention.remove(run_id, LIMITS, LATER_S) == expected, "remove: expected what was removable"
     assert await retention.remove(run_id, LIMITS, LATER_S) == Removable(), "remove: removed something twice"
     removed = Removed(versions={0: LATER_S}, rounds={1: LATER_S, 2: LATER_S})
     assert await retention.removed(run_id) == removed, f"removed: got {await retention.removed(run_id)}"

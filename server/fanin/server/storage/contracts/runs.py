@@ -32,6 +32,9 @@ async def check_runs(runs: RunRecords) -> None:
     record = RunRecord(start=start(), state=RunState.RUNNING, reason="", max_rounds=5, started_by=OPERATOR)
     assert await runs.run(RUN) == record, f"run: got {await runs.run(RUN)}, expected {record}"
     assert await runs.run_ids() == (RUN, "other"), "run_ids: expected the oldest first"
+    states = (RunState.RUNNING, RunState.FAILED)
+    assert await runs.run_ids(states) == (RUN, "other"), "run_ids: expected the runs in these states"
+    assert await runs.run_ids((RunState.FAILED,)) == (), "run_ids: got a run in another state"
     assert await runs.run_state(RUN) is RunState.RUNNING, "run_state: a new run is running"
     for actual in (await runs.version(RUN), await runs.version(RUN, 0), await runs.newest_version(RUN)):
         assert actual == version(), f"version: got {actual}, expected version 0"

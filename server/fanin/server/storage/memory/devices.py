@@ -50,10 +50,15 @@ class MemoryDevices:
         """See ``DeviceDirectory.find``."""
         return self._population.find(device_id)
 
-    def is_banned(self, device_id: str) -> bool:
-        """See ``DeviceDirectory.is_banned``."""
+    @property
+    def num_banned(self) -> int:
+        """See ``DeviceDirectory.num_banned``."""
+        return sum(info.ban is not None for info in self._infos.values())
+
+    def banned_at(self, device_id: str) -> float | None:
+        """See ``DeviceDirectory.banned_at``."""
         info = self._infos.get(device_id)
-        return info is not None and info.ban is not None
+        return None if info is None or info.ban is None else info.ban.time
 
     def is_removed(self, device_id: str) -> bool:
         """See ``DeviceDirectory.is_removed``."""
@@ -80,7 +85,9 @@ class MemoryDevices:
         """See ``DeviceStore.device``."""
         return self._counted(self._known(device_id))
 
-    async def device_page(self, query: DeviceQuery, among: Collection[str] | None = None) -> DevicePage:
+    async def device_page(
+        self, query: DeviceQuery, among: Collection[str] | None = None, seen_before_s: float | None = None
+    ) -> DevicePage:
         """See ``DeviceStore.device_page``."""
         matches = (
             info
@@ -89,6 +96,8 @@ class MemoryDevices:
             and (among is None or device_id in among)
             and query.tags.items() <= info.tags.items()
             and query.state in (None, info.state)
+            and device_id.startswith(query.prefix)
+            and (seen_before_s is None or _seen_at(info) < seen_before_s)
         )
         infos = tuple(map(self._counted, islice(matches, MAX_PAGE_DEVICE_INFOS)))
         following = infos[-1].device_id if len(infos) == MAX_PAGE_DEVICE_INFOS else ""
@@ -135,3 +144,7 @@ class MemoryDevices:
         rounds = (updates for rows in self._database.runs.values() for updates in rows.updates.values())
         forgotten = (rows.contributions.get(info.device_id, (0, 0, 0))[0] for rows in self._database.runs.values())
         return replace(info, num_updates=sum(info.device_id in updates for updates in rounds) + sum(forgotten))
+
+
+def _seen_at(info: DeviceInfo) -> float:
+    return info.enrolled_at if info.last_seen is None else info.last_seen

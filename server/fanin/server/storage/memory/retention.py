@@ -16,9 +16,9 @@ class MemoryRetention:
     def __init__(self, database: MemoryDatabase) -> None:
         self._database = database
 
-    async def removable(self, run_id: str, retention: RetentionPlan, now_s: float) -> Removable:
-        """See ``RetentionStore.removable``."""
-        return removable(_facts(self._database, run_id), retention, now_s)
+    async def facts(self, run_id: str) -> RunFacts:
+        """See ``RetentionStore.facts``."""
+        return _facts(self._database, run_id)
 
     async def contents(
         self, run_id: str, what: Removable
@@ -31,7 +31,7 @@ class MemoryRetention:
 
     async def remove(self, run_id: str, retention: RetentionPlan, now_s: float) -> Removable:
         """See ``RetentionStore.remove``."""
-        rows, what = self._database.runs[run_id], await self.removable(run_id, retention, now_s)
+        rows, what = self._database.runs[run_id], removable(await self.facts(run_id), retention, now_s)
         rows.removals |= {(RemovedKind.PARAMETERS, number): now_s for number in what.versions}
         rows.removals |= {(RemovedKind.UPDATES, number): now_s for number in what.rounds}
         rows.unfinished |= {(RemovedKind.PARAMETERS, number) for number in what.versions}

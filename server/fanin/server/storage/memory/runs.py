@@ -1,7 +1,7 @@
 """Bundles, Runs, Versions and events in memory."""
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Conflict
@@ -130,9 +130,10 @@ class MemoryRuns:
         rows.add_version(start.version, None, now_s)
         self._database.runs[start.run_id] = rows
 
-    async def run_ids(self) -> tuple[str, ...]:
+    async def run_ids(self, states: Collection[RunState] = ()) -> tuple[str, ...]:
         """See ``RunStore.run_ids``."""
-        return tuple(self._database.runs)
+        runs = self._database.runs
+        return tuple(run_id for run_id, rows in runs.items() if not states or rows.record.state in states)
 
     async def run(self, run_id: str) -> RunRecord | None:
         """See ``RunStore.run``."""

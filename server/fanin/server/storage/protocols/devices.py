@@ -19,6 +19,11 @@ class DeviceDirectory(Protocol):
         """Number of enrolled devices."""
         ...
 
+    @property
+    def num_banned(self) -> int:
+        """Number of banned devices."""
+        ...
+
     def find(self, device_id: str) -> EnrolledDevice | None:
         """Return a device.
 
@@ -30,8 +35,8 @@ class DeviceDirectory(Protocol):
         """
         ...
 
-    def is_banned(self, device_id: str) -> bool:
-        """Return whether a device is banned; the id may be any text."""
+    def banned_at(self, device_id: str) -> float | None:
+        """Return since when a device is banned; None if it is not. The id may be any text."""
         ...
 
     def is_removed(self, device_id: str) -> bool:
@@ -74,12 +79,16 @@ class DeviceStore(DeviceDirectory, Protocol):
         """Return a device, in the state BANNED, NEW or AWAY. Raises NotFound."""
         ...
 
-    async def device_page(self, query: DeviceQuery, among: Collection[str] | None = None) -> DevicePage:
+    async def device_page(
+        self, query: DeviceQuery, among: Collection[str] | None = None, seen_before_s: float | None = None
+    ) -> DevicePage:
         """Return the devices of a query, in the order of their ids. A page may be short, and has a bounded cost.
 
         Args:
-            query: The selection. ``state`` is BANNED, NEW, AWAY or None: others are not in the record.
+            query: The selection. ``state`` is BANNED, NEW, AWAY or None: others are not in the record. ``unseen_s`` has
+                no meaning here, because a store has no clock.
             among: Only devices with these ids, at most ``MAX_PAGE_DEVICE_INFOS``; None: all.
+            seen_before_s: Only devices whose last check-in, or enrollment without one, was before this wall time.
         """
         ...
 

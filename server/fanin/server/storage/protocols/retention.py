@@ -8,7 +8,7 @@ from typing import Protocol
 from fanin.protos.chunks import Artifact
 from fanin.protos.messages import UpdateHeader
 from fanin.protos.plans import RetentionPlan
-from fanin.server.storage.retention import Removable
+from fanin.server.storage.retention import Removable, RunFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +45,8 @@ class PendingVersion:
 class RetentionStore(Protocol):
     """What retention removes. The record of a removal comes before the removal."""
 
-    async def removable(self, run_id: str, retention: RetentionPlan, now_s: float) -> Removable:
-        """Return what the limits do not keep, and change nothing."""
+    async def facts(self, run_id: str) -> RunFacts:
+        """Return what is stored of a Run, as far as retention reads it."""
         ...
 
     async def contents(

@@ -1,5 +1,6 @@
 """Bundles, Runs, Versions and events."""
 
+from collections.abc import Collection
 from typing import Final, Protocol
 
 from fanin.protos.chunks import Artifact
@@ -98,8 +99,11 @@ class RunStore(Protocol):
         """
         ...
 
-    async def run_ids(self) -> tuple[str, ...]:
-        """Return the ids of all Runs, oldest first, also of those whose record is damaged."""
+    async def run_ids(self, states: Collection[RunState] = ()) -> tuple[str, ...]:
+        """Return the ids of the Runs in any of these states, oldest first, also of those whose record is damaged.
+
+        Without states, return the ids of all Runs.
+        """
         ...
 
     async def run(self, run_id: str) -> RunRecord | None:

@@ -68,13 +68,17 @@ def named_files(engine: Engine, read: Callable[[Artifact], bytes]) -> Iterator[S
         for ref in artifact.chunks:
             if ref.sha256 not in known:
                 known.add(ref.sha256)
-                path = f"blobs/{ref.sha256[:2]}/{ref.sha256}"
-                yield StoredFile(path=path, sha256=ref.sha256, size_bytes=ref.size_bytes)
+                yield StoredFile(path=blob_path(ref.sha256), sha256=ref.sha256, size_bytes=ref.size_bytes)
     for run_id, number in _stored_rounds(engine):
         for each in rounds.updates(run_id, number):
             payload = each.header.payload
             path = f"updates/{payload_name(each.header, each.device_id)}"
             yield StoredFile(path=path, sha256=payload.sha256, size_bytes=payload.size_bytes)
+
+
+def blob_path(sha256: str) -> str:
+    """Return the path of a Chunk in the folder of the coordinator."""
+    return f"blobs/{sha256[:2]}/{sha256}"
 
 
 def _artifacts(runs: SqliteRuns, read: Callable[[Artifact], bytes]) -> Iterator[Artifact]:
@@ -112,10 +116,10 @@ class SqliteRetention:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def removable(self, run_id: str, retention: RetentionPlan, now_s: float) -> Removable:
-        """See ``RetentionStore.removable``."""
+    def facts(self, run_id: str) -> RunFacts:
+        """See ``RetentionStore.facts``."""
         with self._engine.connect() as connection:
-            return removable(_facts(connection, run_id), retention, now_s)
+            return _facts(connection, run_id)
 
     def contents(
         self, run_id: str, what: Removable

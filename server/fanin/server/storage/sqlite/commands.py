@@ -28,6 +28,7 @@ from fanin.server.storage.decisions import (
     check_publication,
     check_same_command,
     marks_to_fail_on_stop,
+    reclaimed_text,
 )
 from fanin.server.storage.records import Newest, RoundMark
 from fanin.server.storage.sqlite import schema
@@ -114,12 +115,15 @@ class SqliteCommands:
             add_version(connection, version, event, now_s)
             keys, runs = schema.run_keys, schema.runs
             connection.execute(delete(keys).where(keys.c.run_id == run_id, keys.c.epoch < version.epoch))
+            was_restored = _restored_at(connection, run_id) is not None
             delegation = to_proto(reclaim.delegation, fleet_pb2.Delegation).SerializeToString()
             connection.execute(
                 update(runs).where(runs.c.run_id == run_id).values(delegation_proto=delegation, restored_at=None)
             )
             if reclaim.rounds:
                 set_run(connection, run_id, state=RunState.RUNNING, max_rounds=reclaim.rounds)
+            elif was_restored and run_state(connection, run_id) is RunState.PAUSED:
+                set_run(connection, run_id, state=RunState.PAUSED, reason=reclaimed_text(run_id))
             add_event(connection, run_id, event, now_s)
 
 
@@ -154,8 +158,12 @@ def _remember(connection: Connection, command: Command, now_s: float) -> None:
 
 
 def _check_not_restored(connection: Connection, run_id: str) -> None:
+    check_not_restored(run_id, _restored_at(connection, run_id))
+
+
+def _restored_at(connection: Connection, run_id: str) -> float | None:
     table = schema.runs
-    check_not_restored(run_id, connection.execute(select(table.c.restored_at).where(table.c.run_id == run_id)).scalar())
+    return connection.execute(select(table.c.restored_at).where(table.c.run_id == run_id)).scalar()
 
 
 def _digest(command: Command) -> str:
@@ -209,7 +217,9 @@ def mark_restored(engine: Engine, reason: str, now_s: float) -> tuple[str, ...]:
             for number in connection.execute(query).scalars().all():
                 fail_round(connection, run_id, RoundFailed(round=number, reason=reason), now_s)
             connection.execute(update(runs).where(runs.c.run_id == run_id).values(restored_at=now_s))
-            if run_state(connection, run_id) is RunState.RUNNING:
+            state = run_state(connection, run_id)
+            if state in (RunState.RUNNING, RunState.PAUSED):
                 set_run(connection, run_id, state=RunState.PAUSED, reason=reason)
+            if state is RunState.RUNNING:
                 add_event(connection, run_id, RunRested(state=RunState.PAUSED, reason=reason), now_s)
     return run_ids

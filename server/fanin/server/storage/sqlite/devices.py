@@ -71,8 +71,9 @@ class SqliteDevices:
                 *(engine.url.database, len(damaged), damaged[0]),
             )
         with engine.connect() as connection:
-            banned = connection.execute(select(_TABLE.c.device_id).where(_TABLE.c.banned_at.is_not(None)))
-            self._banned = set(banned.scalars())
+            columns = _TABLE.c.device_id, _TABLE.c.banned_at
+            banned = connection.execute(select(*columns).where(_TABLE.c.banned_at.is_not(None)))
+            self._banned: dict[str, float] = {row.device_id: row.banned_at for row in banned}
             # The record of a removal is its entry in the audit log: the row of the device is deleted.
             audit = schema.audit.c
             subjects = connection.execute(select(audit.subject).where(audit.subject.like("device %: remove"))).scalars()
@@ -112,9 +113,14 @@ class SqliteDevices:
         """Number of enrolled devices."""
         return len(self._population)
 
-    def is_banned(self, device_id: str) -> bool:
-        """See ``DeviceDirectory.is_banned``."""
-        return device_id in self._banned
+    @property
+    def num_banned(self) -> int:
+        """See ``DeviceDirectory.num_banned``."""
+        return len(self._banned)
+
+    def banned_at(self, device_id: str) -> float | None:
+        """See ``DeviceDirectory.banned_at``."""
+        return self._banned.get(device_id)
 
     def is_removed(self, device_id: str) -> bool:
         """See ``DeviceDirectory.is_removed``."""
@@ -133,18 +139,28 @@ class SqliteDevices:
         with self._engine.connect() as connection:
             return _find(connection, device_id)
 
-    def device_page(self, query: DeviceQuery, among: Collection[str] | None = None) -> DevicePage:
+    def device_page(
+        self, query: DeviceQuery, among: Collection[str] | None = None, seen_before_s: float | None = None
+    ) -> DevicePage:
         """See ``DeviceStore.device_page``."""
-        ids, selected = _TABLE.c.device_id, select(_TABLE).where(_TABLE.c.device_id > query.after)
+        ids = _TABLE.c.device_id
+        bounds = [ids > query.after]
+        if query.prefix:
+            # Not LIKE, which ignores the case of letters and reads no index.
+            bounds += [ids >= query.prefix, ids < query.prefix[:-1] + chr(ord(query.prefix[-1]) + 1)]
+        selected = select(_TABLE).where(*bounds)
         with self._engine.begin() as connection:
             last = ""
             if among is None:
-                scanned = select(ids).where(ids > query.after).order_by(ids).limit(1).offset(MAX_SCANNED_ROWS - 1)
+                scanned = select(ids).where(*bounds).order_by(ids).limit(1).offset(MAX_SCANNED_ROWS - 1)
                 last = connection.execute(scanned).scalar() or ""
             else:
                 selected = selected.where(ids.in_(among))
             if last:
                 selected = selected.where(ids <= last)
+            if seen_before_s is not None:
+                seen = func.coalesce(_TABLE.c.last_seen, _TABLE.c.enrolled_at)
+                selected = selected.where(seen < seen_before_s)
             for name, value in query.tags.items():
                 # Not LIKE, which ignores the case of letters.
                 selected = selected.where(func.instr(_TABLE.c.tags, f"\n{name}={value}\n") > 0)
@@ -178,9 +194,9 @@ class SqliteDevices:
             self._population.remove(device_id)
             self._removed.add(device_id)
         if info.ban is None or is_removed:
-            self._banned.discard(device_id)
+            self._banned.pop(device_id, None)
         else:
-            self._banned.add(device_id)
+            self._banned[device_id] = info.ban.time
         return info
 
     def note(self, sightings: Mapping[str, Sighting]) -> None:

@@ -70,13 +70,18 @@ class LanedDevices(_Laned[SqliteDevices]):
         """See ``DeviceDirectory.num_devices``."""
         return self._store.num_devices
 
+    @property
+    def num_banned(self) -> int:
+        """See ``DeviceDirectory.num_banned``."""
+        return self._store.num_banned
+
     def find(self, device_id: str) -> EnrolledDevice | None:
         """See ``DeviceDirectory.find``."""
         return self._store.find(device_id)
 
-    def is_banned(self, device_id: str) -> bool:
-        """See ``DeviceDirectory.is_banned``."""
-        return self._store.is_banned(device_id)
+    def banned_at(self, device_id: str) -> float | None:
+        """See ``DeviceDirectory.banned_at``."""
+        return self._store.banned_at(device_id)
 
     def is_removed(self, device_id: str) -> bool:
         """See ``DeviceDirectory.is_removed``."""
@@ -209,7 +214,7 @@ class LanedHistory(_Laned[SqliteHistory]):
 class LanedRetention(_Laned[SqliteRetention]):
     """``RetentionStore`` over SQLite."""
 
-    removable = laned(SqliteRetention.removable)
+    facts = laned(SqliteRetention.facts)
     contents = laned(SqliteRetention.contents)
     remove = laned(SqliteRetention.remove)
     pending_rounds = laned(SqliteRetention.pending_rounds)

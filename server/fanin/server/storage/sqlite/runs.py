@@ -1,6 +1,6 @@
 """Bundles, Runs, their Versions and events."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 from sqlalchemy import (
@@ -139,9 +139,11 @@ class SqliteRuns:
             )
             add_version(connection, start.version, None, now_s)
 
-    def run_ids(self) -> tuple[str, ...]:
+    def run_ids(self, states: Collection[RunState] = ()) -> tuple[str, ...]:
         """See ``RunStore.run_ids``."""
         query = select(schema.runs.c.run_id).order_by(schema.runs.c.started_at, schema.runs.c.run_id)
+        if states:
+            query = query.where(schema.runs.c.state.in_([state.value for state in states]))
         with self._engine.connect() as connection:
             return tuple(connection.execute(query).scalars())
 

@@ -5,7 +5,7 @@ a product with a matrix of cosines and one of sines.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -47,7 +47,9 @@ class RealParts(Interpreter):
             if result is not NotImplemented:
                 return result
         elif not tree_any(is_pair, args, is_leaf=is_pair):
-            return super().call_function(target, args, kwargs)
+            result = super().call_function(target, args, kwargs)
+            if not tree_any(_is_complex, result):
+                return result
         elif target in ON_EACH_PART and not kwargs:
             return Pair(*(target(*tree_map(part, args, is_leaf=is_pair)) for part in (_real, _imaginary)))
         raise NoRealForm(target)
@@ -56,7 +58,7 @@ class RealParts(Interpreter):
 def with_real_numbers(graph_module: GraphModule, examples: Sequence[Tensor]) -> GraphModule:
     """Return a graph without complex values. Raises NoRealForm."""
     values = (node.meta.get("val") for node in graph_module.graph.nodes)
-    if not any(isinstance(value, Tensor) and value.is_complex() for value in values):
+    if not any(map(_is_complex, values)):
         return graph_module
 
     # The first trace divides composite operators, such as a short-time Fourier transform.
@@ -77,11 +79,17 @@ def is_pair(value: object) -> bool:
     return isinstance(value, Pair)
 
 
+def _is_complex(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_complex()
+
+
 def _real(value: object) -> object:
     return value.real if isinstance(value, Pair) else value
 
 
 def _imaginary(value: object) -> object:
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value)
     return value.imaginary if isinstance(value, Pair) else value
 
 
@@ -90,14 +98,60 @@ def spectrum(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) 
     if len(dim) != 1:
         return NotImplemented
     num = x.shape[dim[0]]
-    # In float64: the angles of a long transform lose digits in float32.
-    angles = np.outer(np.arange(num), np.arange(num // 2 + 1 if onesided else num)) % num * (2 * math.pi / num)
-    scale = (1.0, num**-0.5, 1.0 / num)[normalization]
-    rows = x.movedim(dim[0], -1)
-    cosines, sines = (
-        torch.tensor((scale * each).tolist(), dtype=x.dtype) for each in (np.cos(angles), -np.sin(angles))
+    cosines, sines = _waves(num, num // 2 + 1 if onesided else num, normalization, x.dtype)
+    return Pair(_along(x, dim[0], cosines), -_along(x, dim[0], sines))
+
+
+def transform(x: Pair, dim: Sequence[int], normalization: int, forward: bool) -> object:
+    """Compute ``aten._fft_c2c`` over one dimension."""
+    if len(dim) != 1:
+        return NotImplemented
+    num = x.real.shape[dim[0]]
+    cosines, sines = _waves(num, num, normalization, x.real.dtype)
+    sines = sines if forward else -sines
+    return Pair(
+        _along(x.real, dim[0], cosines) + _along(x.imaginary, dim[0], sines),
+        _along(x.imaginary, dim[0], cosines) - _along(x.real, dim[0], sines),
     )
-    return Pair(*((rows @ matrix).movedim(-1, dim[0]) for matrix in (cosines, sines)))
+
+
+def _waves(num: int, num_frequencies: int, normalization: int, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield the cosines and the sines of a transform."""
+    # In float64: the angles of a long transform lose digits in float32.
+    angles = np.outer(np.arange(num), np.arange(num_frequencies)) % num * (2 * math.pi / num)
+    scale = (1.0, num**-0.5, 1.0 / num)[normalization]
+    for wave in (np.cos(angles), np.sin(angles)):
+        yield torch.tensor((scale * wave).tolist(), dtype=dtype)
+
+
+def _along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
+    return (x.movedim(dim, -1) @ matrix).movedim(-1, dim)
+
+
+def choice(condition: Tensor, a: Value, b: Value) -> object:
+    """Compute ``aten.where``."""
+    if not isinstance(a, Pair) and not isinstance(b, Pair):
+        return torch.where(condition, a, b)
+    (real, imaginary), (other_real, other_imaginary) = _pair(a), _pair(b)
+    return Pair(torch.where(condition, real, other_real), torch.where(condition, imaginary, other_imaginary))
+
+
+def constant(operator: OpOverload) -> Callable[..., object]:
+    """Return the form of an operator that fills a tensor with a number."""
+
+    def form(*args: object, dtype: torch.dtype | None = None, **kwargs: object) -> object:
+        *size, number = args
+        if not (dtype.is_complex if dtype else isinstance(number, complex)):
+            return operator(*args, dtype=dtype, **kwargs)
+        kwargs["dtype"] = dtype.to_real() if dtype else torch.get_default_dtype()
+        assert isinstance(number, int | float | complex), number
+        return Pair(operator(*size, number.real, **kwargs), operator(*size, number.imag, **kwargs))
+
+    return form
+
+
+def _pair(x: Value) -> Pair:
+    return x if isinstance(x, Pair) else Pair(x, torch.zeros_like(x))
 
 
 def product(a: Value, b: Value) -> object:
@@ -132,6 +186,10 @@ def conjugate(x: Value) -> Value:
 FORMS: Final[Mapping[object, Callable[..., object]]] = MappingProxyType(
     {
         aten._fft_r2c.default: spectrum,
+        aten._fft_c2c.default: transform,
+        aten.where.self: choice,
+        aten.full.default: constant(aten.full.default),
+        aten.scalar_tensor.default: constant(aten.scalar_tensor.default),
         aten.mul.Tensor: product,
         aten.div.Tensor: quotient,
         aten.abs.default: magnitude,
@@ -149,6 +207,7 @@ ON_EACH_PART: Final = frozenset[OpOverload](
         *(aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default),
         *(aten.slice.Tensor, aten.select.int, aten.clone.default, aten.cat.default, aten.neg.default),
         *(aten.alias.default, aten.detach.default),
+        *(aten.slice_scatter.default, aten.copy.default),
     }
 )
 """The operators of complex values that move or negate elements."""
