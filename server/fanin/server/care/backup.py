@@ -146,7 +146,7 @@ def back_up(state: Path, place: BackupPlace, report: Callable[[str], None], *, v
 def last_backup(state: Path) -> LastBackup | None:
     """Return the newest backup of a folder, None if none is known: a restored folder has none."""
     try:
-        row = json.loads((state / MARK).read_text())
+        row = json.loads((state / MARK).read_text("utf-8"))
         return LastBackup(at_s=float(row["at_s"]), num_damaged=int(row["num_damaged"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -115,6 +115,7 @@ async def _check_changes(devices: DeviceStore, device_id: str) -> None:
     banned = await devices.change(DeviceChange(device_id=device_id, what=BanDevice(reason="tests")), OPERATOR, 9.0)
     assert banned.ban is not None and banned.ban.by == str(OPERATOR), f"change: got the ban {banned.ban}"
     assert devices.banned_at(device_id) == 9.0, f"banned_at: got {devices.banned_at(device_id)}, expected 9.0"
+    assert devices.num_banned == 1, f"num_banned: got {devices.num_banned}, expected 1"
     assert devices.find(device_id) is not None, "find: a banned device is unknown"
     page = await devices.device_page(DeviceQuery(state=DeviceState.BANNED))
     assert [each.device_id for each in page.devices] == [device_id], "device_page: does not select banned devices"
@@ -126,6 +127,7 @@ async def _check_changes(devices: DeviceStore, device_id: str) -> None:
         raise AssertionError("change: removes a banned device, whose key could enroll again")
     await devices.change(DeviceChange(device_id=device_id, what=UnbanDevice()), OPERATOR, 10.0)
     assert devices.banned_at(device_id) is None, "banned_at: a lifted ban lasts"
+    assert devices.num_banned == 0, f"num_banned: got {devices.num_banned}, expected 0 after the ban was lifted"
     await devices.change(DeviceChange(device_id=device_id, what=RemoveDevice()), OPERATOR, 11.0)
     assert devices.find(device_id) is None, "find: returns a device that was removed"
     assert devices.is_removed(device_id), "is_removed: does not know a removal"
