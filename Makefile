@@ -122,7 +122,7 @@ light: $(VENV)/.installed ## the tests that need neither torch nor a device envi
 
 .PHONY: kills
 kills: $(VENV)/.installed ## a coordinator killed before and after every effect, and in every state of a Run
-	$(BIN)/pytest -n $(WORKERS) tests/stories/test_every_kill.py tests/stories/test_killed_measurements.py tests/stories/test_kills.py $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) tests/stories/test_every_kill.py tests/stories/test_killed_ledgers.py tests/stories/test_killed_measurements.py tests/stories/test_kills.py $(ARGS)
 
 .PHONY: resume
 resume: $(VENV)/.installed ## transfers that go on after a kill of either side, and Updates over 2 GB

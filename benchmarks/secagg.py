@@ -30,7 +30,7 @@ from fanin.commands.bench.secagg import PIECE_VALUES, TAIL, bench_terms
 from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.masking.coordinator import Confirming
 from fanin.edge.masking.parameters import Assumptions, GraphParameters, Threat, parameters
-from fanin.edge.masking.rings import MaskedLayout, smallest_ring
+from fanin.edge.rings import RingVector, smallest_ring
 from fanin.edge.tensors import Float32s, TensorSpec, TensorTable
 
 FLOWER: Final = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
@@ -87,9 +87,7 @@ def main() -> None:
 def fanin(clients: int, update: Float32s, codec: str, assumptions: Assumptions) -> dict[str, float]:
     """Return the median seconds of a client in each phase."""
     terms = bench_terms(clients, update.size, assumptions)
-    layout = MaskedLayout(
-        ring_bits=smallest_ring(CODECS[codec].bits, clients, 1), num_values=update.size, num_tail=len(TAIL)
-    )
+    layout = RingVector(ring=smallest_ring(CODECS[codec].bits, clients), num_values=update.size, num_tail=len(TAIL))
     attempt = masked_attempt(replace(terms, layout=layout), clients, secrets.token_bytes)
     table = TensorTable(specs=(TensorSpec(name="w", shape=(update.size,)),))
 

@@ -14,15 +14,15 @@ import numpy as np
 from fanin.edge.masking.keystream import MaskKey, masked_payload
 from fanin.edge.masking.graph import graph_of
 from fanin.edge.masking.parameters import Assumptions, Threat, parameters
-from fanin.edge.masking.rings import MaskedLayout
+from fanin.edge.rings import Ring, RingVector
 folder = Path(sys.argv[1])
 rows = json.loads((folder / "masks.json").read_text())
 keys = [MaskKey(bytes.fromhex(rows["added"])), MaskKey(bytes.fromhex(rows["subtracted"]), is_negative=True)]
 for ring in rows["rings"]:
-    layout = MaskedLayout(ring_bits=ring["ring_bits"], num_values=11, num_tail=2)
+    layout = RingVector(ring=Ring(bits=ring["ring_bits"]), num_values=11, num_tail=2)
     payload = b"".join(masked_payload(layout, keys, [np.array(rows["values"], np.int8)], rows["weight"], rows["tail"]))
     assert payload.hex() == ring["payload"], ring
-    assert layout.signed(layout.words_of(np.array([-5, 5]), 1)).tolist() == [-5, 5]
+    assert layout.ring.signed(layout.ring.words_of(np.array([-5, 5]), 1)).tolist() == [-5, 5]
 sparse = json.loads((folder / "sparse.json").read_text())
 graph = graph_of(8, sparse["degree"], bytes.fromhex(sparse["roster_digest"]))
 assert [list(graph.neighbors(index)) for index in range(8)] == sparse["neighbors"]

@@ -15,10 +15,9 @@ from fanin.server.storage.contracts.files import check_blobs, check_spool
 from fanin.server.storage.contracts.history import check_history
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.memory.chunks import MemoryBlobs
 from fanin.server.storage.memory.commands import MemoryCommands
 from fanin.server.storage.memory.devices import MemoryDevices
-from fanin.server.storage.memory.payloads import MemorySpool
+from fanin.server.storage.memory.files import MemoryBlobs, MemorySpool
 from fanin.server.storage.memory.rounds import MemoryRounds
 from fanin.server.storage.memory.runs import MemoryEvaluations, MemoryRuns
 from fanin.server.storage.memory.state import MemoryState
@@ -109,7 +108,7 @@ def test_a_writer_that_breaks_the_contract_is_detected(writer: type[MemoryWriter
 
         async def take(self, run_id: str, holder: str, now_s: float) -> RunWriter:
             lease_writer = await self._stores.leases.take(run_id, holder, now_s)
-            return writer(lease_writer._rows, lease_writer.lease)
+            return writer(lease_writer._rows, lease_writer.lease, lease_writer._database)
 
     memory = MemoryState()
 

@@ -135,6 +135,9 @@ EVALUATION: Final = m.VersionEvaluation(
     seconds=1.5,
     time=1_700_000_000.25,
 )
+FETCHED: Final = m.VersionWithBundle(version=VERSION, bundle=BUNDLE)
+STARTED_BY: Final = replace(INFO, started_by=BY, waits_for_publisher=True)
+EVALUATED: Final = replace(INFO, newest_evaluation=EVALUATION, best_evaluation=EVALUATION)
 WARNED: Final = m.RunWarned(code="shared_partition", subject="a b", text="two devices report partition 3")
 LIVE: Final = m.LiveRound(
     round=4,
@@ -191,6 +194,16 @@ FLOWER_ROLES: Final[dict[str, TensorRole]] = {
 FLOWER: Final = FlowerPlan(config=FLOWER_CONFIG, roles=FLOWER_ROLES)
 
 
+PRIVACY: Final = m.PrivacyTerms(
+    mechanism="central",
+    clip_norm=0.5,
+    noise_multiplier=1.1,
+    squared_sensitivity=1 << 36,
+    epsilon=2.0,
+    delta=1e-6,
+    population="phones",
+    population_size=100_000,
+)
 COMMANDS: Final = {
     "pause": m.Pause(),
     "resume": m.Resume(rounds=3),
@@ -258,6 +271,7 @@ def frames() -> dict[str, Frame]:
                 assignment(), round_protocol=m.RoundPlan(protocol="commit_reveal", options={"deadline_s": 30.0})
             )
         ),
+        "assigned-privacy": m.Assigned(assignment=replace(assignment(), privacy=PRIVACY)),
         "wait": wait,
         "newest": replace(wait, newest=NEWEST),
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),
@@ -318,9 +332,7 @@ def frames() -> dict[str, Frame]:
         "control-reclaim-run-request": _frame(RECLAIM, control_pb2.ReclaimRunRequest),
         "control-start-run-request": _frame(START, control_pb2.StartRunRequest),
         "control-run-info": _frame(INFO, control_pb2.RunInfo),
-        "control-run-info-evaluated": _frame(
-            replace(INFO, newest_evaluation=EVALUATION, best_evaluation=EVALUATION), control_pb2.RunInfo
-        ),
+        "control-run-info-evaluated": _frame(EVALUATED, control_pb2.RunInfo),
         "control-evaluations-reply": Frame(
             value=evaluations,
             message=control_pb2.EvaluationsReply(
@@ -328,13 +340,9 @@ def frames() -> dict[str, Frame]:
             ),
             back=lambda reply: tuple(from_proto(m.VersionEvaluation, each) for each in reply.evaluations),
         ),
-        "control-run-info-started-by": _frame(
-            replace(INFO, started_by=BY, waits_for_publisher=True), control_pb2.RunInfo
-        ),
+        "control-run-info-started-by": _frame(STARTED_BY, control_pb2.RunInfo),
         "control-run-description": _frame(DESCRIPTION, control_pb2.RunDescription),
-        "control-get-version-reply": _frame(
-            m.VersionWithBundle(version=VERSION, bundle=BUNDLE), control_pb2.GetVersionReply
-        ),
+        "control-get-version-reply": _frame(FETCHED, control_pb2.GetVersionReply),
         "control-publish-version-request": _plain(
             control_pb2.PublishVersionRequest(version=to_proto(VERSION, fleet_pb2.Version), rounds=5)
         ),

@@ -33,9 +33,9 @@ from fanin.edge.masking.coordinator import Confirming, Masking, Sharing
 from fanin.edge.masking.journal import Forget, record_of
 from fanin.edge.masking.keystream import MaskKey, masked_payload
 from fanin.edge.masking.parameters import Threat
-from fanin.edge.masking.rings import RING_BITS, MaskedLayout
 from fanin.edge.masking.roster import share_key
 from fanin.edge.masking.sharing import COEFFICIENT_BYTES, PRIME, split
+from fanin.edge.rings import RING_BITS, Ring, RingVector
 
 FOLDER: Final = Path(__file__).with_name("masking")
 Json = dict[str, object]
@@ -60,11 +60,11 @@ def masks() -> Json:
     """Return the golden masks."""
     rows = []
     for bits in RING_BITS:
-        layout = MaskedLayout(ring_bits=bits, num_values=11, num_tail=2)
+        layout = RingVector(ring=Ring(bits=bits), num_values=11, num_tail=2)
         keys = [MaskKey(bytes(range(32))), MaskKey(bytes(range(32, 64)), is_negative=True)]
         values = np.array([0, 1, -1, 127, -127, 5, 0, 0, 0, 0, 2], np.int8)
         payload = b"".join(masked_payload(layout, keys, [values], 3, [3, -7]))
-        rows.append({"ring_bits": bits, "word_bytes": layout.word_bytes, "payload": payload.hex()})
+        rows.append({"ring_bits": bits, "word_bytes": layout.ring.word_bytes, "payload": payload.hex()})
     return {
         "added": bytes(range(32)).hex(),
         "subtracted": bytes(range(32, 64)).hex(),

@@ -113,6 +113,7 @@ COMMANDS = [
     "partition",
     "pause",
     "plan",
+    "policy",
     "privacy",
     "promote",
     "prune",

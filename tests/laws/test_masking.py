@@ -15,7 +15,6 @@ from fanin.edge.masking.agreement import sealed
 from fanin.edge.masking.graph import graph_of
 from fanin.edge.masking.keystream import MaskKey, MaskStream, keystream, masked_payload, tail_offset
 from fanin.edge.masking.parameters import Threat
-from fanin.edge.masking.rings import RING_BITS, MaskedLayout
 from fanin.edge.masking.roster import opened_shares
 from fanin.edge.masking.sharing import (
     PRIME,
@@ -27,6 +26,7 @@ from fanin.edge.masking.sharing import (
     value_at_zero,
 )
 from fanin.edge.masking.terms import decoded_terms
+from fanin.edge.rings import RING_BITS, Ring, RingVector
 from fanin.protos.errors import InvalidInput
 
 SECRETS: Final = st.binary(min_size=32, max_size=32)
@@ -161,44 +161,47 @@ def test_a_keystream_has_random_access(key: bytes, offset: int, size: int) -> No
 def test_a_mask_does_not_depend_on_the_cuts(
     bits: int, sizes: Sequence[int], keys: Sequence[bytes], is_negative: bool
 ) -> None:
-    layout = MaskedLayout(ring_bits=bits, num_values=sum(sizes), num_tail=2)
+    layout = RingVector(ring=Ring(bits=bits), num_values=sum(sizes), num_tail=2)
     masks = [MaskKey(key, is_negative) for key in keys]
     values = np.arange(layout.num_values, dtype=np.int64) - 5
     cuts = np.cumsum(sizes)[:-1].tolist()
     whole = b"".join(masked_payload(layout, masks, [values], 3, [1, -1]))
     assert b"".join(masked_payload(layout, masks, np.split(values, cuts), 3, [1, -1])) == whole
-    assert len(whole) == layout.payload_bytes
+    assert len(whole) == layout.size_bytes
     # The opposite signs remove the masks, from the last piece to the first.
-    words, tail = layout.unpacked(memoryview(whole)[: layout.num_values * bits // 8]).copy(), bytearray(whole)[-16:]
+    words, tail = (
+        layout.ring.unpacked(memoryview(whole)[: layout.num_values * bits // 8]).copy(),
+        bytearray(whole)[-16:],
+    )
     removal = MaskStream(layout, [MaskKey(key, not is_negative) for key in keys])
     for start, piece in reversed(list(zip([0, *cuts], np.split(words, cuts), strict=True))):
         removal.add(piece, start)
     last = np.frombuffer(tail, "<u8").copy()
     removal.add_tail(last)
-    expected = layout.words_of(values, 3)
-    assert np.array_equal(layout.signed(words), layout.signed(expected))
+    expected = layout.ring.words_of(values, 3)
+    assert np.array_equal(layout.ring.signed(words), layout.ring.signed(expected))
     assert last.astype(np.int64).tolist() == [1, -1]
 
 
 def test_an_update_is_masked_in_the_memory_of_a_piece() -> None:
     """64 pieces of 256 KiB: the peak is that of a few, whatever the number of masks."""
     size = 1 << 18
-    layout = MaskedLayout(ring_bits=8, num_values=64 * size, num_tail=1)
+    layout = RingVector(ring=Ring(bits=8), num_values=64 * size, num_tail=1)
     keys = [MaskKey(bytes([number]) * 32) for number in range(5)]
     tracemalloc.start()
     pieces = (np.zeros(size, np.int8) for _ in range(64))
     total = sum(len(piece) for piece in masked_payload(layout, keys, pieces, 1, [1]))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert total == layout.payload_bytes
+    assert total == layout.size_bytes
     assert peak < 8 * size
 
 
 @given(st.sampled_from(RING_BITS), KEYS)
 def test_words_of_a_mask_are_bytes_of_the_keystream(bits: int, key: bytes) -> None:
-    layout = MaskedLayout(ring_bits=bits, num_values=37, num_tail=1)
+    layout = RingVector(ring=Ring(bits=bits), num_values=37, num_tail=1)
     payload = b"".join(masked_payload(layout, [MaskKey(key)], [np.zeros(37, np.int8)], 1, [0]))
-    size, value_bytes = layout.word_bytes, bits // 8
+    size, value_bytes = layout.ring.word_bytes, bits // 8
     stream = keystream(key, 0, tail_offset(layout) + 8)
     words = b"".join(stream[index * size :][:value_bytes] for index in range(37))
     assert payload == words + stream[-8:]

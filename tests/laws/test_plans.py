@@ -11,7 +11,7 @@ from fanin.clients.planfile import ROOT, parse_plan
 from fanin.edge.codecs.fixed import CODECS, RunCodec
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import CODEC_BITS, Plan, ScheduledChange
+from fanin.protos.plans import CODEC_BITS, Plan, PrivacyPlan, ScheduledChange
 from fanin.protos.plans.keys import SectionField, fields_of
 from fanin.protos.roles import TensorRole
 
@@ -35,9 +35,14 @@ def toml_of(plan: Plan) -> str:
         lines += ["[[statistics]]", f'name = "{each.name}"', f"unit = {json.dumps(each.unit)}", f"bound = {each.bound}"]
     for metric in plan.evaluation.metrics:
         lines += ["[[evaluation.metrics]]", f'name = "{metric.name}"']
-    for table in ("retention", "participants", "round"):
+    for table in ("retention", "participants", "round", "privacy"):
         part = getattr(plan, table)
         values = {name: getattr(part, name) for name in type(part).__slots__}
+        if part == PrivacyPlan():
+            continue
+        if isinstance(part, PrivacyPlan):
+            # A default out of the range of a key, as that of the rate of coins, cannot be written.
+            values.pop("sampling_rate")
         lines += [
             f"[{table}]",
             *(f"{name} = {setting_toml(value)}" for name, value in values.items() if value is not None),

@@ -4,12 +4,17 @@ The seeds are fixed, so the results are. The confidence of each bound is 1 - 1e-
 """
 
 import hashlib
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 from support.audit import audit, lower_bound
+from support.folds import fresh
+from support.virtual import plan
 
 from fanin.edge.noise.distributions import DiscreteGaussian, DiscreteLaplace, Distribution, Skellam, draw
 from fanin.edge.noise.loss import (
@@ -18,8 +23,12 @@ from fanin.edge.noise.loss import (
     loss_of_gaussian_shares,
     loss_of_skellam,
 )
-from fanin.edge.tensors import Int64s
+from fanin.edge.tensors import Int64s, TensorTable
+from fanin.protos.plans import AggregationPlan, Plan, PrivacyPlan
+from fanin.server.aggregation.checked import rule_of
+from fanin.server.aggregation.sets import SetFold
 from fanin.server.privacy.accounting import epsilon
+from fanin.server.privacy.noising import noise_of
 from fanin.server.privacy.releases import NoisedSum, PlainRelease, SampledRelease
 
 SENSITIVITY = 1000
@@ -78,6 +87,45 @@ def test_an_audit_of_central_noise_is_below_the_claim_and_detects_half_the_noise
     num_canaries = 2_000_000
     assert 2.0 < audit(mechanism(Fraction(1)), SENSITIVITY, num_canaries, DELTA) <= claim(loss)
     assert audit(mechanism(HALF_THE_NOISE), SENSITIVITY, num_canaries, DELTA) > claim(loss)
+
+
+def folded(plan: Plan, sums: Int64s) -> Int64s:
+    """Return the sum that the fold of a Round publishes for Updates with these values together."""
+    noise = noise_of(plan, 1)
+    assert noise is not None
+    table = TensorTable.of({"canaries": (sums.size,)})
+    halves = {"a": sums // 2, "b": sums - sums // 2}
+    updates = {device: fresh(1, (0,), plan.codec, [values.astype(np.int32)]) for device, values in halves.items()}
+    set_fold = SetFold(rule_of(plan), table, noise.grid_of(1), lambda device, _scale: updates[device])
+    aggregate = set_fold.complete(sorted(updates), noise.adjustment(hashlib.sha256(b"fold").digest()))
+    assert aggregate.sums is not None
+    # The mean has the sums themselves, divided by the fixed denominator.
+    assert aggregate.part(7, 8) == np.ldexp(aggregate.sums(7, 8).astype(np.float64), noise.grid.exponent) / 4
+    return aggregate.sums(0, sums.size)
+
+
+def private_plan(noise_multiplier: float) -> Plan:
+    base = plan(max_rounds=1)
+    privacy = PrivacyPlan(
+        mechanism="central",
+        clip_norm=1.0,
+        noise_multiplier=noise_multiplier,
+        epsilon=10.0,
+        delta=DELTA,
+        population="canaries",
+        population_size=1000,
+    )
+    return replace(base, aggregation=AggregationPlan(max_examples=1), privacy=privacy)
+
+
+def test_an_audit_of_the_fold_of_a_round_is_below_the_claim_and_detects_half_the_noise() -> None:
+    """The canaries go through the fold of the coordinator, with the noise of its seed."""
+    noise = noise_of(private_plan(1.0), 1)
+    assert noise is not None
+    sensitivity = math.isqrt(noise.grid.squared_sensitivity)
+    claimed = epsilon([(noise.release, 1)], DELTA)
+    assert 2.0 < audit(partial(folded, private_plan(1.0)), sensitivity, 2_000_000, DELTA) <= claimed
+    assert audit(partial(folded, private_plan(0.5)), sensitivity, 2_000_000, DELTA) > claimed
 
 
 @pytest.mark.nightly

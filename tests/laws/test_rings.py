@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.edge.rings import Adjustment, Ring, smallest_ring
+from fanin.edge.rings import Adjustment, Ring, largest_weight, smallest_ring
 from fanin.edge.tensors import TensorTable
 from fanin.server.aggregation import fold
 
@@ -46,6 +46,7 @@ def test_the_smallest_ring_holds_the_largest_sum_and_no_smaller_one_is_proven(va
     # The lowest sum is -largest; the highest one is smaller, because no value is 2^(value_bits - 1).
     assert largest <= 1 << ring.bits - 1
     assert ring.bits == 8 or largest > 1 << ring.bits - 9
+    assert weight <= largest_weight(ring, value_bits)
 
 
 @pytest.mark.parametrize(("value_bits", "weight"), [(32, (1 << 32) + 1), (64, 2)])

@@ -32,6 +32,8 @@ PLAIN = {
     "GetRunRequest",
     "GetVersionRequest",
     "ListAuditRequest",
+    "ListLedgerRequest",
+    "ListPopulationsRequest",
     "ListRunsRequest",
     "ListTokensRequest",
     "MissingChunksReply",

@@ -4,7 +4,8 @@
 
 FOLDER is the folder of the site. ADDRESS is the address of its coordinator, which may be starting again. DIE_AT is the
 byte of the first upload at which the device kills itself (SIGKILL). With the prefix ``down:`` it is a byte of its
-downloads. TRACES is the URL of a collector of OpenTelemetry.
+downloads, and with ``phase:`` a phase, or ``upload``, whose message it does not send. TRACES is the URL of a collector
+of OpenTelemetry.
 """
 
 import logging
@@ -23,18 +24,20 @@ from fanin.clients.device.storage.cache import Cache
 from fanin.clients.transport import Connection, GrpcTransport, ReadPayload
 from fanin.edge.spans import open_spans
 from fanin.protos.calls import device_id_of
-from fanin.protos.messages import Download, UpdateHeader, UploadReply
+from fanin.protos.messages import Download, ExchangeOutcome, ExchangeRequest, UpdateHeader, UploadReply
 from fanin.simulation import SyntheticTrainer
 
 
 class DyingTransport(GrpcTransport):
     """A transport that kills its process.
 
-    It does so when the upload reads bytes past ``die_at``, or when ``die_down_at`` bytes were downloaded.
+    It does so when the upload reads bytes past ``die_at``, when ``die_down_at`` bytes were downloaded, or before it
+    sends its message of the phase ``die_in``.
     """
 
     die_at: int = 1 << 60
     die_down_at: int = 1 << 60
+    die_in: str = ""
     num_received: int = 0
     spool: Path = Path()
 
@@ -46,8 +49,16 @@ class DyingTransport(GrpcTransport):
             if self.num_received >= self.die_down_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    def exchange(self, request: ExchangeRequest) -> ExchangeOutcome:
+        """Send the message of a phase."""
+        if request.phase == self.die_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().exchange(request)
+
     def upload(self, header: UpdateHeader, read: ReadPayload) -> UploadReply:
         """Upload. Kill the process if the Update is long enough."""
+        if self.die_in == "upload":
+            os.kill(os.getpid(), signal.SIGKILL)
 
         def reading(offset: int, size_bytes: int) -> bytes:
             if offset >= self.die_at:
@@ -73,6 +84,8 @@ def main() -> None:
         transport = DyingTransport(line, cache.key())
         if die_at.startswith("down:"):
             transport.die_down_at = int(die_at.removeprefix("down:"))
+        elif die_at.startswith("phase:"):
+            transport.die_in = die_at.removeprefix("phase:")
         else:
             transport.die_at = int(die_at)
         transport.spool = state / "spool"
@@ -85,7 +98,7 @@ def main() -> None:
         trainer=SyntheticTrainer(partition=index, num_examples=10 + index),
         trusted=((folder / "publisher.pub").read_text(),),
         rng=random.Random(index),
-        identity=identity_of(cache.key()),
+        identity=identity_of(cache.key(), certificate=cache.certificate()),
     )
     token = (state / "tokens" / "device.token").read_text().strip()
     Client(parts, ClientOptions(token=token)).run()

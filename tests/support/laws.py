@@ -1,6 +1,7 @@
 """Strategies of the property tests. Their settings are the profiles in ``conftest``."""
 
 import struct
+from dataclasses import replace
 from typing import Final
 
 from hypothesis import strategies as st
@@ -148,6 +149,17 @@ PARTICIPANTS_PLANS: Final = st.builds(
     min_examples=st.integers(0, p.MAX_COUNT),
     on_missing=st.sampled_from(["fail", "wait"]),
 )
+PRIVACY_PLANS: Final = st.builds(
+    p.PrivacyPlan,
+    mechanism=st.just("central"),
+    clip_norm=st.floats(1e-6, 1e6),
+    noise_multiplier=st.floats(0.1, 1000.0),
+    epsilon=st.floats(0.01, 100.0),
+    delta=st.floats(1e-12, 1e-6),
+    population=NAMES,
+    population_size=st.integers(1, p.MAX_COHORT),
+    keep_seed_rounds=UINT32,
+)
 INT8_PLANS: Final = st.builds(p.Int8Plan, ranges=st.sampled_from(["export", "devices"]))
 
 
@@ -164,6 +176,16 @@ def plans(draw: st.DrawFn) -> p.Plan:
     least_weight = cohort.buffer * least_steps * (p.STALE_UNIT if staleness else 1)
     shift = draw(st.integers(0, room - (least_weight - 1).bit_length()))
     flower = draw(FLOWER_PLANS)
+    if draw(st.booleans()) and draw(st.booleans()):
+        return p.Plan(
+            name=draw(NAMES),
+            cohort=cohort,
+            training=draw(TRAININGS),
+            codec=m.CodecSpec(name=name, max_shift=0),
+            aggregation=p.AggregationPlan(max_examples=1),
+            stop=p.StopPlan(),
+            privacy=replace(draw(PRIVACY_PLANS), population_size=p.MAX_COHORT),
+        )
     return p.Plan(
         name=draw(NAMES),
         cohort=cohort,

@@ -11,9 +11,9 @@ from fanin.commands.bench.harness.masked import MaskedAttempt, PlainUpdate, mask
 from fanin.edge.masking.coordinator import Confirming
 from fanin.edge.masking.keystream import keystream
 from fanin.edge.masking.parameters import MILLION, Assumptions, Threat
-from fanin.edge.masking.rings import MaskedLayout, smallest_ring
 from fanin.edge.masking.sharing import Entropy
 from fanin.edge.masking.terms import MaskTerms
+from fanin.edge.rings import RingVector, smallest_ring
 
 NUM_VALUES: Final = 97
 CLIP: Final = 127
@@ -51,7 +51,7 @@ def terms_of(
         assumptions=Assumptions(
             threat=threat, adversarial_ppm=round(adversarial * MILLION), dropout_ppm=round(dropout * MILLION)
         ),
-        layout=MaskedLayout(ring_bits=smallest_ring(8, num_devices, max_weight), num_values=NUM_VALUES, num_tail=2),
+        layout=RingVector(ring=smallest_ring(8, num_devices * max_weight), num_values=NUM_VALUES, num_tail=2),
         version_sha256=bytes(range(32)),
         meaning_sha256=bytes(range(32, 64)),
     )
@@ -81,7 +81,7 @@ def plain_sum(updates: Sequence[PlainUpdate]) -> tuple[npt.NDArray[np.int64], li
 def check_sum(attempt: MaskedAttempt, updates: Sequence[PlainUpdate]) -> None:
     """Assert that the unmasked sum is the plain one, bit for bit."""
     values, tail = plain_sum(updates)
-    assert np.array_equal(attempt.terms.layout.signed(attempt.total), values)
+    assert np.array_equal(attempt.terms.layout.ring.signed(attempt.total), values)
     assert attempt.tail.astype(np.int64).tolist() == tail
 
 

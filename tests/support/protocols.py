@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from house.tree import ROOT
 
-from fanin.clients.device.session.protocols import known_protocols
+from fanin.clients.device.session.known import known_protocols
 from support.outside import file_block, install_code
 
 PAGE = ROOT / "docs" / "howto" / "round-protocols.md"
@@ -76,7 +76,6 @@ import numpy as np
 
 from fanin.edge.rings import Ring, RingVector
 
-TAIL = ("examples", "train_loss_q16")
 RING = Ring(bits=48)
 
 
@@ -89,7 +88,7 @@ def pad(seed, first, last):
 
 def coordinator(plan):
     from fanin.server.protocols.exchanging import exchanging
-    from fanin.server.protocols.known import ring_of
+    from fanin.server.protocols.requirements import ring_of
     from fanin.server.protocols.phases import Phase, PhaseExchange
 
     # 32 bits of a value, and 14 of the weights.
@@ -106,7 +105,7 @@ def coordinator(plan):
         assigns=True,
         exchange=PhaseExchange(respond=lambda facts, device: b"seeded", max_bytes=16),
     )
-    return replace(exchanging("masked", before=(seeding,)), correct=correct, ring=RING, tail=TAIL)
+    return replace(exchanging("masked", before=(seeding,)), correct=correct, ring=RING, is_masked=True)
 
 
 def device():
@@ -117,9 +116,10 @@ def device():
 
     def mask(context, update):
         size, weight = update.values.size, update.counts["examples"]
-        mine = pad(context.kept["seeding"].message.payload, 0, size + len(TAIL))
-        tail = np.array([update.counts.get(name, 0) for name in TAIL], np.int64)
-        vector = RingVector(ring=RING, num_values=size, num_tail=len(TAIL))
+        names = [statistic.name for statistic in context.basis.statistics]
+        mine = pad(context.kept["seeding"].message.payload, 0, size + len(names))
+        tail = np.array([update.counts.get(name, 0) for name in names], np.int64)
+        vector = RingVector(ring=RING, num_values=size, num_tail=len(names))
         return vector.encode(update.values * weight + mine[:size], tail + mine[size:])
 
     return DeviceProtocol(name="masked", before=(DeviceStep(phase="seeding", message=seed),), mask=mask)

@@ -127,8 +127,9 @@ def client_of(
     max_bytes: int = 1 << 20,
     may_work: Callable[[], bool] = lambda: True,
     runtime: Runtime | None = None,
+    max_updates: int = 1,
 ) -> Client:
-    """Return a client that stops after an accepted Update or an abandoned Assignment. With a runtime it serves."""
+    """Return a client that stops after accepted Updates or an abandoned Assignment. With a runtime it serves."""
     cache = Cache(folder / "device", max_bytes)
     parts = ClientParts(
         transport=script,
@@ -139,7 +140,8 @@ def client_of(
         serving=None if runtime is None else Serving(runtime, cache, (PUBLISHER.public,)),
     )
     client = Client(
-        parts, ClientOptions(token="token", max_updates=1, may_work=may_work, recheck_s=0.001, ask_every_s=0.0)
+        parts,
+        ClientOptions(token="token", max_updates=max_updates, may_work=may_work, recheck_s=0.001, ask_every_s=0.0),
     )
     script.stop = client.stop
     return client

@@ -54,6 +54,9 @@ SENT: Final[dict[type, type[Message]]] = {
     m.DevicePage: access_pb2.ListDevicesReply,
     m.DeviceChange: access_pb2.ChangeDeviceRequest,
     m.AuditPage: access_pb2.ListAuditReply,
+    m.PopulationPage: access_pb2.ListPopulationsReply,
+    m.LedgerPage: access_pb2.ListLedgerReply,
+    m.LostInterval: access_pb2.ChargePopulationRequest,
 }
 """The types that are sent by themselves."""
 BY_WIRE_TYPE: Final[Mapping[int, st.SearchStrategy[Any]]] = MappingProxyType(
@@ -102,6 +105,9 @@ BY_FIELD: Final[Mapping[tuple[type, str], st.SearchStrategy[Any]]] = MappingProx
         (m.LabelDevice, "label"): st.just("") | s.PRINTABLES,
         (m.BanDevice, "reason"): st.just("") | s.PRINTABLES,
         (m.DeviceChange, "device_id"): s.NAMES,
+        (m.LostInterval, "population"): s.NAMES,
+        (m.LostInterval, "run_id"): st.just("") | s.NAMES,
+        (m.LostInterval, "rounds"): st.integers(0, p.MAX_TIMES),
         (m.Wait, "retry_min_s"): s.SECONDS,
         (m.Wait, "retry_max_s"): s.SECONDS,
         **{(m.Capabilities, name): st.lists(s.PRINTABLES, max_size=3).map(tuple) for name in ("codecs", "runtimes")},
@@ -114,6 +120,16 @@ BY_FIELD: Final[Mapping[tuple[type, str], st.SearchStrategy[Any]]] = MappingProx
         (m.ExchangePause, "retry_max_s"): st.floats(0.0, 60.0),
         (m.Assignment, "grid"): st.lists(st.integers(m.MIN_GRID_EXPONENT, m.MAX_GRID_EXPONENT), max_size=4).map(tuple),
         (m.Assignment, "range_examples"): st.integers(0, m.RANGE_EXAMPLES),
+        **dict.fromkeys(
+            ((m.PrivacyTerms, name) for name in ("clip_norm", "noise_multiplier", "epsilon", "delta")),
+            st.floats(1e-300, 1e300),
+        ),
+        **dict.fromkeys(((m.PrivacyTerms, name) for name in ("mechanism", "population")), s.NAMES),
+        (m.PrivacyTerms, "sampling_rate"): st.floats(0.0, 0.9),
+        **dict.fromkeys(
+            ((m.PrivacyTerms, name) for name in ("squared_sensitivity", "population_size")),
+            st.integers(1, m.MAX_NUMBER),
+        ),
         (m.RangeCounts, "cells"): st.sets(s.UINT32, max_size=4).map(lambda cells: tuple(sorted(cells))),
         (m.RangeCounts, "counts"): st.lists(st.integers(1, 9), min_size=4, max_size=4).map(tuple),
         (m.Version, "number"): st.integers(0, m.MAX_NUMBER),
@@ -153,6 +169,7 @@ BY_TYPE: Final[Mapping[type, st.SearchStrategy[Any]]] = MappingProxyType(
         p.Int8Plan: s.INT8_PLANS,
         p.RetentionPlan: s.RETENTION_PLANS,
         p.ParticipantsPlan: s.PARTICIPANTS_PLANS,
+        p.PrivacyPlan: s.PRIVACY_PLANS,
         p.FlowerPlan: s.FLOWER_PLANS,
         p.ScheduledChange: s.schedules(p.FlowerPlan()).filter(bool).map(lambda changes: changes[0]),
         p.StageSpec: s.STAGES,

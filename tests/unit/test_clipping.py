@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.edge.noise.clipping import ClipGrid, squared_norm
+from fanin.edge.noise.clipping import ClipGrid, slack_notes, squared_norm
+from fanin.protos.plans import CodecSpec, PrivacyPlan
 
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 CHANGES = arrays.arrays(np.float32, st.integers(1, 40), elements=FLOAT32)
@@ -60,6 +61,41 @@ def test_the_rounding_slack_is_inside_the_bound() -> None:
     norm = squared_norm((grid.clipped(change, np.random.default_rng(1)),))
     assert norm > (1 / 2.0**grid.exponent) ** 2
     assert norm <= grid.squared_sensitivity
+
+
+@given(clip_norm=st.floats(1e-6, 1e6), bits=st.sampled_from([8, 20]), num_values=st.integers(1, 10**9))
+def test_rounding_costs_a_tenth_at_most_and_the_range_holds_usual_values(
+    clip_norm: float, bits: int, num_values: int
+) -> None:
+    grid = ClipGrid(clip_norm, bits, num_values)
+    assert 1 <= grid.slack < 1.11
+    reach = grid.largest * 2.0**grid.exponent
+    assert reach >= min(clip_norm, 25 * clip_norm / num_values**0.5)
+
+
+def test_a_value_beyond_the_range_is_cut_and_stays_within_the_bound() -> None:
+    grid = ClipGrid(1.0, 8, 1_000_000)
+    change = np.zeros(1_000_000, np.float32)
+    change[5] = 3.0
+    encoded = grid.clipped(change, np.random.default_rng(1))
+    assert encoded[5] == 127
+    assert squared_norm((encoded,)) <= grid.squared_sensitivity
+
+
+def test_the_cost_of_rounding_is_noted() -> None:
+    privacy = PrivacyPlan(
+        mechanism="central",
+        clip_norm=0.5,
+        noise_multiplier=1.0,
+        epsilon=1.0,
+        delta=1e-6,
+        population="phones",
+        population_size=9,
+    )
+    (note,) = slack_notes(privacy, CodecSpec(name="int8", max_shift=0), 10_000)
+    assert "grows by a factor of 1.08" in note
+    assert slack_notes(privacy, CodecSpec(name="fixed32", max_shift=0), 10_000) == ()
+    assert slack_notes(PrivacyPlan(), CodecSpec(name="int8", max_shift=0), 10_000) == ()
 
 
 def test_small_values_keep_their_mean() -> None:

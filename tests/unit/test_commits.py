@@ -10,7 +10,8 @@ from support.values import RUN
 
 from fanin.protos.errors import StorageFull, Superseded
 from fanin.server.storage.records import CommittedUpdate, Lease
-from fanin.server.storage.sqlite.writer import Candidate, GroupCommit, Verdict
+from fanin.server.storage.sqlite.laned import GroupCommit
+from fanin.server.storage.sqlite.writer import Candidate, Verdict
 from fanin.simulation import run_virtual
 
 T = TypeVar("T")

@@ -32,6 +32,7 @@ EVENTS: list[m.RunEvent] = [
         times=RoundTimes(num_devices=1, wait_s=2.0),
         by=ALICE,
         coverage=m.Coverage(num_devices=1, num_enrolled=2, required={"region": 1}),
+        privacy=m.SpentPrivacy(population="phones", epsilon=0.5, delta=1e-6, budget=2.0),
     ),
     m.RunRested(state=m.RunState.PAUSED, reason="asked", by=ALICE),
     m.RunResumed(rounds=1, by=ALICE),

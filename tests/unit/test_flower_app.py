@@ -20,7 +20,7 @@ from fanin.clients.flower.states import FlowerState, FlowerStates
 from fanin.clients.flower.task import AppFailed, FlowerReply, FlowerReport, FlowerRunner, FlowerSettings, FlowerTask
 from fanin.clients.flower.trainer import FlowerTrainer
 from fanin.edge.assembly.assemble import assemble
-from fanin.edge.bundles.arrays import read_layout, write_arrays
+from fanin.edge.bundles.arrays import ArrayChoices, read_layout, write_arrays
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.tensors import Array
@@ -37,7 +37,7 @@ INITIAL: Final[Mapping[str, Array]] = {
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    return write_arrays(INITIAL, tmp_path / "bundle", PUBLISHER, "tiny", kept=["*.num_batches_tracked"])
+    return write_arrays(INITIAL, tmp_path / "bundle", PUBLISHER, "tiny", ArrayChoices(kept=["*.num_batches_tracked"]))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from flwr.clientapp import ClientApp
 from support.errors import raises
 from support.values import PUBLISHER
 
-from fanin.edge.bundles.arrays import ArrayLayout, read_layout, write_arrays
+from fanin.edge.bundles.arrays import ArrayChoices, ArrayLayout, read_layout, write_arrays
 from fanin.edge.tensors import Array as Values
 from fanin.protos.errors import InvalidInput
 from fanin.protos.roles import RoleKind, TensorRole
@@ -136,14 +136,14 @@ def test_a_list_of_another_length_is_one_error_of_the_client() -> None:
 def test_arrays_that_a_publisher_keeps_do_not_travel(tmp_path: Path) -> None:
     result = simulated(message_app({"head": np.ones(1)}), {"body": np.ones(2), "head": np.zeros(1)}, keep=["bo*"])
     assert [spec.name for spec in result.table.specs] == ["head"]
-    bundle = write_arrays(MIXED, tmp_path / "bundle", PUBLISHER, "mixed", kept=["pix*", "half"])
+    bundle = write_arrays(MIXED, tmp_path / "bundle", PUBLISHER, "mixed", ArrayChoices(kept=["pix*", "half"]))
     assert set(read_layout(bundle).local) == {"pixels", "half", "seed", "mask"}
     with raises(
         InvalidInput,
         "keep: the pattern 'tail' matches no array, expected at least one of ['w', 'half', 'single', 'steps', "
         "'pixels', 'seed', 'mask']; correct or remove it",
     ):
-        write_arrays(MIXED, tmp_path / "other", PUBLISHER, "mixed", kept=["tail"])
+        write_arrays(MIXED, tmp_path / "other", PUBLISHER, "mixed", ArrayChoices(kept=["tail"]))
 
 
 def test_integers_are_counters_in_the_range_of_their_dtype(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from fanin.clients.device.client import Heartbeat
 from fanin.clients.device.conditions import AssignmentOver, Conditions
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, NotFound, PermissionDenied, Unauthenticated, Unavailable
+from fanin.protos.plans import RoundPlan
 
 INTERVAL_S = 0.02
 WORK = replace(assignment(), progress_s=INTERVAL_S)
@@ -100,6 +101,12 @@ def test_a_device_whose_trainer_knows_no_step_reports_that_it_works(
     line.wait(1)
     heartbeat.stop()
     assert line.reports[0].progress == m.TrainingProgress()
+
+
+def test_a_device_with_masks_does_not_report_its_steps(line: Line, beating: Heartbeat) -> None:
+    beating.follow(replace(WORK, round_protocol=RoundPlan(protocol="secagg")))
+    line.wait(1)
+    assert line.reports[0] == m.Report(assignment_id=WORK.assignment_id, progress=m.TrainingProgress())
 
 
 def test_a_lost_report_is_followed_by_the_next_one(line: Line, beating: Heartbeat) -> None:

@@ -64,7 +64,7 @@ def test_seeds_that_fold_to_one_word_give_other_masks() -> None:
     assert folded[0] == folded[1]
     layout, words = terms_of(3).layout, []
     for seed in (first, second):
-        words.append(np.zeros(layout.num_values, layout.dtype))
+        words.append(np.zeros(layout.num_values, layout.ring.dtype))
         MaskStream(layout, [MaskKey(seed)]).add(words[-1], 0)
     assert np.count_nonzero(words[0] == words[1]) < 10
 
@@ -326,9 +326,6 @@ def test_less_than_the_floor_is_refused_before_keys_are_drawn(floor: MaskFloor) 
     terms, own = terms_of(4), attempt_of(terms_of(4), 4).devices[0].identity
     with refused("FN-1628", InvalidPlan):
         device.begin(replace(own, floor=floor), terms, (), no_entropy)
-    strict = replace(own.floor, threat=Threat.CURIOUS).tightened(floor)
-    with refused("FN-1628", InvalidPlan):
-        device.begin(replace(own, floor=strict), terms, (), no_entropy)
 
 
 def test_an_active_coordinator_needs_an_authority_on_the_device() -> None:
@@ -336,5 +333,3 @@ def test_an_active_coordinator_needs_an_authority_on_the_device() -> None:
     own = attempt_of(terms, 4).devices[0].identity
     with refused("FN-1628", InvalidPlan):
         device.begin(replace(own, floor=MaskFloor()), terms, (), FixedEntropy(1))
-    with refused("FN-1628"):
-        MaskFloor(authority="aa").tightened(MaskFloor(authority="bb"))

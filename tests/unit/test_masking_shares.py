@@ -17,6 +17,7 @@ from fanin.edge.masking.messages import Kind, ShareOf, SharesMessage
 from fanin.edge.masking.parameters import MILLION, GraphParameters, Threat
 from fanin.edge.masking.roster import pair_mask
 from fanin.edge.masking.sharing import combine, split
+from fanin.edge.rings import Ring, RingVector
 from fanin.protos.errors import Conflict, FaninError, InvalidInput
 
 # Replayed and foreign messages.
@@ -151,18 +152,18 @@ def test_a_late_update_stays_hidden() -> None:
     correction = attempt.unmask()
     check_sum(attempt, [update_of(index) for index in range(5)])
     layout, state = attempt.terms.layout, attempt.devices[5].state
-    words = layout.unpacked(memoryview(late)[: layout.num_values * layout.value_bytes]).copy()
+    words = layout.ring.unpacked(memoryview(late)[: layout.num_values * layout.ring.value_bytes]).copy()
     secret = agreement.private_key(state.keys.masking)
     pairs = [pair_mask(phase.roster, phase.sharers, 5, peer, secret) for peer in range(5)]
     assert {mask.key for mask in pairs} <= {mask.key for mask in correction.keys}
     MaskStream(layout, [MaskKey(mask.key, not mask.is_negative) for mask in pairs]).add(words, 0)
     expected = np.concatenate(update_of(5).pieces)
-    assert np.count_nonzero(layout.signed(words) == expected) < 5
+    assert np.count_nonzero(layout.ring.signed(words) == expected) < 5
     # What is left is the self mask, whose key nobody revealed.
     own = device.mask_keys(state)[0]
     assert own.key not in {mask.key for mask in correction.keys}
     MaskStream(layout, [replace(own, is_negative=True)]).add(words, 0)
-    assert np.array_equal(layout.signed(words), expected)
+    assert np.array_equal(layout.ring.signed(words), expected)
 
 
 def shares_of(attempt: MaskedAttempt) -> dict[int, SharesMessage]:
@@ -210,7 +211,7 @@ def test_false_shares_are_detected(num_false: int) -> None:
     assert correction.false == tuple(range(num_false))
     MaskStream(attempt.terms.layout, correction.keys).add(attempt.total, 0)
     expected = np.sum([np.concatenate(update_of(index).pieces) for index in range(12)], axis=0, dtype=np.int64)
-    assert np.array_equal(attempt.terms.layout.signed(attempt.total), expected)
+    assert np.array_equal(attempt.terms.layout.ring.signed(attempt.total), expected)
 
 
 def test_shares_of_another_secret_are_detected() -> None:
@@ -260,7 +261,7 @@ def test_malformed_shares_fail_their_device_alone() -> None:
 def test_masked_bytes_are_uniform(bits: int) -> None:
     """Chi-square of the bytes of payloads of equal values, of their differences, and of two payloads together."""
     terms = terms_of(4)
-    terms = replace(terms, layout=replace(terms.layout, ring_bits=bits, num_values=40_000))
+    terms = replace(terms, layout=RingVector(ring=Ring(bits=bits), num_values=40_000, num_tail=2))
     attempt = attempt_of(terms, 4)
     attempt.advertise()
     attempt.share()

@@ -45,7 +45,8 @@ CAP_RULE = f"expected an integer from 0 to {TIMES}{SEE}"
 NAME_RULE = f"expected a string of 1 to 128 letters, digits or ._:+- that do not begin with a dot{SEE}"
 TOP = (
     "app, bundle, name, [cohort], [training], [[schedule]], [codec], [[stages]], [[statistics]], [aggregation], "
-    "[stop], [evaluation], [int8], [flower], [retention], [participants], [round]"
+    "[stop], [evaluation], [int8], [flower], [retention], [participants], [round], "
+    "[privacy]"
 )
 COHORT_KEYS = (
     "concurrency, buffer, quorum, deadline_s, min_report_s, report_factor, max_extension_s, selection, "
@@ -143,7 +144,7 @@ WRONG = [
         ),
     ),
     ("app =", "apps =", f"apps: unknown key, expected one of {TOP}; did you mean app?"),
-    (APP, f"{APP}\n[extra]", f"extra: unknown section, expected one of {TOP}; docs/reference/plan.md lists the keys"),
+    (APP, f"{APP}\n[other]", f"other: unknown section, expected one of {TOP}; docs/reference/plan.md lists the keys"),
     (
         APP,
         f"{APP}\nconcurrency = 3",
@@ -185,7 +186,7 @@ WRONG = [
     (COHORT, "concurrency = 0", f"cohort.concurrency: got 0, {DEVICES_RULE}"),
     (COHORT, f"concurrency = 0x{'f' * 5000}", f"cohort.concurrency: got an integer of 20000 bits, {DEVICES_RULE}"),
     (COHORT, "concurrency = 1000001\nbuffer = 1", f"cohort.concurrency: got 1000001, {DEVICES_RULE}"),
-    (COHORT, f"{COHORT}\nquorum = 0", f"cohort.quorum: got 0, {DEVICES_RULE}"),
+    (COHORT, f"{COHORT}\nquorum = 0", "got cohort.quorum 0, expected at least 1 without coins; raise it"),
     (COHORT, f"{COHORT}\nbuffer = 9", f"cohort: got quorum 7, buffer 9, concurrency 8, {COHORT_RULE}"),
     (COHORT, f"{COHORT}\nbuffer = 4\nquorum = 5", f"cohort: got quorum 5, buffer 4, concurrency 8, {COHORT_RULE}"),
     (COHORT, f"{COHORT}\ndeadline_s = 0", f"cohort.deadline_s: got 0.0, {SECONDS_RULE}"),

@@ -54,14 +54,13 @@ def test_a_damaged_row_is_an_error(text: str) -> None:
 
 def test_the_release_that_would_exceed_the_budget_is_refused_before_it_happens() -> None:
     budget, ledger = Budget(epsilon=1.0, delta=1e-6), list[Entry]()
-    with pytest.raises(InvalidInput) as caught:
-        while True:
-            budget.check(ledger, (ONE, 1))
-            ledger.append((ONE, 1))
-    assert caught.value.code == "FN-1660"
+    while not (excess := budget.after(ledger, (ONE, 1))[1]):
+        ledger.append((ONE, 1))
+    assert "expected at most 1 at delta 1e-06" in excess
     assert epsilon(ledger, 1e-6) <= 1.0 < epsilon([*ledger, (ONE, 1)], 1e-6)
     assert ledger
 
 
 def test_an_exact_budget_admits_its_last_release() -> None:
-    assert Budget(epsilon=epsilon([(ONE, 2)], 1e-6), delta=1e-6).check([(ONE, 1)], (ONE, 1)) > 0
+    after = epsilon([(ONE, 2)], 1e-6)
+    assert Budget(epsilon=after, delta=1e-6).after([(ONE, 1)], (ONE, 1)) == (after, "")

@@ -124,10 +124,10 @@ def _is_illegal(state: Round, event: e.Event, now: float) -> bool:
 
 
 @pytest.mark.usefixtures("protocols")
-@pytest.mark.parametrize("name", ["plain", "commit_reveal", "witnessed", "masked"])
+@pytest.mark.parametrize("name", ["plain", "secagg", "commit_reveal", "witnessed", "masked"])
 def test_each_pair_leads_to_a_target_of_the_table_or_is_illegal(name: str) -> None:
     by_name = {protocol.name: protocol for protocol in registered()}
-    assert set(by_name) == {"plain", "commit_reveal", "witnessed", "masked"}
+    assert set(by_name) == {"plain", "secagg", "commit_reveal", "witnessed", "masked"}
     protocol = by_name[name]
     states = reachable(protocol)
     assert set(states) == set(protocol.phases.values())

@@ -22,6 +22,7 @@ from fanin.clients.device.site.view import SiteState, site_view
 from fanin.protos import messages as m
 from fanin.protos.addresses import Address, parse_page_address
 from fanin.protos.errors import InvalidInput
+from fanin.protos.plans import RoundPlan
 from fanin.server.addresses import DeviceFiles, announcement, page_announcement, reachable
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m"
@@ -114,6 +115,29 @@ def test_what_leaves_follows_from_the_assignment() -> None:
     assert "read from data.npz" in leaving("data.npz", work).stays[0]
 
 
+def test_a_device_with_masks_shows_that_its_update_is_hidden() -> None:
+    work = replace(assignment(), progress_s=2.0, round_protocol=RoundPlan(protocol="secagg"))
+    text = " ".join(leaving("data.npz", work).leaves)
+    assert "under masks: the coordinator learns the sum" in text
+    assert all(each not in text for each in ("the number of steps", "seconds of the training", "text of the error"))
+
+
+def test_what_leaves_a_private_run_is_the_clipped_change_alone() -> None:
+    terms = m.PrivacyTerms(
+        mechanism="central",
+        clip_norm=0.5,
+        noise_multiplier=1.0,
+        squared_sensitivity=9,
+        epsilon=1.0,
+        delta=1e-6,
+        population="phones",
+        population_size=9,
+    )
+    text = " ".join(leaving("data.npz", replace(assignment(), privacy=terms, progress_s=2.0)).leaves)
+    assert "clipped to the norm 0.5" in text
+    assert all(each not in text for each in (*SUMS.values(), "the number of its steps", "the seconds of the training"))
+
+
 def get(port: int, path: str, host: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
     """Return the reply of the page."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -179,7 +203,8 @@ def test_the_text_of_a_stopped_device(tmp_path: Path) -> None:
     assert view.state is SiteState.STOPPED
     text = view.text()
     assert "unknown token [FN-0009]" in text and f"fanin doctor --state {tmp_path}" in text and "never leaves" in text
-    assert view.document() == {"state": "stopped", "folder": str(tmp_path), "now": 200.0, **asdict(view.record)}
+    row = {"state": "stopped", "folder": str(tmp_path), "now": 200.0, **asdict(view.record)}
+    assert view.document() == {**row, "privacy": view.privacy.document()}
 
 
 LISTEN = Address(host="0.0.0.0", port=7443)

@@ -301,13 +301,14 @@ def test_an_external_version_restarts_a_run(engine: Engine, rounds: Driven) -> N
     runs, control = SqliteRuns(engine), SqliteCommands(engine)
     close(rounds, quorum=1)
     rounds.rest(m.RunRested(state=m.RunState.FINISHED, reason="done"), 20.0, next_sequence=99)
-    assert runs.run(RUN) == RunRecord(start=START, state=m.RunState.FINISHED, reason="done", max_rounds=3)
+    rested = RunRecord(start=START, state=m.RunState.FINISHED, reason="done", max_rounds=3, started_at_s=5.0)
+    assert runs.run(RUN) == rested
     second = version(parent=FIRST)
     control.publish(RUN, Newest(version=second, event=replace(published_event(1), round=0)), 30.0)
     assert runs.run_state(RUN) is m.RunState.FINISHED
     third = Newest(version=version(parent=second), event=replace(published_event(2), round=0, rounds=5))
     control.publish(RUN, third, 40.0)
-    assert runs.run(RUN) == RunRecord(start=START, state=m.RunState.RUNNING, reason="", max_rounds=5)
+    assert runs.run(RUN) == RunRecord(start=START, state=m.RunState.RUNNING, reason="", max_rounds=5, started_at_s=5.0)
     rounds.rest(m.RunRested(state=m.RunState.FINISHED, reason="done"), 50.0, next_sequence=99)
     with raises(Conflict, "run run: got version 2 made from 1, expected 3 made from 2"):
         control.publish(RUN, third, 60.0)

@@ -22,7 +22,11 @@ from fanin.protos.messages import (
     DeviceInfo,
     DevicePage,
     DeviceQuery,
+    LedgerPage,
+    LostInterval,
     NewToken,
+    PopulationPage,
+    PrivacyPopulation,
     TokenInfo,
     TokenPage,
     TokenRotation,
@@ -148,6 +152,39 @@ class Administrator:
             chain.add(page.entries)
         chain.finish(page)
         return chain
+
+    def populations(self) -> Iterator[PrivacyPopulation]:
+        """Yield the populations whose privacy budgets Runs share, in the order of their names."""
+        after = ""
+        while True:
+            reply = self._unary("ListPopulations", pb.ListPopulationsRequest(after=after), pb.ListPopulationsReply)
+            page = from_proto(PopulationPage, reply)
+            yield from page.populations
+            after = page.next
+            if not after:
+                return
+
+    def ledger_page(self, population: str, from_number: int = 1) -> LedgerPage:
+        """Return rows of a privacy ledger from a number on. Only a page without rows is after the last one.
+
+        Raises:
+            NotFound: There is no such population.
+        """
+        check_text("ledger_page: population", population)
+        request = pb.ListLedgerRequest(population=population, from_number=from_number)
+        return from_proto(LedgerPage, self._unary("ListLedger", request, pb.ListLedgerReply))
+
+    def charge(self, lost: LostInterval) -> PrivacyPopulation:
+        """Charge Rounds that a restored coordinator does not know. Repeating the request charges nothing more.
+
+        Raises:
+            NotFound: There is no such population, or no such Run in it.
+            Conflict: The ledger has a newer row than ``lost.after``.
+            PermissionDenied: The token has not the role admin.
+        """
+        check_type("charge: lost", lost, LostInterval)
+        request = to_proto(lost, pb.ChargePopulationRequest)
+        return from_proto(PrivacyPopulation, self._unary("ChargePopulation", request, pb.PrivacyPopulation))
 
     def _unary(self, method: str, request: Message, reply: type[ReplyT]) -> ReplyT:
         return self._connection.unary(f"{ACCESS}{method}", request.SerializeToString(), reply.FromString, self._call)

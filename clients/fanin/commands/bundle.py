@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from fanin.clients.device.policy.owner import read_floor
 from fanin.clients.flower.initial import read_initial
 from fanin.clients.flower.task import FlowerSettings
 from fanin.commands.console.terminal import DEFAULT_KEY, JsonOption, prints_text, publisher_key, run_command, write_json
 from fanin.commands.console.usage import wrong_usage
-from fanin.edge.bundles.arrays import ArrayLayout, read_layout, write_arrays
+from fanin.edge.bundles.arrays import ArrayChoices, ArrayLayout, read_layout, write_arrays
 from fanin.edge.files import new_folder
+from fanin.edge.floors.floor import NO_FLOOR
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
 from fanin.protos.texts import counted, listed
@@ -47,6 +49,14 @@ def bundle(
         typer.Option("--keep", metavar="PATTERN", help="Arrays that stay on each device, as in 'head.*'."),
     ] = None,
     name: Annotated[str, typer.Option("--name", help="Name of the model.")] = "flower",
+    privacy_floor: Annotated[
+        Path | None,
+        typer.Option(
+            "--privacy-floor",
+            metavar="FILE",
+            help="The least privacy with which devices train it, as a table [privacy_floor] in TOML.",
+        ),
+    ] = None,
     key: Annotated[
         Path,
         typer.Option("--key", help="The publisher's key; created on first use, with its public half in a .pub file."),
@@ -57,7 +67,9 @@ def bundle(
     with wrong_usage():
         new_folder("--out", out)
         _check_source(initial, flower)
-    new_bundle = write_arrays(_arrays(initial, flower), out, publisher_key(key), name, keep or ())
+    floor = NO_FLOOR if privacy_floor is None else read_floor(privacy_floor, f"--privacy-floor: {privacy_floor}")
+    choices = ArrayChoices(kept=keep or (), privacy_floor=floor)
+    new_bundle = write_arrays(_arrays(initial, flower), out, publisher_key(key), name, choices)
     table, layout = new_bundle.manifest.table, read_layout(new_bundle)
     local = layout.local
     if json:

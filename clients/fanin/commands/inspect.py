@@ -16,6 +16,8 @@ from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.formats import format_of
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.trained import TrainedPart
+from fanin.edge.floors.floor import NO_FLOOR
+from fanin.edge.floors.rows import floor_row, floor_text
 from fanin.edge.lengths import Lengths
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
@@ -128,6 +130,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "parameters": {spec.name: list(spec.shape) for spec in manifest.table.specs},
         "roles": {name: asdict(role) for name, role in manifest.table.roles.items()},
         "local": {} if manifest.local is None else {spec.name: list(spec.shape) for spec in manifest.local.table.specs},
+        "privacy_floor": floor_row(manifest.privacy_floor),
         "inputs": [_port_row(port) for port in _infer_ports(manifest)[0]],
         "outputs": [_port_row(port) for port in _infer_ports(manifest)[1]],
         "signatures": {
@@ -195,6 +198,7 @@ def _text(bundle: Bundle, row: dict[str, object]) -> str:
         *([] if manifest.local is None else [f"  personal    {names_of(manifest.local.table)}, never sent"]),
         f"  batch size  {manifest.batch_size}{_others(manifest)}",
         f"  model       {kind_of(manifest)}",
+        *([] if manifest.privacy_floor == NO_FLOOR else [f"  floor       {floor_text(manifest.privacy_floor)}"]),
         *([] if manifest.lengths is None else [_lengths_line(manifest.lengths)]),
         *([f"  optimizer   {settings}"] if settings else []),
         *(

@@ -75,6 +75,8 @@ def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None
         connection = connection or Connection(options.server, _pinned_authority(options, attempt))
         give_back()
         cache = Cache(Path(options.state), options.cache_mb << 20)
+        # An owner who made a mistake in the policy should not wait for the first refusal to see it.
+        cache.guard.owner()
         key = cache.key()
         device = device_id_of(key.public)
         note_scope(LogScope(device=device))
@@ -90,7 +92,7 @@ def _join(options: argparse.Namespace, trainer: Trainer, runtime: Runtime | None
             serving=Serving(runtime, cache, (publisher,)) if options.serve and runtime else None,
             traces=None if spans is None else DeviceTraces(spans, transport, device, time.time),
             journal=Journal(Path(options.state), place, device),
-            identity=identity_of(key),
+            identity=identity_of(key, certificate=cache.certificate()),
         )
         try:
             with _page(options):

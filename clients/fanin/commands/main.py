@@ -59,6 +59,7 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         ),
         "join": Subcommand(summary="take part in federated training as a device", module="join"),
         "status": Subcommand(summary="show the state of a device on this machine", module="site.status"),
+        "policy": Subcommand(summary="show or set the privacy floor of a device on this machine", module="site.policy"),
         "doctor": Subcommand(summary="find out why a device or a coordinator cannot be reached", module="site.doctor"),
         "export": Subcommand(
             summary="export a torch module as a signed bundle, or check that it can be exported",

@@ -1,17 +1,30 @@
-"""``fanin privacy``: the plan of a privacy budget. It needs no coordinator."""
+"""``fanin privacy``: the plan of a privacy budget, which needs no coordinator, and the ledger of a population."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from fanin.commands.administration.verbs import Verbs, run_verb
+from fanin.commands.administration.rows import time_text
+from fanin.commands.administration.verbs import Verbs, administrator, run_verb
+from fanin.commands.console.streams import printable
 from fanin.commands.console.tables import print_tables
-from fanin.commands.console.terminal import JsonOption, prints_text, write_json
+from fanin.commands.console.terminal import (
+    DEFAULT_STATE,
+    CaOption,
+    JsonOption,
+    ServerOption,
+    StateOption,
+    TokenOption,
+    prints_text,
+    write_json,
+)
 from fanin.commands.console.usage import WrongUsage, wrong_usage
-from fanin.protos.texts import counted
+from fanin.protos.messages import LedgerRow, LostInterval, PrivacyPopulation
+from fanin.protos.texts import counted, epsilon_text, listed
 from fanin.server.privacy.planning import (
     MECHANISMS,
     RELEASED,
@@ -28,8 +41,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``fanin privacy``."""
-    verbs: Verbs = {"plan": plan}
-    return run_verb("privacy", "Plan the privacy budget of a Run.", verbs, argv)
+    verbs: Verbs = {"plan": plan, "ledger": ledger, "charge": charge}
+    return run_verb("privacy", "Plan a privacy budget, and read what Runs have spent of it.", verbs, argv)
 
 
 def plan(
@@ -92,6 +105,123 @@ def plan(
         write_json(json, _report(plans, budget))
     if prints_text(json):
         print_tables(*_tables(plans, budget))
+
+
+def ledger(
+    population: Annotated[str, typer.Argument(help="A population; without one, list all.", metavar="POPULATION")] = "",
+    last: Annotated[int, typer.Option("--last", min=1, help="List this many of the newest rows.")] = 20,
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """List the populations with their budgets, or the rows of the ledger of one. Needs the role viewer."""
+    with administrator(state, server, ca, token_file) as client:
+        if not population:
+            populations = list(client.populations())
+            if json:
+                write_json(json, {"populations": [population_row(each) for each in populations]})
+            if prints_text(json):
+                print_tables(_populations_table(populations))
+            return
+        page = client.ledger_page(population, 1)
+        newest = 0 if page.population.newest is None else page.population.newest.number
+        rows: list[LedgerRow] = []
+        start = 1 if json else max(newest - last + 1, 1)
+        while (page := client.ledger_page(population, start)).rows:
+            rows += page.rows
+            start = page.rows[-1].number + 1
+    if json:
+        write_json(json, population_row(page.population) | {"rows": [asdict(row) for row in rows]})
+    if prints_text(json):
+        print_tables(population_text(page.population), _ledger_table(rows[-last:]))
+
+
+def charge(
+    population: Annotated[str, typer.Argument(help="The population.", metavar="POPULATION")],
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=0, help="Rounds of each Run that the ledger does not have, at least.")
+    ],
+    run: Annotated[str, typer.Option("--run", help="A Run; default: each Run that waits since a restore.")] = "",
+    state: StateOption = DEFAULT_STATE,
+    server: ServerOption = "",
+    ca: CaOption = None,
+    token_file: TokenOption = None,
+    json: JsonOption = "",
+) -> None:
+    """Charge Rounds that a restored coordinator does not know, so that its Runs continue. Needs the role admin."""
+    with administrator(state, server, ca, token_file) as client:
+        known = client.ledger_page(population, 1).population
+        after = 0 if known.newest is None else known.newest.number
+        charged = client.charge(LostInterval(population=population, rounds=rounds, run_id=run, after=after))
+    if json:
+        write_json(json, population_row(charged))
+    if prints_text(json):
+        print_tables(population_text(charged))
+
+
+def population_row(population: PrivacyPopulation) -> dict[str, object]:
+    """Return the JSON row of a population."""
+    newest = population.newest
+    return {
+        "population": population.name,
+        "budget": population.epsilon,
+        "delta": population.delta,
+        "size": population.size,
+        "begun_by_run": population.run_id,
+        "begun_at_s": population.begun_at,
+        "epsilon": 0.0 if newest is None else newest.epsilon,
+        "epsilon_delta": population.delta if newest is None else newest.delta,
+        "num_rows": 0 if newest is None else newest.number,
+        "uncharged_runs": list(population.uncharged),
+    }
+
+
+def population_text(population: PrivacyPopulation) -> str:
+    """Return a population with what its Runs have spent as text."""
+    newest = population.newest
+    spent = "nothing" if newest is None else f"epsilon {epsilon_text(newest.epsilon)} at delta {newest.delta:g}"
+    lines = [
+        f"population {population.name} of at least {counted(population.size, 'device')}",
+        f"  budget  epsilon {population.epsilon:g} at delta {population.delta:g}, from run {population.run_id}",
+        f"  spent   {spent}",
+    ]
+    if population.uncharged:
+        waiting = listed(population.uncharged)
+        lines.append(f"  waits   lost rounds of run {waiting}: fanin privacy charge {population.name} --rounds N")
+    return "\n".join(map(printable, lines))
+
+
+def _populations_table(populations: Sequence[PrivacyPopulation]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("population", "epsilon", "budget", "delta", "devices", "rows", "waits for a charge"):
+        is_text = heading in ("population", "waits for a charge")
+        table.add_column(heading, justify="left" if is_text else "right")
+    for each in populations:
+        newest = each.newest
+        table.add_row(
+            each.name,
+            "0" if newest is None else epsilon_text(newest.epsilon),
+            f"{each.epsilon:g}",
+            f"{each.delta:g}",
+            f"{each.size:,}",
+            "0" if newest is None else str(newest.number),
+            listed(each.uncharged),
+        )
+    return table
+
+
+def _ledger_table(rows: Sequence[LedgerRow]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("row", "time", "run", "round", "count", "epsilon", "delta"):
+        table.add_column(heading, justify="left" if heading in ("time", "run") else "right")
+    for row in rows:
+        table.add_row(
+            *(str(row.number), time_text(row.committed_at), row.run_id, str(row.round) if row.round else "lost"),
+            *(str(row.count), epsilon_text(row.epsilon), f"{row.delta:g}"),
+        )
+    return table
 
 
 def _sampling(name: str) -> Sampling:

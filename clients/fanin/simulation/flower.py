@@ -25,7 +25,7 @@ from fanin.clients.flower.project import names_folder
 from fanin.clients.flower.states import FlowerState
 from fanin.clients.flower.task import FlowerSettings
 from fanin.clients.flower.trainer import FlowerTrainer
-from fanin.edge.bundles.arrays import write_arrays
+from fanin.edge.bundles.arrays import ArrayChoices, write_arrays
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.tensors import Array, Float32s
@@ -108,7 +108,7 @@ class FlowerSubject:
             AppFailed: The app cannot be imported, or has no initial arrays.
             InvalidInput: The arrays are none, or their dtypes cannot be used.
         """
-        return write_arrays(self._arrays(initial), folder, key, self.name, keep)
+        return write_arrays(self._arrays(initial), folder, key, self.name, ArrayChoices(kept=keep))
 
     def _arrays(self, initial: object) -> Mapping[str, Array]:
         _require_flwr()

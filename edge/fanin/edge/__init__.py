@@ -7,7 +7,8 @@ Rooms and modules in reading order:
     lengths     the lengths of a model's sequences, and padding up to the next one
     batch_sizes the batch sizes of a Bundle, among which a Plan chooses
     signatures  the callable graphs of a Bundle: their ports
-    rings       sums modulo a power of two
+    rings       sums modulo a power of two, and the bytes of masked values
+    basis       the facts of a Round on which both sides of its protocol agree
     ranges      ranges of activations, their int8 grids, and histograms of extreme values
     files       durable replacement of files
     spans       spans of traces, sent by OpenTelemetry
@@ -16,6 +17,7 @@ Rooms and modules in reading order:
     codecs/     the grid, and Updates as integers on it
     noise/      privacy noise: integers of exact distributions from a seed
     masking/    secure aggregation: masks that cancel in the sum of a Round
+    floors/     the privacy floor: the least that a device accepts
     runtimes/   the inference libraries behind one contract, and measurement of a Version
     metrics/    metrics of predictions: functions and graphs
     assembly/   Bundles from graphs of other exporters

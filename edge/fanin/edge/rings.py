@@ -5,6 +5,7 @@ The values of a vector are signed integers. Modulo 2^bits each has one represent
 Integer overflow of int64 is a reduction modulo 2^64, which numpy computes without a check, and 2^bits divides 2^64.
 
     on the wire     bits / 8 bytes a value, little-endian two's complement
+    in memory       words of 1, 2, 4 or 8 bytes, unsigned; only their value modulo 2^bits counts
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -12,10 +13,17 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from fanin.edge.tensors import Int64s
 
 MAX_BITS: Final = 64
+RING_BITS: Final = tuple(range(8, MAX_BITS + 1, 8))
+TAIL_BYTES: Final = 8
+Words = npt.NDArray[np.unsignedinteger]
+"""Ring words (num_values,), of ``Ring.dtype``."""
+SignedWords = npt.NDArray[np.signedinteger]
+"""Integers (num_values,)."""
 Correction = Callable[[int, int], Int64s]
 """Returns what the fold adds to the sum from a first to a last position (exclusive) of the vector."""
 
@@ -27,7 +35,7 @@ class Ring:
     bits: int
 
     def __post_init__(self) -> None:
-        if self.bits % 8 or not 8 <= self.bits <= MAX_BITS:
+        if self.bits not in RING_BITS:
             raise ValueError(f"ring: got {self.bits} bits, expected a multiple of 8 from 8 to {MAX_BITS}")
 
     @property
@@ -42,18 +50,51 @@ class Ring:
         representatives: Int64s = (values << unused) >> unused
         return representatives
 
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of a value in memory and in a keystream: 1, 2, 4 or 8."""
+        return 1 << (self.value_bytes - 1).bit_length()
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Type of the words."""
+        return np.dtype(f"<u{self.word_bytes}")
+
+    def words_of(self, values: SignedWords, weight: int = 1) -> Words:
+        """Return weighted values as words."""
+        words = values.astype(self.dtype)
+        if weight != 1:
+            # Wrap-around of a product of words is the product in the ring.
+            words *= self.dtype.type(weight % (1 << 8 * self.word_bytes))
+        return words
+
+    def packed(self, words: Words) -> bytes:
+        """Return the bytes of words on the wire."""
+        if self.value_bytes == self.word_bytes:
+            return words.tobytes()
+        data: bytes = words.view(np.uint8).reshape(-1, self.word_bytes)[:, : self.value_bytes].tobytes()
+        return data
+
+    def unpacked(self, payload: memoryview) -> Words:
+        """Return the words of bytes that begin and end between values; a view where possible."""
+        if self.value_bytes == self.word_bytes:
+            return np.frombuffer(payload, self.dtype)
+        rows = np.zeros((len(payload) // self.value_bytes, self.word_bytes), np.uint8)
+        rows[:, : self.value_bytes] = np.frombuffer(payload, np.uint8).reshape(-1, self.value_bytes)
+        words: Words = rows.reshape(-1).view(self.dtype)
+        return words
+
+    def signed(self, words: Words) -> Int64s:
+        """Return the representatives of words (num_values,)."""
+        return self.reduce(words.astype(np.uint64).view(np.int64))
+
     def encode(self, values: Int64s) -> bytes:
-        """Return the bytes of representatives on the wire."""
-        wide = np.ascontiguousarray(values, dtype="<i8").view(np.uint8).reshape(-1, 8)
-        return wide[:, : self.value_bytes].tobytes()
+        """Return the bytes of integers on the wire."""
+        return self.packed(self.words_of(values))
 
     def decode(self, payload: memoryview) -> Int64s:
         """Return the representatives of bytes that end at the boundary of a value."""
-        narrow = np.frombuffer(payload, np.uint8).reshape(-1, self.value_bytes)
-        wide = np.zeros((len(narrow), 8), np.uint8)
-        wide[:, 8 - self.value_bytes :] = narrow
-        representatives: Int64s = wide.view("<i8").ravel() >> (MAX_BITS - self.bits)
-        return representatives
+        return self.signed(self.unpacked(payload))
 
 
 WIDE: Final = Ring(bits=MAX_BITS)
@@ -82,7 +123,7 @@ class RingVector:
     @property
     def size_bytes(self) -> int:
         """Bytes of a payload."""
-        return self.num_values * self.ring.value_bytes + self.num_tail * WIDE.value_bytes
+        return self.num_values * self.ring.value_bytes + self.num_tail * TAIL_BYTES
 
     def encode(self, values: Int64s, tail: Int64s) -> bytes:
         """Return the payload of values (num_values,) and a tail (num_tail,), each reduced here."""
@@ -91,7 +132,7 @@ class RingVector:
                 f"ring vector: got {values.shape} values and a tail of {tail.shape}, expected ({self.num_values},) and "
                 f"({self.num_tail},)"
             )
-        return self.ring.encode(self.ring.reduce(values)) + WIDE.encode(tail)
+        return self.ring.encode(values) + WIDE.encode(tail)
 
     def decode(self, chunks: Iterable[bytes | memoryview], tail: Int64s) -> Iterator[Int64s]:
         """Yield the values of a payload in consecutive slices. ``chunks`` may end inside a value.
@@ -108,24 +149,32 @@ class RingVector:
             rest = bytes(data[num_values * width :])
             if num_values:
                 yield self.ring.decode(memoryview(data)[: num_values * width])
-        if left or len(rest) != self.num_tail * WIDE.value_bytes:
+        if left or len(rest) != self.num_tail * TAIL_BYTES:
             raise ValueError(f"ring vector: got another size, expected {self.size_bytes} bytes")
         tail[:] = WIDE.decode(memoryview(rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
-    """What a round protocol adds to the sum of a closed set: ``(sum + correction) modulo the ring``.
+    """What a round protocol, or the noise of a Run, adds to a closed sum: ``(sum + correction) modulo the ring``.
 
     Attributes:
         ring: The ring of the sum; None: the sum never wraps.
         correction: Returns what is added; None: nothing. The positions of a tail follow those of the values.
         tail: The names of the integers of the tail: the weight of an Update, then its statistics. Empty without one.
+        denominator: The mean divides by this number of fresh weights, and no reach of an Update moves the grid; None:
+            by the weights of the Updates.
     """
 
     ring: Ring | None = None
     correction: Correction | None = None
     tail: tuple[str, ...] = ()
+    denominator: int | None = None
+
+
+def largest_weight(ring: Ring, value_bits: int) -> int:
+    """Return the largest total weight whose sum a ring holds; 0 if not even a weight of 1 fits."""
+    return 1 << (ring.bits - value_bits) if ring.bits >= value_bits else 0
 
 
 def smallest_ring(value_bits: int, total_weight: int) -> Ring:

@@ -1,5 +1,6 @@
 """Parts of sentences for people: errors, progress lines and results share them."""
 
+import math
 from collections.abc import Collection
 from itertools import islice
 from typing import Final
@@ -46,3 +47,8 @@ def lasted(seconds: float) -> str:
     if seconds < HOURS_FROM_S:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h" if seconds < DAYS_FROM_S else f"{seconds / 86400:.1f} d"
+
+
+def epsilon_text(epsilon: float, digits: int = 4) -> str:
+    """Return an epsilon with so many digits after the point, rounded up: it is an upper bound."""
+    return f"{math.ceil(epsilon * 10**digits) / 10**digits:.{digits}f}"

@@ -74,6 +74,21 @@ class AccessStub:
                 request_serializer=fanin_dot_v1_dot_access__pb2.ListAuditRequest.SerializeToString,
                 response_deserializer=fanin_dot_v1_dot_access__pb2.ListAuditReply.FromString,
                 _registered_method=True)
+        self.ListPopulations = channel.unary_unary(
+                '/fanin.v1.Access/ListPopulations',
+                request_serializer=fanin_dot_v1_dot_access__pb2.ListPopulationsRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_access__pb2.ListPopulationsReply.FromString,
+                _registered_method=True)
+        self.ListLedger = channel.unary_unary(
+                '/fanin.v1.Access/ListLedger',
+                request_serializer=fanin_dot_v1_dot_access__pb2.ListLedgerRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_access__pb2.ListLedgerReply.FromString,
+                _registered_method=True)
+        self.ChargePopulation = channel.unary_unary(
+                '/fanin.v1.Access/ChargePopulation',
+                request_serializer=fanin_dot_v1_dot_access__pb2.ChargePopulationRequest.SerializeToString,
+                response_deserializer=fanin_dot_v1_dot_access__pb2.PrivacyPopulation.FromString,
+                _registered_method=True)
 
 
 class AccessServicer:
@@ -145,6 +160,29 @@ class AccessServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListPopulations(self, request, context):
+        """Returns a page of the populations whose privacy budgets Runs share, in the order of their names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListLedger(self, request, context):
+        """Returns a page of the ledger of a population, oldest row first. NOT_FOUND: no Run has named the population.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChargePopulation(self, request, context):
+        """Charges Rounds that a restored coordinator does not know, and lets the Runs of the population continue. Repeating the
+        request charges nothing more. NOT_FOUND: no such population or Run. FAILED_PRECONDITION: the ledger has a newer row
+        than `after`; read it again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AccessServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -187,6 +225,21 @@ def add_AccessServicer_to_server(servicer, server):
                     servicer.ListAudit,
                     request_deserializer=fanin_dot_v1_dot_access__pb2.ListAuditRequest.FromString,
                     response_serializer=fanin_dot_v1_dot_access__pb2.ListAuditReply.SerializeToString,
+            ),
+            'ListPopulations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPopulations,
+                    request_deserializer=fanin_dot_v1_dot_access__pb2.ListPopulationsRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_access__pb2.ListPopulationsReply.SerializeToString,
+            ),
+            'ListLedger': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListLedger,
+                    request_deserializer=fanin_dot_v1_dot_access__pb2.ListLedgerRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_access__pb2.ListLedgerReply.SerializeToString,
+            ),
+            'ChargePopulation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChargePopulation,
+                    request_deserializer=fanin_dot_v1_dot_access__pb2.ChargePopulationRequest.FromString,
+                    response_serializer=fanin_dot_v1_dot_access__pb2.PrivacyPopulation.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -405,6 +458,87 @@ class Access:
             '/fanin.v1.Access/ListAudit',
             fanin_dot_v1_dot_access__pb2.ListAuditRequest.SerializeToString,
             fanin_dot_v1_dot_access__pb2.ListAuditReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPopulations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Access/ListPopulations',
+            fanin_dot_v1_dot_access__pb2.ListPopulationsRequest.SerializeToString,
+            fanin_dot_v1_dot_access__pb2.ListPopulationsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListLedger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Access/ListLedger',
+            fanin_dot_v1_dot_access__pb2.ListLedgerRequest.SerializeToString,
+            fanin_dot_v1_dot_access__pb2.ListLedgerReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChargePopulation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fanin.v1.Access/ChargePopulation',
+            fanin_dot_v1_dot_access__pb2.ChargePopulationRequest.SerializeToString,
+            fanin_dot_v1_dot_access__pb2.PrivacyPopulation.FromString,
             options,
             channel_credentials,
             insecure,

@@ -631,6 +631,7 @@ class RunInfo(_message.Message):
     MAX_ROUNDS_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     WAITS_FOR_PUBLISHER_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     state: Global___RunState.ValueType
     bundle_sha256: _builtins.str
@@ -661,6 +662,10 @@ class RunInfo(_message.Message):
 
     @_builtins.property
     def best_evaluation(self) -> Global___VersionEvaluation: ...
+    @_builtins.property
+    def privacy(self) -> Global___SpentPrivacy:
+        """The privacy that all Runs of its population have spent; absent without a mechanism of privacy."""
+
     def __init__(
         self,
         *,
@@ -678,14 +683,46 @@ class RunInfo(_message.Message):
         max_rounds: _builtins.int = ...,
         epoch: _builtins.int = ...,
         waits_for_publisher: _builtins.bool = ...,
+        privacy: Global___SpentPrivacy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "newest_evaluation", b"newest_evaluation", "plan", b"plan", "started_by", b"started_by"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "newest_evaluation", b"newest_evaluation", "plan", b"plan", "privacy", b"privacy", "started_by", b"started_by"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "bundle_sha256", b"bundle_sha256", "epoch", b"epoch", "max_rounds", b"max_rounds", "newest_evaluation", b"newest_evaluation", "num_rounds", b"num_rounds", "plan", b"plan", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256", "waits_for_publisher", b"waits_for_publisher"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_evaluation", b"best_evaluation", "bundle_sha256", b"bundle_sha256", "epoch", b"epoch", "max_rounds", b"max_rounds", "newest_evaluation", b"newest_evaluation", "num_rounds", b"num_rounds", "plan", b"plan", "privacy", b"privacy", "reason", b"reason", "run_id", b"run_id", "started_by", b"started_by", "state", b"state", "version", b"version", "version_sha256", b"version_sha256", "waits_for_publisher", b"waits_for_publisher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunInfo: _TypeAlias = RunInfo  # noqa: Y015
+
+@_typing.final
+class SpentPrivacy(_message.Message):
+    """The epsilon of the ledger of a population, and its budget."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POPULATION_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    BUDGET_FIELD_NUMBER: _builtins.int
+    population: _builtins.str
+    epsilon: _builtins.float
+    delta: _builtins.float
+    budget: _builtins.float
+    """The largest epsilon that the Plan of the Run allows."""
+    def __init__(
+        self,
+        *,
+        population: _builtins.str = ...,
+        epsilon: _builtins.float = ...,
+        delta: _builtins.float = ...,
+        budget: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "delta", b"delta", "epsilon", b"epsilon", "population", b"population"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpentPrivacy: _TypeAlias = SpentPrivacy  # noqa: Y015
 
 @_typing.final
 class VersionEvaluation(_message.Message):
@@ -1950,6 +1987,7 @@ class VersionPublished(_message.Message):
     NOT_REPRODUCIBLE_FIELD_NUMBER: _builtins.int
     STRATEGY_METRICS_FIELD_NUMBER: _builtins.int
     TIMES_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     COVERAGE_FIELD_NUMBER: _builtins.int
     BY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
@@ -2013,6 +2051,10 @@ class VersionPublished(_message.Message):
         """Absent if no Round published it, or if the coordinator was restarted during the Round."""
 
     @_builtins.property
+    def privacy(self) -> Global___SpentPrivacy:
+        """After this Round; absent without a mechanism of privacy."""
+
+    @_builtins.property
     def coverage(self) -> Global___Coverage:
         """Of a Round."""
 
@@ -2052,12 +2094,13 @@ class VersionPublished(_message.Message):
         not_reproducible: _builtins.bool = ...,
         strategy_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         times: Global___RoundTimes | None = ...,
+        privacy: Global___SpentPrivacy | None = ...,
         coverage: Global___Coverage | None = ...,
         by: Global___Principal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "coverage", b"coverage", "evaluation", b"evaluation", "saturated", b"saturated", "times", b"times"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "coverage", b"coverage", "evaluation", b"evaluation", "privacy", b"privacy", "saturated", b"saturated", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "coverage", b"coverage", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "not_reproducible", b"not_reproducible", "num_clamped", b"num_clamped", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "strategy_metrics", b"strategy_metrics", "times", b"times", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adopted_number", b"adopted_number", "adopted_run_id", b"adopted_run_id", "by", b"by", "bytes_down", b"bytes_down", "bytes_down_resumed", b"bytes_down_resumed", "bytes_up", b"bytes_up", "bytes_up_resumed", b"bytes_up_resumed", "coverage", b"coverage", "device_spreads", b"device_spreads", "evaluation", b"evaluation", "new_epoch", b"new_epoch", "not_reproducible", b"not_reproducible", "num_clamped", b"num_clamped", "num_rounded", b"num_rounded", "num_saturated", b"num_saturated", "num_stale", b"num_stale", "number", b"number", "parent", b"parent", "privacy", b"privacy", "round", b"round", "round_s", b"round_s", "rounds", b"rounds", "runtimes", b"runtimes", "saturated", b"saturated", "statistics", b"statistics", "statistics_examples", b"statistics_examples", "strategy_metrics", b"strategy_metrics", "times", b"times", "total_examples", b"total_examples", "train_loss", b"train_loss", "train_loss_examples", b"train_loss_examples", "version_sha256", b"version_sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -687,6 +687,10 @@ class BundleRef(_message.Message):
         "local"        {"parameters": {NAME: [dim, ..]}, "initial": ARTIFACT NAME}: personal parameters; absent if there are
                        none. They are inputs of the graphs like the other parameters, start with the values of the artifact
                        in canonical form, and never leave the device: the change and the Version do not have them
+        "privacy_floor"  {KEY: value}: the least privacy of a Round; absent if there is none. "protocol" ("secagg"), "threat",
+                       "min_survivors", "adversarial_fraction", "security_bits", "authority" (hex), "mechanism" ("central" or
+                       "distributed"), "clip_norm", "noise_multiplier"; each may be absent. Give up an Assignment that
+                       promises less, before any other file of the Bundle is downloaded
         "signatures"   {"train" | "evaluate" | "infer" | "preprocess": {
                            "inputs": [PORT, ..], "outputs": [PORT, ..], "graphs": {FORMAT: ARTIFACT NAME}}}
                        PORT is {"name": string, "dtype": "float32" | "int32" | "int8" | "uint8", "shape": [dim, ..]};
@@ -1571,6 +1575,8 @@ class Assignment(_message.Message):
     PROGRESS_S_FIELD_NUMBER: _builtins.int
     RANGE_EXAMPLES_FIELD_NUMBER: _builtins.int
     ROUND_PROTOCOL_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
+    MAX_DEVICES_FIELD_NUMBER: _builtins.int
     assignment_id: _builtins.str
     run_id: _builtins.str
     round: _builtins.int
@@ -1586,6 +1592,8 @@ class Assignment(_message.Message):
     """
     range_examples: _builtins.int
     """Examples on which the device measures the ranges of the activations, at most (see RangeCounts). 0: it measures none."""
+    max_devices: _builtins.int
+    """The most devices of the Round, if its protocol has messages; else 0."""
     @_builtins.property
     def bundle(self) -> Global___BundleRef: ...
     @_builtins.property
@@ -1616,6 +1624,10 @@ class Assignment(_message.Message):
     def round_protocol(self) -> Global___RoundProtocol:
         """Absent: plain."""
 
+    @_builtins.property
+    def privacy(self) -> Global___PrivacyTerms:
+        """Absent: the Run has no differential privacy, and the device does not clip."""
+
     def __init__(
         self,
         *,
@@ -1636,14 +1648,78 @@ class Assignment(_message.Message):
         progress_s: _builtins.float = ...,
         range_examples: _builtins.int = ...,
         round_protocol: Global___RoundProtocol | None = ...,
+        privacy: Global___PrivacyTerms | None = ...,
+        max_devices: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "flower", b"flower", "grid", b"grid", "round_protocol", b"round_protocol", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle", "codec", b"codec", "flower", b"flower", "grid", b"grid", "privacy", b"privacy", "round_protocol", b"round_protocol", "state", b"state", "training", b"training", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "flower", b"flower", "grid", b"grid", "progress_s", b"progress_s", "range_examples", b"range_examples", "relay", b"relay", "round", b"round", "round_protocol", b"round_protocol", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment_id", b"assignment_id", "bundle", b"bundle", "codec", b"codec", "deadline_s", b"deadline_s", "flower", b"flower", "grid", b"grid", "max_devices", b"max_devices", "privacy", b"privacy", "progress_s", b"progress_s", "range_examples", b"range_examples", "relay", b"relay", "round", b"round", "round_protocol", b"round_protocol", "run_id", b"run_id", "stages", b"stages", "state", b"state", "statistics", b"statistics", "training", b"training", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Assignment: _TypeAlias = Assignment  # noqa: Y015
+
+@_typing.final
+class PrivacyTerms(_message.Message):
+    """The differential privacy of a Round. A device that gets it clips its change, and sends nothing else about its data:
+
+    1. It scales its change of all trained parameters, one vector, so that its L2 norm is at most clip_norm. A value that is
+       not finite makes the whole change zero.
+    2. It divides by 2^g, where g is the exponent of each block of the grid, and rounds the values by chance (see Codec). Values
+       beyond 2^19 - 1, or 127 of int8, are cut. The sum of their squares, in integers, is at most squared_sensitivity; else it
+       rounds again, at last towards zero.
+    3. All shifts are 0. The only count of the Statistics is examples = 1. The Telemetry has no train_s and no num_steps, and
+       a progress has only zeros.
+
+    The coordinator refuses another Update (FN-1683). The noise of the sum of a Round is a discrete Gaussian whose sigma^2 is
+    noise_multiplier^2 x squared_sensitivity. The budget of the population is (epsilon, delta).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    SQUARED_SENSITIVITY_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    POPULATION_SIZE_FIELD_NUMBER: _builtins.int
+    SAMPLING_RATE_FIELD_NUMBER: _builtins.int
+    POPULATION_FIELD_NUMBER: _builtins.int
+    mechanism: _builtins.str
+    """"central": the coordinator adds the noise."""
+    clip_norm: _builtins.float
+    noise_multiplier: _builtins.float
+    squared_sensitivity: _builtins.int
+    """Largest sum of the squares of the encoded values."""
+    epsilon: _builtins.float
+    delta: _builtins.float
+    population_size: _builtins.int
+    """Devices that the budget covers, at least."""
+    sampling_rate: _builtins.float
+    """Probability with which the coordinator draws a device for a Round, by an independent coin; 0: no coins."""
+    population: _builtins.str
+    """The name of the ledger that the Round is charged to."""
+    def __init__(
+        self,
+        *,
+        mechanism: _builtins.str = ...,
+        clip_norm: _builtins.float = ...,
+        noise_multiplier: _builtins.float = ...,
+        squared_sensitivity: _builtins.int = ...,
+        epsilon: _builtins.float = ...,
+        delta: _builtins.float = ...,
+        population_size: _builtins.int = ...,
+        sampling_rate: _builtins.float = ...,
+        population: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "mechanism", b"mechanism", "noise_multiplier", b"noise_multiplier", "population", b"population", "population_size", b"population_size", "sampling_rate", b"sampling_rate", "squared_sensitivity", b"squared_sensitivity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrivacyTerms: _TypeAlias = PrivacyTerms  # noqa: Y015
 
 @_typing.final
 class DownloadRequest(_message.Message):

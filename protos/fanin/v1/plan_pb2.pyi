@@ -38,6 +38,7 @@ class Plan(_message.Message):
     RETENTION_FIELD_NUMBER: _builtins.int
     PARTICIPANTS_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
+    PRIVACY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def cohort(self) -> Global___Cohort: ...
@@ -85,6 +86,10 @@ class Plan(_message.Message):
     def round(self) -> _fleet_pb2.RoundProtocol:
         """The protocol of the Rounds; absent: plain."""
 
+    @_builtins.property
+    def privacy(self) -> Global___Privacy:
+        """Differential privacy; absent: none."""
+
     def __init__(
         self,
         *,
@@ -103,14 +108,105 @@ class Plan(_message.Message):
         retention: Global___Retention | None = ...,
         participants: Global___Participants | None = ...,
         round: _fleet_pb2.RoundProtocol | None = ...,
+        privacy: Global___Privacy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "participants", b"participants", "retention", b"retention", "round", b"round", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "participants", b"participants", "privacy", b"privacy", "retention", b"retention", "round", b"round", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "name", b"name", "participants", b"participants", "retention", b"retention", "round", b"round", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aggregation", b"aggregation", "codec", b"codec", "cohort", b"cohort", "evaluation", b"evaluation", "flower", b"flower", "int8", b"int8", "name", b"name", "participants", b"participants", "privacy", b"privacy", "retention", b"retention", "round", b"round", "schedule", b"schedule", "stages", b"stages", "statistics", b"statistics", "stop", b"stop", "training", b"training"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class Privacy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MECHANISM_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
+    NOISE_MULTIPLIER_FIELD_NUMBER: _builtins.int
+    EPSILON_FIELD_NUMBER: _builtins.int
+    DELTA_FIELD_NUMBER: _builtins.int
+    POPULATION_FIELD_NUMBER: _builtins.int
+    POPULATION_SIZE_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    SAMPLING_RATE_FIELD_NUMBER: _builtins.int
+    KEEP_SEED_ROUNDS_FIELD_NUMBER: _builtins.int
+    mechanism: _builtins.str
+    """central; absent: none, and then all fields are."""
+    clip_norm: _builtins.float
+    """Largest L2 norm of the change of a device, and the standard deviation of the noise as a multiple of the sensitivity."""
+    noise_multiplier: _builtins.float
+    epsilon: _builtins.float
+    """The budget of the population, and how many devices it has at least."""
+    delta: _builtins.float
+    population: _builtins.str
+    population_size: _builtins.int
+    sampling: _builtins.str
+    """How devices are drawn: none or coins; absent: none. The probability of a coin."""
+    sampling_rate: _builtins.float
+    keep_seed_rounds: _builtins.int
+    """The seed of the noise and the Updates of so many newest Rounds with a Version are kept; absent: 0."""
+    def __init__(
+        self,
+        *,
+        mechanism: _builtins.str | None = ...,
+        clip_norm: _builtins.float | None = ...,
+        noise_multiplier: _builtins.float | None = ...,
+        epsilon: _builtins.float | None = ...,
+        delta: _builtins.float | None = ...,
+        population: _builtins.str | None = ...,
+        population_size: _builtins.int | None = ...,
+        sampling: _builtins.str | None = ...,
+        sampling_rate: _builtins.float | None = ...,
+        keep_seed_rounds: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clip_norm", b"_clip_norm", "_delta", b"_delta", "_epsilon", b"_epsilon", "_keep_seed_rounds", b"_keep_seed_rounds", "_mechanism", b"_mechanism", "_noise_multiplier", b"_noise_multiplier", "_population", b"_population", "_population_size", b"_population_size", "_sampling", b"_sampling", "_sampling_rate", b"_sampling_rate", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "keep_seed_rounds", b"keep_seed_rounds", "mechanism", b"mechanism", "noise_multiplier", b"noise_multiplier", "population", b"population", "population_size", b"population_size", "sampling", b"sampling", "sampling_rate", b"sampling_rate"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clip_norm", b"_clip_norm", "_delta", b"_delta", "_epsilon", b"_epsilon", "_keep_seed_rounds", b"_keep_seed_rounds", "_mechanism", b"_mechanism", "_noise_multiplier", b"_noise_multiplier", "_population", b"_population", "_population_size", b"_population_size", "_sampling", b"_sampling", "_sampling_rate", b"_sampling_rate", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "keep_seed_rounds", b"keep_seed_rounds", "mechanism", b"mechanism", "noise_multiplier", b"noise_multiplier", "population", b"population", "population_size", b"population_size", "sampling", b"sampling", "sampling_rate", b"sampling_rate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__clip_norm: _TypeAlias = _typing.Literal["clip_norm"]  # noqa: Y015
+    _WhichOneofArgType__clip_norm: _TypeAlias = _typing.Literal["_clip_norm", b"_clip_norm"]  # noqa: Y015
+    _WhichOneofReturnType__delta: _TypeAlias = _typing.Literal["delta"]  # noqa: Y015
+    _WhichOneofArgType__delta: _TypeAlias = _typing.Literal["_delta", b"_delta"]  # noqa: Y015
+    _WhichOneofReturnType__epsilon: _TypeAlias = _typing.Literal["epsilon"]  # noqa: Y015
+    _WhichOneofArgType__epsilon: _TypeAlias = _typing.Literal["_epsilon", b"_epsilon"]  # noqa: Y015
+    _WhichOneofReturnType__keep_seed_rounds: _TypeAlias = _typing.Literal["keep_seed_rounds"]  # noqa: Y015
+    _WhichOneofArgType__keep_seed_rounds: _TypeAlias = _typing.Literal["_keep_seed_rounds", b"_keep_seed_rounds"]  # noqa: Y015
+    _WhichOneofReturnType__mechanism: _TypeAlias = _typing.Literal["mechanism"]  # noqa: Y015
+    _WhichOneofArgType__mechanism: _TypeAlias = _typing.Literal["_mechanism", b"_mechanism"]  # noqa: Y015
+    _WhichOneofReturnType__noise_multiplier: _TypeAlias = _typing.Literal["noise_multiplier"]  # noqa: Y015
+    _WhichOneofArgType__noise_multiplier: _TypeAlias = _typing.Literal["_noise_multiplier", b"_noise_multiplier"]  # noqa: Y015
+    _WhichOneofReturnType__population: _TypeAlias = _typing.Literal["population"]  # noqa: Y015
+    _WhichOneofArgType__population: _TypeAlias = _typing.Literal["_population", b"_population"]  # noqa: Y015
+    _WhichOneofReturnType__population_size: _TypeAlias = _typing.Literal["population_size"]  # noqa: Y015
+    _WhichOneofArgType__population_size: _TypeAlias = _typing.Literal["_population_size", b"_population_size"]  # noqa: Y015
+    _WhichOneofReturnType__sampling: _TypeAlias = _typing.Literal["sampling"]  # noqa: Y015
+    _WhichOneofArgType__sampling: _TypeAlias = _typing.Literal["_sampling", b"_sampling"]  # noqa: Y015
+    _WhichOneofReturnType__sampling_rate: _TypeAlias = _typing.Literal["sampling_rate"]  # noqa: Y015
+    _WhichOneofArgType__sampling_rate: _TypeAlias = _typing.Literal["_sampling_rate", b"_sampling_rate"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clip_norm) -> _WhichOneofReturnType__clip_norm | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delta) -> _WhichOneofReturnType__delta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epsilon) -> _WhichOneofReturnType__epsilon | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keep_seed_rounds) -> _WhichOneofReturnType__keep_seed_rounds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mechanism) -> _WhichOneofReturnType__mechanism | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__noise_multiplier) -> _WhichOneofReturnType__noise_multiplier | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__population) -> _WhichOneofReturnType__population | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__population_size) -> _WhichOneofReturnType__population_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sampling) -> _WhichOneofReturnType__sampling | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sampling_rate) -> _WhichOneofReturnType__sampling_rate | None: ...
+
+Global___Privacy: _TypeAlias = Privacy  # noqa: Y015
 
 @_typing.final
 class Participants(_message.Message):

@@ -44,12 +44,14 @@ from fanin.server.storage.sqlite.laned import (
     LanedEvaluations,
     LanedHistory,
     LanedLeases,
+    LanedLedger,
     LanedMessages,
     LanedRetention,
     LanedRounds,
     LanedRuns,
     LanedTokens,
 )
+from fanin.server.storage.sqlite.ledger.rows import SqliteLedger
 from fanin.server.storage.sqlite.messages import SqliteMessages
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
@@ -147,6 +149,7 @@ def open_state(
         messages=LanedMessages(messages, store_lane),
         evaluations=LanedEvaluations(SqliteEvaluations(engine), store_lane),
         retention=LanedRetention(SqliteRetention(engine), store_lane),
+        ledger=LanedLedger(SqliteLedger(engine), store_lane),
         leases=LanedLeases(engine, store_lane),
         control=LanedCommands(SqliteCommands(engine), store_lane),
         wall=wall,

@@ -280,7 +280,7 @@ def bind_server(services: Services, identity: Callable[[], ServerIdentity], addr
     control = ControlService(runs, services.stream, AuditLog(stores), services.pruner, services.disk)
     control_pb2_grpc.add_ControlServicer_to_server(control, server)
     devices = Devices(stores=stores, registry=registry, coordinator=services.coordinator, runs=runs)
-    access = AccessService(Tokens(stores=stores, registry=registry), devices, stores.audit)
+    access = AccessService(Tokens(stores=stores, registry=registry), devices, stores.audit, runs.populations)
     access_pb2_grpc.add_AccessServicer_to_server(access, server)
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

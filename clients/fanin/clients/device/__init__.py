@@ -14,6 +14,7 @@ Modules, in reading order:
     graphs.py      the open graphs of a Bundle, kept between Rounds
     downloads.py   Bundles and Versions onto the device, many Chunks over one call
     models.py      the Chunks that a Publication needs, and opening them verified
+    policy/        the floor of the device's privacy, its refusals, and its own ledger
     serving.py     predictions with the newest Version
     storage/       the device's folder: key, secret, Chunks, Updates, records
     site/          the state of the device for its owner: a file, and a page

@@ -26,6 +26,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
+from fanin.clients.device.session.known import is_hidden
 from fanin.clients.device.session.progress import progress
 from fanin.clients.device.session.protocols import DeviceIdentity
 from fanin.clients.device.session.tracing import DeviceTraces
@@ -90,13 +91,12 @@ class ClientOptions:
         may_work: Called before each step: a check-in, a download, training, an upload. Also called inside a step
             between batches and pieces, at most every ``ask_every_s``. Never called by two threads at once. An upload
             calls it on a thread of gRPC. Return False to pause, for example on battery. The client then stops within
-            one batch or piece, keeps its state and calls again after ``recheck_s``. An exception counts as False. The
-            first of several exceptions is logged with its traceback.
+            one batch or piece, keeps its state and calls again after ``recheck_s``. An exception counts as False.
         recheck_s: Seconds between two calls of a ``may_work`` that returned False.
         ask_every_s: Shortest time between two calls of ``may_work`` inside a step.
         partition: The number of this device's part of all data. The coordinator warns of two devices with one number.
             None if the parts have no numbers.
-        shares_condition: Whether check-ins report battery and network of this machine, for the coordinator's operators.
+        shares_condition: Whether check-ins report battery and network of this machine to the operators.
     """
 
     token: str
@@ -355,7 +355,9 @@ class Heartbeat:
     def _run(self) -> None:
         while (assignment := self._next()) is not None:
             assignment_id = assignment.assignment_id
-            report = m.Report(assignment_id=assignment_id, progress=progress_of(self._trainer, assignment_id))
+            # The steps depend on data.
+            progress = m.TrainingProgress() if is_hidden(assignment) else progress_of(self._trainer, assignment_id)
+            report = m.Report(assignment_id=assignment_id, progress=progress)
             try:
                 if self._send(report).round_state is m.RoundState.CLOSED:
                     self._end(assignment_id, "the round has closed, or does not need this update")

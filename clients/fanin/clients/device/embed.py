@@ -100,7 +100,7 @@ def join(
             rng=random.Random(),
             serving=Serving(runtime, cache, (settings.publisher,)),
             journal=Journal(settings.folder, place, device_id_of(key.public)),
-            identity=identity_of(key),
+            identity=identity_of(key, certificate=cache.certificate()),
         )
         options = ClientOptions(token=settings.token, may_work=may_work, shares_condition=settings.shares_condition)
         client = Client(parts, options)

@@ -5,25 +5,34 @@
 3. the answer is accepted by the protocol, and is durable before the next step
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
+from fanin.clients.device.downloads import DeviceCalls
+from fanin.clients.device.session.known import protocol_of
 from fanin.clients.device.session.protocols import (
     DeviceIdentity,
+    DeviceProtocol,
+    DeviceStep,
     EncodedUpdate,
     ExchangeContext,
     KeptExchange,
     Message,
-    protocol_of,
-    step_of,
 )
-from fanin.clients.device.storage.protocols import StoredExchanges
+from fanin.clients.device.storage.protocols import DeviceFolder, StoredJournals
+from fanin.edge.basis import RoundBasis
+from fanin.edge.bundles.arrays import table_in
+from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.codec import codec_of
+from fanin.edge.codecs.stage import Stage
+from fanin.edge.codecs.stages import layout_of
+from fanin.edge.masking.terms import MaskFloor
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
-from fanin.protos.errors import InvalidInput, foreign_text
+from fanin.protos.errors import FaninError, InvalidInput, foreign_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +49,44 @@ class DeviceExchanges:
 
     Args:
         device: The device; None if it has no key here, so that it takes part in Rounds without messages alone.
-        store: The kept exchanges.
+        folder: The kept exchanges, the journals of protocols, and the floor.
     """
 
-    def __init__(self, device: DeviceIdentity | None, store: StoredExchanges) -> None:
+    def __init__(self, device: DeviceIdentity | None, folder: DeviceFolder) -> None:
         self._device = device
-        self._store = store
+        self._store = folder.exchanges
+        self._journals = folder.journals
+        self._guard = folder.guard
+        self._protocol: DeviceProtocol | None = None
+        self._basis: RoundBasis | None = None
+        self._floor = MaskFloor()
+
+    def begin(self, assignment: m.Assignment, manifest: Manifest, stages: Mapping[str, Stage]) -> None:
+        """Begin the exchanges of an Assignment, whose Bundle and stages are known."""
+        self._floor = self._guard.floor(manifest).masks or MaskFloor()
+        self._protocol = protocol_of(assignment.round_protocol)
+        self._basis = RoundBasis(
+            run_id=assignment.run_id,
+            lineage=assignment.state.lineage,
+            round=assignment.round,
+            version_sha256=assignment.version.sha256,
+            max_devices=assignment.max_devices,
+            grid=assignment.grid,
+            codec=assignment.codec,
+            statistics=assignment.statistics,
+            num_values=layout_of(table_in(manifest, assignment.flower), stages).total_table.num_values,
+        )
+
+    async def exchange(
+        self, calls: DeviceCalls, assignment: m.Assignment, phase: str, wait_s: float
+    ) -> m.ExchangeOutcome:
+        """Send the message of a phase, unless its answer is kept, and keep the answer."""
+        prepared = self.prepare(assignment, phase, wait_s)
+        if prepared.kept.answer is not None:
+            return m.ExchangeAnswer(message=prepared.kept.answer)
+        outcome = await calls.exchange(prepared.request)
+        self.finish(prepared, outcome)
+        return outcome
 
     def prepare(self, assignment: m.Assignment, phase: str, wait_s: float) -> PreparedExchange:
         """Return the exchange of a phase, whose message is durable.
@@ -58,9 +99,9 @@ class DeviceExchanges:
         kept = context.kept.get(phase)
         if kept is None:
             try:
-                message: object = step_of(assignment, phase).message(context)
+                message: object = self._step(phase).message(context)
             except Exception as exc:  # Any error: the protocol may come from another package.
-                raise InvalidInput(f"exchange: {phase}: {foreign_text(exc)}", code="FN-1608") from exc
+                raise _refusal(f"exchange: {phase}", exc) from exc
             if not isinstance(message, Message):
                 raise InvalidInput(
                     f"exchange: {phase}: got {type(message).__name__}, expected a Message; correct the protocol",
@@ -84,9 +125,9 @@ class DeviceExchanges:
             return
         phase, assignment = prepared.request.phase, prepared.context.assignment
         try:
-            step_of(assignment, phase).accept(prepared.context, outcome.message)
+            self._step(phase).accept(prepared.context, outcome.message)
         except Exception as exc:  # Any error: the protocol may come from another package.
-            raise InvalidInput(f"exchange: {phase}: {foreign_text(exc)}", code="FN-1608") from exc
+            raise _refusal(f"exchange: {phase}", exc) from exc
         self._store.put(assignment.assignment_id, phase, replace(prepared.kept, answer=outcome.message))
 
     def masked(self, assignment: m.Assignment, header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, bytes]:
@@ -98,7 +139,8 @@ class DeviceExchanges:
         Raises:
             InvalidInput: The protocol cannot mask the Update.
         """
-        mask = protocol_of(assignment.round_protocol).mask
+        assert self._protocol is not None, "exchanges begin with the Assignment"
+        mask = self._protocol.mask
         if mask is None:
             return header, payload
         if any(header.shifts):
@@ -112,7 +154,7 @@ class DeviceExchanges:
         try:
             masked: object = mask(self._context(assignment), update)
         except Exception as exc:  # Any error: the protocol may come from another package.
-            raise InvalidInput(f"masks: {foreign_text(exc)}", code="FN-1608") from exc
+            raise _refusal("masks", exc) from exc
         if not isinstance(masked, bytes):
             raise InvalidInput(f"masks: got {type(masked).__name__}, expected bytes", code="FN-1608")
         telemetry = m.Telemetry(runtime=header.telemetry.runtime, fanin_version=header.telemetry.fanin_version)
@@ -122,15 +164,54 @@ class DeviceExchanges:
         ), masked
 
     def forget(self) -> None:
-        """Remove all exchanges."""
+        """Remove all exchanges, and what the protocol need not keep any more."""
         self._store.keep("")
+        if self._protocol is not None and self._basis is not None:
+            self._protocol.end(_Journal(self._journals, self._basis.run_id))
+            self._protocol, self._basis = None, None
+
+    def _step(self, phase: str) -> DeviceStep:
+        assert self._protocol is not None, "exchanges begin with the Assignment"
+        step = self._protocol.steps.get(phase)
+        if step is None:
+            raise InvalidInput(f"exchange: got the phase {phase!r}, which the protocol does not have", code="FN-1602")
+        return step
 
     def _context(self, assignment: m.Assignment) -> ExchangeContext:
         if self._device is None:
             raise InvalidInput(
                 "exchange: got no key of this device, expected one; pass it to the client", code="FN-1608"
             )
-        phases = protocol_of(assignment.round_protocol).steps
+        assert self._protocol is not None and self._basis is not None, "exchanges begin with the Assignment"
+        phases = self._protocol.steps
         found = {phase: self._store.get(assignment.assignment_id, phase) for phase in phases}
         kept = {phase: each for phase, each in found.items() if each is not None}
-        return ExchangeContext(device=self._device, assignment=assignment, kept=kept)
+        journal = _Journal(self._journals, assignment.run_id)
+        return ExchangeContext(
+            device=self._device,
+            assignment=assignment,
+            kept=kept,
+            basis=self._basis,
+            journal=journal,
+            floor=self._floor,
+        )
+
+
+def _refusal(what: str, error: Exception) -> InvalidInput:
+    """Return the error of a protocol. An error of ours keeps its code."""
+    code = error.code if isinstance(error, FaninError) else "FN-1608"
+    return InvalidInput(f"{what}: {foreign_text(error)}", code=code)
+
+
+@dataclass(frozen=True, slots=True)
+class _Journal:
+    """The journal of a Run: a ``ProtocolJournal``."""
+
+    store: StoredJournals
+    run_id: str
+
+    def read(self) -> bytes:
+        return self.store.get(self.run_id)
+
+    def write(self, data: bytes) -> None:
+        self.store.put(self.run_id, data)

@@ -15,15 +15,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, assert_never
 
+import numpy as np
+
 from fanin.clients.device.conditions import AssignmentOver, Conditions, Interrupted, ShouldContinue
 from fanin.clients.device.downloads import DeviceCalls, Downloader, Wanted
 from fanin.clients.device.exchanges import DeviceExchanges
 from fanin.clients.device.models import OpenedModel, file_chunks, served_files, trained_files
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
+from fanin.clients.device.session.known import known_protocols, protocol_of, reported_failure
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.session.outcomes import UnfitBundle, event_of
-from fanin.clients.device.session.protocols import DeviceIdentity, known_protocols, protocol_of
+from fanin.clients.device.session.protocols import DeviceIdentity
 from fanin.clients.device.storage.personal import keep_local, local_values, trim_local
 from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.clients.device.storage.seeds import device_seed
@@ -43,9 +46,10 @@ from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.known import known_codecs, known_stages
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
+from fanin.edge.floors.floor import POLICY_CODES
 from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
-from fanin.protos.errors import Conflict, FaninError, InvalidBundle, InvalidInput, NotFound, Unavailable
+from fanin.protos.errors import Conflict, Diverged, FaninError, InvalidBundle, InvalidInput, NotFound, Unavailable
 from fanin.protos.release import __version__
 
 LOG = logging.getLogger("fanin.clients")
@@ -125,7 +129,7 @@ class SessionDriver:
         self._model: OpenedModel | None = None
         self._stages: Mapping[str, Stage] = {}
         self._unfit: UnfitBundle | None = None
-        self._exchanges = DeviceExchanges(parts.identity, parts.store.exchanges)
+        self._exchanges = DeviceExchanges(parts.identity, parts.store)
         self._downloader = Downloader(parts.calls, parts.store, parts.trusted, parts.trainer.graph_format)
 
     async def run(self) -> None:
@@ -182,7 +186,9 @@ class SessionDriver:
             return e.WorkPaused(reason=str(exc))
         except (FaninError, OSError) as exc:
             event = event_of(action, exc)
-            return replace(event, is_lasting=self._unfit is not None) if isinstance(event, e.Unable) else event
+            if not isinstance(event, e.Unable):
+                return event
+            return replace(event, is_lasting=self._unfit is not None or event.code in POLICY_CODES)
 
     def _skip(self, action: e.SessionAction) -> None:
         """Do not request this Version again, if it did not verify."""
@@ -201,6 +207,7 @@ class SessionDriver:
                 await self._fetch(action.publication, Wanted(files=self._served_files))
                 return e.Refreshed()
             case e.Fetch():
+                self._parts.store.guard.check_assignment(action.assignment)
                 self._check_fit(action.assignment)
                 # The codec is also opened later, but a training for an unknown one would be in vain.
                 codec_of(action.assignment.codec)
@@ -209,31 +216,25 @@ class SessionDriver:
                 names = downlink_names(action.assignment, self._stages)
                 files = partial(self._trained_files, action.assignment)
                 await self._fetch(action.assignment.publication, Wanted(files=files, auxiliary=names))
+                assert self._model is not None, "it is fetched"
+                self._exchanges.begin(action.assignment, self._model.bundle.manifest, self._stages)
                 phases = [tuple(step.phase for step in steps) for steps in (protocol.before, protocol.after)]
                 return e.Fetched(before=phases[0], after=phases[1])
             case e.SendMessage():
-                return e.Exchanged(outcome=await self._exchange(action.assignment, action.phase))
+                work, phase = action.assignment, action.phase
+                return e.Exchanged(outcome=await self._exchanges.exchange(calls, work, phase, CHECK_IN_WAIT_S))
             case e.Train():
                 return await self._train(action.assignment)
             case e.Send():
                 return e.Replied(reply=await self._send(action.assignment))
             case e.Abandon():
-                report = m.Report(
-                    assignment_id=action.assignment.assignment_id, failure=action.reason[: m.MAX_FAILURE_CHARS]
-                )
+                failure = reported_failure(action.assignment, action.reason)
+                report = m.Report(assignment_id=action.assignment.assignment_id, failure=failure)
                 return e.Replied(reply=await calls.report(report))
             case e.EndSession():
                 raise AssertionError("run ends at EndSession")
             case _:
                 assert_never(action)
-
-    async def _exchange(self, assignment: m.Assignment, phase: str) -> m.ExchangeOutcome:
-        prepared = self._exchanges.prepare(assignment, phase, CHECK_IN_WAIT_S)
-        if prepared.kept.answer is not None:
-            return m.ExchangeAnswer(message=prepared.kept.answer)
-        outcome = await self._parts.calls.exchange(prepared.request)
-        self._exchanges.finish(prepared, outcome)
-        return outcome
 
     def _check_fit(self, assignment: m.Assignment) -> None:
         """Raise InvalidInput if the examples did not fit this Bundle and have not changed since."""
@@ -278,6 +279,7 @@ class SessionDriver:
 
     def _trained_files(self, assignment: m.Assignment, bundle: Bundle) -> frozenset[str]:
         trainer = self._parts.trainer
+        self._parts.store.guard.check_manifest(assignment, bundle.manifest)
         with self._reporting_unfit(bundle):
             sizes = row_sizes(trainer, bundle)
         files = trained_files(bundle, trainer.graph_format, assignment.training.batch_size, sizes)
@@ -328,7 +330,14 @@ class SessionDriver:
             saved = None if store.trainings is None else store.trainings.open(assignment)
             prepared = replace(model, local=local, inputs=staging.inputs(), saved=saved)
             with self._reporting_unfit(model.bundle):
-                change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
+                try:
+                    change = await host.train(prepared, assignment, self._parts.conditions.should_continue)
+                except Diverged:
+                    if assignment.privacy is None:
+                        raise
+                    # A device that gives up reports that its data diverge. It sends no change instead.
+                    zeros = np.zeros(staging.table.num_values, np.float32)
+                    change = Change(values=zeros, counts={m.EXAMPLES: 1}, local=local)
             if not isinstance(change, Change):
                 raise InvalidInput(
                     f"training: the trainer returned {type(change).__name__}, expected a Change", code="FN-0841"
@@ -367,6 +376,7 @@ class SessionDriver:
         header = self._parts.store.updates.header(assignment.assignment_id)
         if header is None:
             raise NotFound(f"update of {assignment.assignment_id}: it is no longer in the cache", code="FN-0823")
+        self._parts.store.guard.release(assignment, header)
         interruptions: list[Interrupted] = []
 
         def read(offset: int, size_bytes: int) -> bytes:

@@ -6,7 +6,7 @@ never from the newest one. Their random numbers are derived from the Assignment 
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
@@ -35,6 +35,7 @@ from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.stages import added_groups, layout_of
 from fanin.edge.codecs.statistics import fitted
 from fanin.edge.codecs.trained import TrainedPart
+from fanin.edge.noise.clipping import clipping
 from fanin.edge.ranges import RANGES
 from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos import messages as m
@@ -316,7 +317,7 @@ def apply_stages(assignment: m.Assignment, change: Change, staging: Staging) -> 
         ValueError: The change is not finite.
     """
     pipeline = UpdatePipeline(
-        codec=codec_of(assignment.codec),
+        codec=clipping(codec_of(assignment.codec), assignment.privacy),
         grid=assignment.grid,
         learning_rate=mean_rate(assignment.training, change.num_steps),
         stages=staging.stages,
@@ -337,6 +338,9 @@ def header_of(assignment: m.Assignment, encoded: Encoded, change: Change, teleme
         telemetry: Runtime, times and traffic.
     """
     counts = dict(change.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
+    if assignment.privacy is not None:
+        # Both depend on data. The Assignment declares no count but the weight, and ``fitted`` drops the others.
+        telemetry = replace(telemetry, train_s=0.0, num_steps=0)
     return m.UpdateHeader(
         format=m.UPDATE_FORMAT,
         assignment_id=assignment.assignment_id,

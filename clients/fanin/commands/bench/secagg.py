@@ -19,8 +19,8 @@ from fanin.commands.bench.harness.report import write_report
 from fanin.commands.console.terminal import JsonOption, run_command
 from fanin.edge.masking.coordinator import Confirming
 from fanin.edge.masking.parameters import MILLION, Assumptions, Threat
-from fanin.edge.masking.rings import MaskedLayout, smallest_ring
 from fanin.edge.masking.terms import LEAST_SURVIVORS, MaskTerms
+from fanin.edge.rings import RingVector, smallest_ring
 from fanin.protos.errors import Conflict
 
 CODEC_BITS: Final = 8
@@ -59,7 +59,7 @@ def secagg(
 
 def bench_terms(clients: int, parameters: int, assumptions: Assumptions) -> MaskTerms:
     """Return terms for int8 Updates of weight 1."""
-    layout = MaskedLayout(ring_bits=smallest_ring(CODEC_BITS, clients, 1), num_values=parameters, num_tail=len(TAIL))
+    layout = RingVector(ring=smallest_ring(CODEC_BITS, clients), num_values=parameters, num_tail=len(TAIL))
     return MaskTerms(
         run_id="bench",
         lineage=0,
@@ -87,7 +87,7 @@ def measure(attempt: MaskedAttempt, num_drops: int) -> dict[str, object]:
     attempt.unmask()
     num_survivors = len(attempt.devices) - num_drops
     expected = values.astype(np.int64) * num_survivors
-    if not np.array_equal(layout.signed(attempt.total), expected) or int(attempt.tail[0]) != num_survivors:
+    if not np.array_equal(layout.ring.signed(attempt.total), expected) or int(attempt.tail[0]) != num_survivors:
         raise Conflict("the unmasked sum is not the plain one", code="FN-1045")
     survivors = attempt.devices[num_drops:]
     phases = {phase: statistics.median(each.seconds[phase] for each in survivors) for phase in survivors[0].seconds}
@@ -98,8 +98,8 @@ def measure(attempt: MaskedAttempt, num_drops: int) -> dict[str, object]:
         "threat": attempt.terms.assumptions.threat.title,
         "degree": roster.parameters.degree,
         "threshold": roster.parameters.threshold,
-        "ring_bits": layout.ring_bits,
-        "payload_bytes": layout.payload_bytes,
+        "ring_bits": layout.ring.bits,
+        "payload_bytes": layout.size_bytes,
         "client_seconds": sum(phases.values()),
         "client_seconds_by_phase": phases,
         "server_seconds": sum(attempt.seconds.values()),

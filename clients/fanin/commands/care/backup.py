@@ -86,7 +86,10 @@ def restore_folder(
     with progress("restore", quiet=quiet or not prints_text(json)) as step:
         restored = restore(place_of(source), state, step, was_stopped=was_stopped)
     if json:
-        write_json(json, {**asdict(restored.manifest), "waiting": list(restored.waiting)})
+        write_json(
+            json,
+            {**asdict(restored.manifest), "waiting": list(restored.waiting), "uncharged": list(restored.uncharged)},
+        )
     if prints_text(json):
         sys.stdout.write(_restored_text(state, restored))
 
@@ -112,5 +115,8 @@ def _restored_text(state: Path, restored: Restored) -> str:
         lines.append("  devices may have seen later versions, so the publisher continues each run:")
         target = restored.waiting[0] if len(restored.waiting) == 1 else "--all"
         lines.append(f"    fanin reclaim {target} --key publisher.key --state {state}")
+        if restored.uncharged:
+            lines.append("  an administrator charges what private runs released after the backup, N rounds or fewer:")
+        lines += [f"    fanin privacy charge {name} --rounds N --state {state}" for name in restored.uncharged]
         lines.append(f"  then: fanin resume RUN --state {state}")
     return "\n".join(lines) + "\n"

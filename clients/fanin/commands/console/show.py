@@ -31,11 +31,12 @@ from fanin.protos.messages import (
     RunState,
     RunWarned,
     SaturatedDevices,
+    SpentPrivacy,
     VersionEvaluation,
     VersionPublished,
 )
 from fanin.protos.plans.entries import BASE64
-from fanin.protos.texts import counted
+from fanin.protos.texts import counted, epsilon_text
 
 WIDE_POINTS: Final = 5.0
 """Points of accuracy that int8 loses above which the text carries a warning; well-trained models lose less than 1."""
@@ -83,7 +84,14 @@ def run_row(info: RunInfo) -> dict[str, object]:
         "newest_evaluation": None if info.newest_evaluation is None else evaluation_row(info.newest_evaluation),
         "best_evaluation": None if info.best_evaluation is None else evaluation_row(info.best_evaluation),
         "waits_for_publisher": info.waits_for_publisher,
+        "privacy": None if info.privacy is None else asdict(info.privacy),
     }
+
+
+def privacy_text(spent: SpentPrivacy) -> str:
+    """Return what a population has spent as text."""
+    left = max(spent.budget - float(epsilon_text(spent.epsilon)), 0.0)
+    return f"epsilon {epsilon_text(spent.epsilon)} of {spent.budget:g} at delta {spent.delta:g} ({left:.4f} left)"
 
 
 def evaluation_row(evaluation: VersionEvaluation) -> dict[str, object]:
@@ -215,6 +223,8 @@ def _version_text(event: VersionPublished) -> str:
         text += f", strategy: {metrics}"
     if event.not_reproducible:
         text += ", not reproducible"
+    if event.privacy is not None:
+        text += f", {privacy_text(event.privacy)}"
     if event.train_loss_examples:
         text += f", training loss {event.train_loss:.4f}"
         if event.train_loss_examples < event.total_examples:

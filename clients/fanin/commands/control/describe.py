@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.console.show import count_text, evaluation_text, run_row, saturated_text
+from fanin.commands.console.show import count_text, evaluation_text, privacy_text, run_row, saturated_text
 from fanin.commands.console.streams import printable
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
@@ -136,7 +136,13 @@ def description_text(description: RunDescription) -> str:
     if plan is not None and (best := info.best_evaluation) is not None:
         metric = plan.evaluation.best
         lines.append(f"  best      version {best.version}: {metric} {best.values[metric]:.4f}")
-    if description.num_digest_only or description.num_without_parameters:
+    if info.privacy is not None:
+        lines.append(f"  privacy   {privacy_text(info.privacy)}, population {info.privacy.population}")
+    is_private = plan is not None and bool(plan.privacy)
+    if is_private and description.num_digest_only:
+        versions = counted(description.num_digest_only, "version")
+        lines.append(f"  erased    the updates and the seeds of {versions}: verify starts from the noised sums")
+    elif description.num_digest_only or description.num_without_parameters:
         lines.append(
             f"  removed   by retention: the updates of {counted(description.num_digest_only, 'version')}, of which "
             f"verify checks the record alone, and the parameters of {description.num_without_parameters}"

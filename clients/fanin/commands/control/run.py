@@ -38,6 +38,7 @@ from fanin.commands.display.steps import progress
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.codecs.grid import first_change_notes
+from fanin.edge.noise.clipping import slack_notes
 from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.protos.messages import RunState
@@ -119,6 +120,7 @@ def run(
             else:
                 step(f"exporting the App {app}")
                 bundle = _export(replace(source, app=app), Path(scratch), publisher, max_int8_drop)
+            print_notes(slack_notes(source.plan.privacy, source.plan.codec, bundle.manifest.table.num_values))
             step("publishing the bundle")
             operator.publish_bundle(bundle)
             step("starting the run")

@@ -108,5 +108,7 @@ def _line(verdict: Verdict) -> str:
     result = verdict.problem or (limit if verdict.not_reproducible else "verified")
     if verdict.digest_only and not verdict.problem:
         result = f"signature and record verified; {verdict.digest_only}"
+    if verdict.from_sum and not verdict.problem:
+        result = f"verified from the recorded noised sum; {verdict.from_sum}"
     result += f"; ranges: {verdict.ranges}" if verdict.ranges else ""
     return f"version {verdict.version} {digest} ({origin}): {result}"

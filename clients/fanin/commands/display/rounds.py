@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fanin.protos.messages import VersionPublished
-from fanin.protos.texts import counted, lasted, sized
+from fanin.protos.texts import counted, epsilon_text, lasted, sized
 
 MAX_LINE: Final = 100
 COLUMNS: Final = (
@@ -68,6 +68,8 @@ class RoundLine:
             parts.append(f"accuracy {in_float} int8 {in_int8}")
         elif in_int8:
             parts.append(f"int8 {in_int8}")
+        if version.privacy is not None:
+            parts.append(f"epsilon {epsilon_text(version.privacy.epsilon, 3)} of {version.privacy.budget:g}")
         parts.append(lasted(version.round_s))
         sizes = f"{sized(version.bytes_down)} down {sized(version.bytes_up)} up"
         line = "  ".join([*parts, sizes])

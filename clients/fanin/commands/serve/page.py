@@ -60,6 +60,7 @@ def open_page(
         limits=limits,
         certificates=care.certificates,
         disk=services.disk,
+        ledger=state.stores.ledger,
         audit=state.stores.audit,
         num_devices=lambda: state.devices.num_devices,
         sources=services.sources,

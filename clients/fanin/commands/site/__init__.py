@@ -1,6 +1,7 @@
 """Commands for the people at each machine, without an operator's token. They need the core install alone.
 
 - ``status``: the state of a device
+- ``policy``: the privacy floor of a device, for its owner
 - ``doctor``: why a device or a coordinator cannot be reached
 - ``explain``: what a code of an error means
 """

@@ -91,7 +91,13 @@ class SimulatedCoordinator:
             state = open_state(self._folder, Durability.PROCESS, (inline, inline), clock)
         options = self._options
         policies, data = {**POLICIES, **options.policies}, options.data(state.blobs)
-        parts = Parts(policies=policies, strategies=options.strategies, data=data)
+        parts = Parts(
+            policies=policies,
+            strategies=options.strategies,
+            data=data,
+            roster=_Everyone(),
+            draw_seed=self._noise_seed,
+        )
         runs = Runs(state.stores, state.files, _Noting(self._note), parts)
         rng = random.Random(self._rng.random())
         coordinator = Coordinator(runs, state.stores, state.files, options.limits, rng)
@@ -106,6 +112,10 @@ class SimulatedCoordinator:
             self._note(COORDINATOR, "stops")
             await life.fleet.hang_up()
             await life.runs.stop()
+
+    def _noise_seed(self, run_id: str, round_number: int) -> bytes:
+        """Derive the seed of a Round's noise from that of the simulation, so that its Versions are reproducible."""
+        return hashlib.sha256(f"{self._seed}/{run_id}/noise/{round_number}".encode()).digest()
 
     async def seed_run_key(self, run_id: str) -> None:
         """Derive the key of a Run from the seed, so that signatures and ids are reproducible."""
@@ -139,3 +149,10 @@ class _Noting:
     def finished(self, run_id: str, effect: Effect) -> None:
         """See Observer."""
         self._note(COORDINATOR, f"{run_id}: {effect}")
+
+
+class _Everyone:
+    """The roster of a simulation, whose devices are all there from its start."""
+
+    def __contains__(self, _device: object) -> bool:
+        return True

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Collection, Iterable
 
+from fanin.clients.device.policy.guard import PrivacyGuard
 from fanin.clients.device.session.protocols import KeptExchange
 from fanin.clients.device.storage.states import MAX_RUNS, StateLabel, decode_states, encode_states
 from fanin.edge.codecs.pipeline import States
@@ -127,6 +128,21 @@ class MemoryExchanges:
         self._kept = {key: each for key, each in self._kept.items() if assignment_id and key[0] == assignment_id}
 
 
+class MemoryJournals:
+    """A ``StoredJournals``."""
+
+    def __init__(self) -> None:
+        self._journals: dict[str, bytes] = {}
+
+    def get(self, run_id: str) -> bytes:
+        """Return the journal of a Run; empty without one."""
+        return self._journals.get(run_id, b"")
+
+    def put(self, run_id: str, data: bytes) -> None:
+        """Store the journal of a Run."""
+        self._journals[run_id] = data
+
+
 class MemoryFolder:
     """A ``DeviceFolder``: it survives ``VirtualDevice.restart``. It has no secret, so a simulation can be repeated."""
 
@@ -138,5 +154,7 @@ class MemoryFolder:
         self.updates = MemoryUpdates()
         self.states = MemoryStates()
         self.exchanges = MemoryExchanges()
+        self.journals = MemoryJournals()
         self.locals = MemoryStates()
         self.records = MemoryRecords()
+        self.guard = PrivacyGuard()

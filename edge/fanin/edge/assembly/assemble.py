@@ -29,6 +29,7 @@ from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.bundles.quantize import fill_slots
 from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.files import new_folder
+from fanin.edge.floors.floor import NO_FLOOR, PrivacyFloor
 from fanin.edge.ranges import Activation, grids_of
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import LoadedModel, Runtime, StepSettings
@@ -68,6 +69,7 @@ class AssembledGraphs:
             the graphs.
         num_tokens: Size of the vocabulary of each input that is tokens, by name.
         optimizer: The settings of the optimizer that are inputs of the train graph, by name.
+        privacy_floor: The least privacy with which devices train the model.
     """
 
     name: str
@@ -79,6 +81,7 @@ class AssembledGraphs:
     activations: tuple[Activation, ...] = ()
     num_tokens: Mapping[str, int] = field(default_factory=dict)
     optimizer: Mapping[str, OptimizerSetting] = field(default_factory=dict)
+    privacy_floor: PrivacyFloor = NO_FLOOR
 
     def __post_init__(self) -> None:
         if not self.parameters or not self.graphs or not self.name:
@@ -157,6 +160,7 @@ def assemble(spec: AssembledGraphs, folder: Path | str, key: SigningKey) -> Bund
         activations=spec.activations,
         artifacts=MappingProxyType({name: artifact_of(data) for name, data in artifacts.items()}),
         initial=PARAMETERS,
+        privacy_floor=spec.privacy_floor,
     )
     data = dump_manifest(manifest)
     with tempfile.TemporaryDirectory(prefix="fanin-assemble-") as draft:

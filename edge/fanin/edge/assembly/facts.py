@@ -7,6 +7,8 @@
     optimizer.momentum = {default = 0.9, below = 1.0}  # settings that are inputs of train; omitted: none is
     parameters = "parameters.npz"     # Version 0: a float32 array for each parameter
 
+    privacy_floor = {protocol = "secagg"}  # the least privacy of a Round (docs/howto/privacy-floor.md); omitted: none
+
     [graphs.onnx]                     # the file of each Signature, by format; paths are relative to this file
     train = "train.onnx"
     evaluate = "evaluate.onnx"
@@ -39,11 +41,12 @@ from fanin.edge.assembly.assemble import AssembledGraphs
 from fanin.edge.bundles.manifest_json import parse_activation, parse_setting, parse_slot
 from fanin.edge.bundles.rows import Reader
 from fanin.edge.bundles.slots import OF_ACTIVATION, Slot
+from fanin.edge.floors.rows import parse_floor
 from fanin.edge.tensors import Float32s
 from fanin.protos.errors import InvalidInput
 
 DEFAULTS: Final = MappingProxyType(
-    {"num_classes": 0, "num_tokens": {}, "optimizer": {}, "slots": {}, "activations": []}
+    {"num_classes": 0, "num_tokens": {}, "optimizer": {}, "slots": {}, "activations": [], "privacy_floor": {}}
 )
 SLOT_DEFAULTS: Final = MappingProxyType(
     {"kind": "float", "weight": "", "axis": -1, "permutation": [], "activation": "", "input_scale": 0.0, "offset": -1}
@@ -64,7 +67,7 @@ def read_assembly(path: Path) -> AssembledGraphs:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise InvalidInput(f"{path}: not a TOML file ({exc})", code="FN-0305") from exc
     reader = Reader({**DEFAULTS, **root}, str(path))
-    reader.only("name batch_size num_classes num_tokens optimizer parameters graphs slots activations")
+    reader.only("name batch_size num_classes num_tokens optimizer parameters graphs slots activations privacy_floor")
     parameters = _parameters(path.parent / reader.text("parameters"))
     slots, num_tokens = reader.child("slots"), reader.child("num_tokens")
     return AssembledGraphs(
@@ -79,6 +82,7 @@ def read_assembly(path: Path) -> AssembledGraphs:
             for graph_format, files in reader.children("graphs")
         },
         activations=tuple(parse_activation(row) for row in reader.rows("activations")),
+        privacy_floor=parse_floor(reader.row["privacy_floor"], f"{path}: privacy_floor"),
         slots={name: tuple(_slot(row, parameters) for row in slots.rows(name)) for name in slots.row},
     )
 

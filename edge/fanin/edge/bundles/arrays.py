@@ -32,6 +32,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.files import new_folder
+from fanin.edge.floors.floor import NO_FLOOR, PrivacyFloor
 from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan
@@ -97,8 +98,24 @@ def _cast(values: Float32s, dtype: "np.dtype[np.generic]") -> Array:
     return np.clip(np.rint(exact), max(limits.min, -_MAX_INTEGER), min(limits.max, _MAX_INTEGER)).astype(dtype)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayChoices:
+    """Choices of a publisher.
+
+    Attributes:
+        kept: Patterns of the names of arrays that stay on the device, in which ``*`` is any text.
+        privacy_floor: The least privacy with which devices train the arrays.
+    """
+
+    kept: Sequence[str] = ()
+    privacy_floor: PrivacyFloor = NO_FLOOR
+
+
+NO_CHOICES: Final = ArrayChoices()
+
+
 def write_arrays(
-    arrays: Mapping[str, Array], folder: Path | str, key: SigningKey, name: str, kept: Sequence[str] = ()
+    arrays: Mapping[str, Array], folder: Path | str, key: SigningKey, name: str, choices: ArrayChoices = NO_CHOICES
 ) -> Bundle:
     """Sign a Bundle without graphs and write it.
 
@@ -107,7 +124,7 @@ def write_arrays(
         folder: A new or empty folder for the Bundle.
         key: The publisher's key.
         name: Name of the model, for people.
-        kept: Patterns of the names of arrays that stay on the device, in which ``*`` is any text.
+        choices: What stays on devices, and their floor.
 
     Raises:
         InvalidInput: ``folder`` holds files or is no path, the name is none, an array has no usable name, dtype or
@@ -122,7 +139,7 @@ def write_arrays(
                 "it",
                 code="FN-0351",
             )
-    travelling = _travelling(arrays, kept)
+    travelling = _travelling(arrays, choices.kept)
     try:
         table = TensorTable.of({each: value.shape for each, value in travelling.items()})
     except ValueError as exc:
@@ -140,6 +157,7 @@ def write_arrays(
         slots=MappingProxyType({}),
         artifacts=MappingProxyType({each: artifact_of(data) for each, data in artifacts.items()}),
         initial=PARAMETERS,
+        privacy_floor=choices.privacy_floor,
     )
     write_bundle(path, dump_manifest(manifest), artifacts, key)
     return open_folder(path, trusted=[key.public])

@@ -13,6 +13,7 @@ from typing import Final
 from fanin.edge.batch_sizes import check_other_sizes, with_batch
 from fanin.edge.bundles.derived import NOTHING, Derived
 from fanin.edge.bundles.slots import Slot, check_slots
+from fanin.edge.floors.floor import NO_FLOOR, PrivacyFloor
 from fanin.edge.lengths import Lengths
 from fanin.edge.ranges import Activation
 from fanin.edge.signatures import BATCH_PORTS, DEVICE_SIGNATURES, TRAIN, Signature, check_batch_ports, check_same_ports
@@ -93,6 +94,7 @@ class Manifest:
         local: The personal parameters, which are inputs of the graphs like those of ``table``; None for none.
         other_batch_sizes: Batch sizes that a Plan may choose instead of ``batch_size``. Their train graphs have names
             such as ``train@b8``, and with lengths also ``train@16@b8``.
+        privacy_floor: The least privacy with which devices train the model. Nobody can remove it: it is signed.
 
     Raises:
         InvalidBundle: The facts contradict each other.
@@ -113,6 +115,7 @@ class Manifest:
     local: LocalParameters | None = None
     other_batch_sizes: tuple[int, ...] = ()
     activations: tuple[Activation, ...] = ()
+    privacy_floor: PrivacyFloor = NO_FLOOR
 
     def __post_init__(self) -> None:
         self._check_labels()

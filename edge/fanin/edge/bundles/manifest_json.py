@@ -14,6 +14,8 @@ from fanin.edge.bundles.derived import derived_row, parse_derived
 from fanin.edge.bundles.manifest import LocalParameters, Manifest, OptimizerSetting
 from fanin.edge.bundles.rows import Reader
 from fanin.edge.bundles.slots import Slot, SlotKind
+from fanin.edge.floors.floor import NO_FLOOR, PrivacyFloor
+from fanin.edge.floors.rows import floor_row, parse_floor
 from fanin.edge.lengths import Lengths
 from fanin.edge.ranges import Activation
 from fanin.edge.signatures import DTYPES, Port, Signature
@@ -28,7 +30,7 @@ KEYS: Final = (
     "activations artifacts initial"
 )
 """The keys of every manifest. ``fleet.proto`` describes them all."""
-OPTIONAL_KEYS: Final = "local other_batch_sizes"
+OPTIONAL_KEYS: Final = "local other_batch_sizes privacy_floor"
 KEPT_MANIFESTS: Final = 2
 
 
@@ -77,6 +79,8 @@ def dump_manifest(manifest: Manifest) -> bytes:
         }
     if manifest.other_batch_sizes:
         row["other_batch_sizes"] = list(manifest.other_batch_sizes)
+    if manifest.privacy_floor != NO_FLOOR:
+        row["privacy_floor"] = floor_row(manifest.privacy_floor)
     return json.dumps(row, indent=1, sort_keys=True).encode() + b"\n"
 
 
@@ -134,6 +138,7 @@ def _manifest(reader: Reader) -> Manifest:
         lengths=_lengths(reader.child("lengths")),
         local=_local(reader.child("local")) if "local" in reader.row else None,
         other_batch_sizes=_other_batch_sizes(reader),
+        privacy_floor=_privacy_floor(reader),
     )
 
 
@@ -176,6 +181,18 @@ def _other_batch_sizes(reader: Reader) -> tuple[int, ...]:
             f"{reader.path}.other_batch_sizes: got none, expected at least one; leave the key out", code="FN-0308"
         )
     return sizes
+
+
+def _privacy_floor(reader: Reader) -> PrivacyFloor:
+    """Return the floor. An empty one is refused: the same manifest would have two forms."""
+    if "privacy_floor" not in reader.row:
+        return NO_FLOOR
+    floor = parse_floor(reader.row["privacy_floor"], f"{reader.path}.privacy_floor")
+    if floor == NO_FLOOR:
+        raise InvalidBundle(
+            f"{reader.path}.privacy_floor: got no demand, expected at least one; leave the key out", code="FN-0308"
+        )
+    return floor
 
 
 def _local(reader: Reader) -> LocalParameters:

@@ -22,7 +22,7 @@ from fanin.edge.tensors import Float32s, Float64s
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import StageSpec
 from fanin.protos.plans.keys import Key
-from fanin.protos.plans.options import checked_options
+from fanin.protos.plans.named import checked_options
 
 SCAFFOLD: Final = "scaffold"
 """The name of the stage."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fanin.edge.export.app.optimizers.rules import Adagrad, Adam, RmsProp, Sgd
     from fanin.edge.export.build import Exported, check_app, export
     from fanin.edge.export.refusals import Finding
+    from fanin.edge.floors.floor import PrivacyFloor
     from fanin.edge.lengths import Lengths
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "Lion",
     "Loss",
     "Optimizer",
+    "PrivacyFloor",
     "Recipe",
     "RmsProp",
     "Sgd",
@@ -72,6 +74,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "Lion": "app.optimizers.lion",
         "Loss": "app.losses",
         "Optimizer": "app.optimizers.optimizer",
+        "PrivacyFloor": "fanin.edge.floors.floor",
         "Recipe": "app.optimizers.recipe",
         "RmsProp": "app.optimizers.rules",
         "Sgd": "app.optimizers.rules",

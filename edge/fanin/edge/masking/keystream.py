@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-from fanin.edge.masking.rings import TAIL_BYTES, MaskedLayout, SignedWords, Words
+from fanin.edge.rings import TAIL_BYTES, RingVector, SignedWords, Words
 
 BLOCK_BYTES: Final = 16
 SLICE_BYTES: Final = 1 << 17
@@ -47,9 +47,9 @@ def keystream(key: bytes, offset: int, size: int) -> bytes:
     return _context(key, offset - skipped).update(bytes(skipped + size))[skipped:]
 
 
-def tail_offset(layout: MaskedLayout) -> int:
+def tail_offset(layout: RingVector) -> int:
     """Return where the tail begins in a keystream, in bytes."""
-    return -(-layout.num_values * layout.word_bytes // BLOCK_BYTES) * BLOCK_BYTES
+    return -(-layout.num_values * layout.ring.word_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class MaskStream:
         keys: The masks.
     """
 
-    layout: MaskedLayout
+    layout: RingVector
     keys: Sequence[MaskKey]
     _contexts: list[CipherContext] = field(default_factory=list, repr=False)
     _next: int = -1
@@ -71,12 +71,12 @@ class MaskStream:
         """Add the masks to words of tensors, in place.
 
         Args:
-            words: Words of the layout's dtype (num_words,).
+            words: Words of the ring (num_words,).
             first: Index of the first one in the vector of the Update.
         """
-        size = SLICE_BYTES // self.layout.word_bytes
+        size = SLICE_BYTES // self.layout.ring.word_bytes
         for start in range(0, words.size, size):
-            self._add_slice(words[start : start + size], (first + start) * self.layout.word_bytes)
+            self._add_slice(words[start : start + size], (first + start) * self.layout.ring.word_bytes)
 
     def add_tail(self, words: TailWords) -> None:
         """Add the masks to the whole tail, in place (num_tail,)."""
@@ -92,9 +92,9 @@ class MaskStream:
             if skipped:
                 for context in self._contexts:
                     context.update(bytes(skipped))
-        size = words.size * self.layout.word_bytes
+        size = words.size * self.layout.ring.word_bytes
         source = memoryview(ZEROS)[:size]
-        stream = np.frombuffer(self._buffer, self.layout.dtype, words.size)
+        stream = np.frombuffer(self._buffer, self.layout.ring.dtype, words.size)
         for mask, context in zip(self.keys, self._contexts, strict=True):
             context.update_into(source, self._buffer)
             (np.subtract if mask.is_negative else np.add)(words, stream, out=words)
@@ -102,7 +102,7 @@ class MaskStream:
 
 
 def masked_payload(
-    layout: MaskedLayout, keys: Sequence[MaskKey], pieces: Iterable[SignedWords], weight: int, tail: Sequence[int]
+    layout: RingVector, keys: Sequence[MaskKey], pieces: Iterable[SignedWords], weight: int, tail: Sequence[int]
 ) -> Iterator[bytes]:
     """Yield the masked payload of an Update in pieces, with the memory of one piece.
 
@@ -115,10 +115,10 @@ def masked_payload(
     """
     stream, first = MaskStream(layout, keys), 0
     for piece in pieces:
-        words = layout.words_of(piece, weight)
+        words = layout.ring.words_of(piece, weight)
         stream.add(words, first)
         first += words.size
-        yield layout.packed(words)
+        yield layout.ring.packed(words)
     last = np.array([value % (1 << 64) for value in tail], np.uint64)
     stream.add_tail(last)
     assert first == layout.num_values and last.size == layout.num_tail, "the Update has the layout of its terms"

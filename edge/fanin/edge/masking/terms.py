@@ -31,7 +31,7 @@ from typing import Final
 
 from fanin.edge.masking.agreement import DIGEST_BYTES, TERMS_LABEL, Sign, digest
 from fanin.edge.masking.parameters import Assumptions, Threat
-from fanin.edge.masking.rings import MaskedLayout
+from fanin.edge.rings import Ring, RingVector
 from fanin.protos.errors import Conflict, InvalidInput, InvalidPlan
 from fanin.protos.names import check_run_id
 
@@ -69,7 +69,7 @@ class MaskTerms:
     max_devices: int
     min_survivors: int
     assumptions: Assumptions
-    layout: MaskedLayout
+    layout: RingVector
     version_sha256: bytes
     meaning_sha256: bytes
 
@@ -90,7 +90,7 @@ class MaskTerms:
     def encoded(self) -> bytes:
         """The bytes of the terms."""
         own, layout, run_id = self.assumptions, self.layout, self.run_id.encode("ascii")
-        bits = (layout.ring_bits, own.security_bits, own.correctness_bits)
+        bits = (layout.ring.bits, own.security_bits, own.correctness_bits)
         return b"".join(
             (
                 _HEAD.pack(FORMAT, own.threat, *bits, len(run_id)),
@@ -151,7 +151,7 @@ def decoded_terms(data: bytes) -> MaskTerms:
             security_bits=security,
             correctness_bits=correctness,
         ),
-        layout=MaskedLayout(ring_bits=ring_bits, num_values=rest[7], num_tail=rest[8]),
+        layout=RingVector(ring=Ring(bits=ring_bits), num_values=rest[7], num_tail=rest[8]),
         version_sha256=rest[9],
         meaning_sha256=rest[10],
     )
@@ -159,7 +159,7 @@ def decoded_terms(data: bytes) -> MaskTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskFloor:
-    """The least that a device accepts, from the signed manifest or its owner; the stricter value of both counts.
+    """The least that a device accepts: the part of its privacy floor (``fanin.edge.floors``) that is about masks.
 
     Attributes:
         threat: The weakest threat model.
@@ -175,43 +175,36 @@ class MaskFloor:
     security_bits: int = 40
     authority: str = ""
 
-    def check(self, terms: MaskTerms) -> None:
-        """Raise InvalidPlan unless the terms promise at least this."""
-        own = terms.assumptions
+    def faults(self, promise: Assumptions, min_survivors: int) -> tuple[str, ...]:
+        """Return what assumptions and a least number of survivors promise less than this; empty if nothing."""
         faults = [
             f"{what} {received}, expected at least {expected}"
             for what, received, expected, is_less in (
-                ("threat model", own.threat.title, self.threat.title, own.threat < self.threat),
-                ("survivors", terms.min_survivors, self.min_survivors, terms.min_survivors < self.min_survivors),
+                ("threat model", promise.threat.title, self.threat.title, promise.threat < self.threat),
+                ("survivors", min_survivors, self.min_survivors, min_survivors < self.min_survivors),
                 (
                     "adversarial millionths",
-                    own.adversarial_ppm,
+                    promise.adversarial_ppm,
                     self.adversarial_ppm,
-                    own.adversarial_ppm < self.adversarial_ppm,
+                    promise.adversarial_ppm < self.adversarial_ppm,
                 ),
-                ("security bits", own.security_bits, self.security_bits, own.security_bits < self.security_bits),
+                (
+                    "security bits",
+                    promise.security_bits,
+                    self.security_bits,
+                    promise.security_bits < self.security_bits,
+                ),
             )
             if is_less
         ]
-        if terms.is_active and not self.authority:
+        if promise.threat is Threat.ACTIVE and not self.authority:
             faults.append("threat model active without an authority; install the key of one on this device")
-        if faults:
-            raise InvalidPlan(f"privacy floor of this device: got {'; '.join(faults)}", code="FN-1628")
+        return tuple(faults)
 
-    def tightened(self, other: "MaskFloor") -> "MaskFloor":
-        """Return the floor that satisfies both. An owner can tighten the floor of a manifest, and never loosen it."""
-        if self.authority and other.authority and self.authority != other.authority:
-            raise InvalidInput(
-                f"privacy floor: got the authorities {self.authority} and {other.authority}, expected one",
-                code="FN-1628",
-            )
-        return MaskFloor(
-            threat=max(self.threat, other.threat),
-            min_survivors=max(self.min_survivors, other.min_survivors),
-            adversarial_ppm=max(self.adversarial_ppm, other.adversarial_ppm),
-            security_bits=max(self.security_bits, other.security_bits),
-            authority=self.authority or other.authority,
-        )
+    def check(self, terms: MaskTerms) -> None:
+        """Raise InvalidPlan unless the terms promise at least this."""
+        if faults := self.faults(terms.assumptions, terms.min_survivors):
+            raise InvalidPlan(f"privacy floor of this device: got {'; '.join(faults)}", code="FN-1628")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

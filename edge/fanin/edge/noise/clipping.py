@@ -10,24 +10,39 @@ Reference:
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from fanin.edge.codecs.fixed import Encoded, Integers, RunCodec, TwosComplement
 from fanin.edge.noise.inversion import Int64s
-from fanin.edge.tensors import Float32s
+from fanin.edge.tensors import Float32s, TensorTable
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import CodecSpec, PrivacyTerms
+from fanin.protos.plans import PrivacyPlan
+from fanin.protos.roles import PARAMETER
 
 MAX_BITS: Final = 32
+CLIP_BITS: Final = 20
+"""Most bits of a clipped value. A clip norm is then 2^18 steps or more, so the rounding of a billion values adds 0.2 %
+to the sensitivity at most. With more bits the noise would leave the range of its sampler."""
 ROUNDINGS: Final = 8
 """Stochastic roundings before rounding towards zero. One is above the bound with a probability of at most 0.61, and for
 more than a few values far less."""
 SLICE_VALUES: Final = 1 << 16
 """Squares of half a value are added up over so many values in 64 bits: below 2**48."""
 HALF_BITS: Final = 16
+ROUNDED_SHARE: Final = Fraction(1, 5)
+"""Largest share of d / 4 steps^2 in the squared clip norm: the sensitivity grows by a tenth at most. The share is above
+a quarter of this, because steps are powers of two."""
+LEAST_RANGE: Final = 25
+"""``int8`` reaches 127 steps, and a step is at least sqrt(1/5) of the root mean square."""
+NOTED_SLACK: Final = 1.05
+"""Factor of the sensitivity from which on a person is told."""
 Signed = npt.NDArray[np.signedinteger[Any]]
 
 
@@ -52,13 +67,37 @@ class ClipGrid:
                 f"a finite norm above 0, 2 to {MAX_BITS} bits and at least one value"
             )
 
+    @classmethod
+    def of(cls, clip_norm: float, codec_bits: int, num_values: int) -> "ClipGrid":
+        """Return the grid of a Round whose codec has this number of bits."""
+        return cls(clip_norm, min(codec_bits, CLIP_BITS), num_values)
+
+    @property
+    def largest(self) -> int:
+        """The largest encoded value."""
+        return (1 << (self.bits - 1)) - 1
+
+    @property
+    def slack(self) -> float:
+        """The sensitivity, divided by the clip norm: what rounding to the grid costs. At least 1."""
+        return math.sqrt(self.squared_sensitivity) / (self.clip_norm * 2.0**-self.exponent)
+
     @property
     def exponent(self) -> int:
-        """The step is 2**exponent: the finest on which a vector with one value of the clip norm fits."""
-        largest = (1 << (self.bits - 1)) - 1
+        """The step is 2**exponent: the finest on which a vector with one value of the clip norm fits.
+
+        With few bits and many values, rounding would then be most of the sensitivity. A finer step is better: one with
+        which rounding adds ``ROUNDED_SHARE`` of the squared norm at most. Larger values are cut, which the norm
+        survives: the range still has ``LEAST_RANGE`` times the root mean square of a vector of the clip norm.
+        """
         exponent = math.frexp(self.clip_norm)[1] - (self.bits - 1)
-        while Fraction(self.clip_norm) > largest * Fraction(2) ** exponent:
+        while Fraction(self.clip_norm) > self.largest * Fraction(2) ** exponent:
             exponent += 1
+        if self.largest >= LEAST_RANGE * math.sqrt(1 / ROUNDED_SHARE):
+            while (
+                Fraction(self.num_values, 4) * Fraction(4) ** exponent > ROUNDED_SHARE * Fraction(self.clip_norm) ** 2
+            ):
+                exponent -= 1
         return exponent
 
     @property
@@ -93,7 +132,7 @@ class ClipGrid:
         if norm > self.clip_norm:
             values *= self.clip_norm / norm
         values = np.ldexp(values, -self.exponent)
-        limit, bound = (1 << (self.bits - 1)) - 1, self.squared_sensitivity
+        limit, bound = self.largest, self.squared_sensitivity
         for _ in range(ROUNDINGS):
             rounded = np.clip(np.floor(values + rng.random(self.num_values)), -limit, limit).astype(np.int64)
             if squared_norm((rounded,)) <= bound:
@@ -116,3 +155,86 @@ def squared_norm(pieces: Iterable[Signed]) -> int:
             total += int(np.sum(high * low)) << (HALF_BITS + 1)
             total += int(np.sum(low * low))
     return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippingCodec:
+    """The ``Codec`` of an Assignment with privacy: it clips the change, and writes the integers of another codec.
+
+    Attributes:
+        codec: The codec of the Run, whose bytes it writes.
+        terms: The terms of the Assignment.
+    """
+
+    codec: TwosComplement
+    terms: PrivacyTerms
+    is_stochastic: bool = True
+
+    @property
+    def bits(self) -> int:
+        """See ``Codec.bits``."""
+        return self.codec.bits
+
+    def encode(
+        self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
+    ) -> Encoded:
+        """Clip an update to the terms, as one vector. All shifts are 0, and nothing is counted.
+
+        A change that is not finite becomes zero: a device that gives up instead would report that its data diverge.
+
+        Raises:
+            InvalidInput: The grid or the sensitivity is not that of the terms, a shift is possible, or a tensor is no
+                trained parameter.
+        """
+        clip = ClipGrid.of(self.terms.clip_norm, self.codec.bits, table.num_values)
+        if others := [spec.name for spec in table.specs if spec.role != PARAMETER]:
+            raise InvalidInput(
+                f"assignment: privacy: got the tensor {others[0]!r}, which is no trained parameter without a range, "
+                "expected parameters alone; the coordinator must not start such a run",
+                code="FN-1684",
+            )
+        expected = ((clip.exponent,) * len(table.specs), 0, clip.squared_sensitivity)
+        if (tuple(grid), max_shift, self.terms.squared_sensitivity) != expected:
+            raise InvalidInput(
+                f"assignment: privacy: got a sensitivity whose square is {self.terms.squared_sensitivity}, max_shift "
+                f"{max_shift} and a grid with the exponents {sorted(set(grid))}, expected {clip.squared_sensitivity}, "
+                f"0 and {clip.exponent}, which follow from the clip norm; the coordinator must be corrected",
+                code="FN-1685",
+            )
+        change = update if np.isfinite(update).all() else np.zeros_like(update)
+        payload = clip.clipped(change, rng).astype(self.codec.dtype).tobytes()
+        return Encoded(payload=payload, shifts=(0,) * len(table.specs), num_rounded=0, num_saturated=0)
+
+    def decode(self, payload: memoryview) -> Integers:
+        """See ``Codec.decode``."""
+        return self.codec.decode(payload)
+
+
+def slack_notes(privacy: PrivacyPlan, codec: CodecSpec, num_values: int) -> tuple[str, ...]:
+    """Return a note on what the rounding of a private Run costs, if it is much."""
+    if not privacy:
+        return ()
+    grid = ClipGrid.of(privacy.clip_norm, codec.bits, num_values)
+    if grid.slack < NOTED_SLACK:
+        return ()
+    share = grid.largest * 2.0**grid.exponent / grid.clip_norm
+    note = (
+        f"codec.name: the sensitivity, and with it the noise, grows by a factor of {grid.slack:.2f}, because "
+        f"{codec.name} rounds {num_values} values to steps of 1/{round(grid.clip_norm * 2.0**-grid.exponent)} of the "
+        f"clip norm, and cuts values above {min(share, 1.0):.2g} of it; fixed32 has finer steps "
+        "(docs/howto/differential-privacy.md#the-codec)"
+    )
+    return (note,)
+
+
+def clipping(codec: RunCodec, terms: PrivacyTerms | None) -> RunCodec:
+    """Return the codec of an Assignment: one that clips, if it has privacy terms. Raises InvalidInput."""
+    if terms is None:
+        return codec
+    if not isinstance(codec.codec, TwosComplement):
+        raise InvalidInput(
+            f"assignment: privacy: got the codec {type(codec.codec).__name__}, expected one of fanin, whose integers "
+            "have a proven norm; the coordinator must be corrected",
+            code="FN-1685",
+        )
+    return replace(codec, codec=ClippingCodec(codec=codec.codec, terms=terms))

@@ -10,7 +10,7 @@
     reports       telemetry, statistics, giving an Assignment up
     principals    who made a call, and the tokens of people
     devices       devices as operators see them, and the changes that operators make
-    audit         the chained log of changes
+    audit         the chained log of changes, and the privacy ledgers of populations
     evaluations   of Versions, by the coordinator
     runs          Runs, Rounds, and how they are described
     commands      pause, resume, stop, adopt, prune
@@ -25,17 +25,25 @@ from fanin.protos.messages.assignments import (
     MAX_GRID_EXPONENT,
     MIN_GRID_EXPONENT,
     Assignment,
+    PrivacyTerms,
     StageState,
 )
 from fanin.protos.messages.audit import (
     AUDIT_CONTEXT,
     COORDINATOR,
     MAX_PAGE_AUDIT,
+    MAX_PAGE_LEDGER,
     NO_DIGEST,
     RESTORE_CALL,
     AuditChain,
     AuditEntry,
     AuditPage,
+    LedgerPage,
+    LedgerRow,
+    LostInterval,
+    PopulationPage,
+    PrivacyPopulation,
+    SpentPrivacy,
 )
 from fanin.protos.messages.checkins import (
     MAX_CAPABILITIES,
@@ -220,6 +228,7 @@ __all__ = [
     "MAX_PAGE_DEVICES",
     "MAX_PAGE_DEVICE_INFOS",
     "MAX_PAGE_EVALUATIONS",
+    "MAX_PAGE_LEDGER",
     "MAX_PAGE_RUNS",
     "MAX_PAGE_TOKENS",
     "MAX_RANGE_CELLS",
@@ -280,16 +289,22 @@ __all__ = [
     "ExchangeRequest",
     "FailureCount",
     "LabelDevice",
+    "LedgerPage",
+    "LedgerRow",
     "ListedRuns",
     "LiveRound",
     "LoggedEvent",
+    "LostInterval",
     "NetworkKind",
     "NewToken",
     "Order",
     "Pause",
     "Piece",
+    "PopulationPage",
     "Principal",
     "PrincipalKind",
+    "PrivacyPopulation",
+    "PrivacyTerms",
     "Prune",
     "Pruned",
     "Publication",
@@ -320,6 +335,7 @@ __all__ = [
     "RunWarned",
     "SaturatedDevices",
     "ServedVersion",
+    "SpentPrivacy",
     "StageSpec",
     "StageState",
     "StartRun",

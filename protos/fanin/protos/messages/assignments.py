@@ -1,5 +1,6 @@
 """The Assignment: the work of one device in one Round."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -7,7 +8,7 @@ from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import Mark
 from fanin.protos.messages.reports import MAX_COUNTS, RANGE_EXAMPLES
 from fanin.protos.messages.versions import BundleRef, Publication, Version
-from fanin.protos.names import check_name
+from fanin.protos.names import MAX_NUMBER, check_name
 from fanin.protos.plans import (
     MAX_CODEC_SHIFT,
     MAX_STAGES,
@@ -39,6 +40,45 @@ class StageState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyTerms:
+    """The differential privacy of a Round. The device clips its change, and sends nothing else about its data.
+
+    Attributes:
+        mechanism: Who adds the noise; ``central``: the coordinator.
+        clip_norm: Largest L2 norm of the change before it is rounded to the grid.
+        noise_multiplier: Standard deviation of the noise in the sum of a Round, divided by the sensitivity.
+        squared_sensitivity: Largest sum of the squares of the encoded values.
+        epsilon: The budget of the population.
+        delta: Its delta.
+        population: Name of the ledger that the Round is charged to.
+        population_size: Devices that the budget covers, at least.
+        sampling_rate: Probability with which the coordinator draws a device for a Round, by an independent coin; 0:
+            there are no coins.
+    """
+
+    mechanism: str
+    clip_norm: float
+    noise_multiplier: float
+    squared_sensitivity: int
+    epsilon: float
+    delta: float
+    population: str
+    population_size: int
+    sampling_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_name("assignment: privacy: mechanism", self.mechanism)
+        check_name("assignment: privacy: population", self.population)
+        numbers = (self.clip_norm, self.noise_multiplier, self.epsilon, self.delta)
+        is_finite = all(0 < each < math.inf for each in numbers) and 0 <= self.sampling_rate < 1
+        if not is_finite or not 0 < self.squared_sensitivity <= MAX_NUMBER or not self.population_size > 0:
+            raise InvalidInput(
+                f"assignment: privacy: got {self}, expected finite numbers above 0, and a sampling rate from 0 to 1",
+                code="FN-0135",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment:
     """The work of one device in one Round.
 
@@ -60,6 +100,8 @@ class Assignment:
         progress_s: Seconds between two reports of progress; 0 for none.
         range_examples: Examples on which the device measures the ranges of activations, at most; 0 for none.
         round_protocol: The protocol of the Round.
+        privacy: The differential privacy of the Round; None: the device does not clip.
+        max_devices: The most devices of a Round with messages; 0 without messages.
     """
 
     assignment_id: str
@@ -79,6 +121,8 @@ class Assignment:
     progress_s: float = 0.0
     range_examples: int = 0
     round_protocol: Annotated[RoundPlan, Mark.SPARSE] = field(default_factory=RoundPlan)
+    privacy: PrivacyTerms | None = None
+    max_devices: int = 0
 
     @property
     def publication(self) -> Publication:

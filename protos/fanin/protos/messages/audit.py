@@ -1,4 +1,6 @@
-"""The audit log: entries that are chained by their digests (``AuditEntry`` in access.proto).
+"""The audit log, and the privacy ledgers of populations.
+
+The audit log has entries that are chained by their digests (``AuditEntry`` in access.proto).
 
     digest = hex(SHA-256(digest of the entry before LF entry as JSON))
 
@@ -13,6 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fanin.protos.errors import Corrupted
+from fanin.protos.messages.commands import check_rounds
+from fanin.protos.names import check_name, check_run_id
 
 AUDIT_CONTEXT: Final = "fanin audit v1"
 NO_DIGEST: Final = "0" * 64
@@ -123,3 +127,118 @@ class AuditChain:
                 "fanin.db",
                 code="FN-1411",
             )
+
+
+MAX_PAGE_LEDGER: Final = 500
+"""Largest number of rows of a privacy ledger in a page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerRow:
+    """A row of the ledger of a population. Rows are only appended.
+
+    Attributes:
+        number: Its number, from 1.
+        run_id: The Run.
+        epoch: The epoch of the Run.
+        lineage: The number of the Version with which its lineage began.
+        round: The Round whose close was charged; 0 for an interval that a restored coordinator lost.
+        release: The text of the release.
+        count: How often it was released.
+        epsilon: The epsilon of the ledger up to this row.
+        delta: Its delta.
+        committed_at: Wall time.
+    """
+
+    number: int
+    run_id: str
+    epoch: int
+    lineage: int
+    round: int
+    release: str
+    count: int
+    epsilon: float
+    delta: float
+    committed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyPopulation:
+    """A population and its budget. It is recorded with its first Run, and for ever.
+
+    Attributes:
+        name: Its name.
+        epsilon: The largest epsilon of its ledger.
+        delta: The delta of that epsilon.
+        size: Devices that it covers, at least.
+        run_id: The Run that began it.
+        begun_at: Wall time.
+        newest: The newest row of its ledger, None before the first.
+        uncharged: The Runs of which a restored coordinator lost an interval that is not charged yet.
+    """
+
+    name: str
+    epsilon: float
+    delta: float
+    size: int
+    run_id: str
+    begun_at: float
+    newest: LedgerRow | None = None
+    uncharged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpentPrivacy:
+    """The epsilon of the ledger of a population, and its budget.
+
+    Attributes:
+        population: The population.
+        epsilon: Of all releases of all its Runs.
+        delta: Its delta.
+        budget: The largest epsilon that the Plan of the Run allows.
+    """
+
+    population: str
+    epsilon: float
+    delta: float
+    budget: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopulationPage:
+    """A page of the populations in the order of their names, and the name after which the next one starts."""
+
+    populations: tuple[PrivacyPopulation, ...]
+    next: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerPage:
+    """A page of the ledger of a population, and the population."""
+
+    population: PrivacyPopulation
+    rows: tuple[LedgerRow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostInterval:
+    """An administrator's charge for Rounds that a restored coordinator does not know.
+
+    Attributes:
+        population: The population.
+        rounds: Rounds of each Run, at least as many as closed after the backup.
+        run_id: The Run; "": each Run that waits for it.
+        after: The number of the newest row of the ledger that the administrator has seen. So a repeated request charges
+            nothing twice.
+    """
+
+    population: str
+    rounds: int
+    run_id: str = ""
+    after: int = 0
+
+    def __post_init__(self) -> None:
+        check_name("charge: population", self.population)
+        if self.run_id:
+            check_run_id(self.run_id)
+        check_rounds(self.rounds)

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidInput
 from fanin.protos.fields import OneOf
+from fanin.protos.messages.audit import SpentPrivacy
 from fanin.protos.messages.principals import Principal
 from fanin.protos.messages.runs import Coverage, LiveRound, RunState, RunWarned, SaturatedDevices
 
@@ -253,6 +254,7 @@ class VersionPublished:
         times: The parts of the Round's duration. None without a Round, or if the coordinator was restarted during it.
         by: The principal that published it; None for a Round.
         coverage: How much of the population the Round covers; None without a Round.
+        privacy: What its population has spent after the Round, None without a mechanism of privacy.
     """
 
     number: int
@@ -286,6 +288,7 @@ class VersionPublished:
     times: RoundTimes | None = None
     by: Principal | None = None
     coverage: Coverage | None = None
+    privacy: SpentPrivacy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

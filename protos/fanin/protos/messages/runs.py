@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from fanin.protos.errors import InvalidInput
+from fanin.protos.messages.audit import SpentPrivacy
 from fanin.protos.messages.commands import check_rounds, check_version_number
 from fanin.protos.messages.evaluations import VersionEvaluation
 from fanin.protos.messages.principals import Principal
@@ -74,6 +75,7 @@ class RunInfo:
         newest_evaluation: The evaluation of the newest Version that was evaluated on held-out data, None without one.
         best_evaluation: The best of these evaluations by the Plan's ``evaluation.best``, None without one.
         waits_for_publisher: Whether it was restored from a backup and its publisher did not reclaim it since.
+        privacy: What all Runs of its population have spent, None without a mechanism of privacy.
     """
 
     run_id: str
@@ -90,6 +92,7 @@ class RunInfo:
     newest_evaluation: VersionEvaluation | None = None
     best_evaluation: VersionEvaluation | None = None
     waits_for_publisher: bool = False
+    privacy: SpentPrivacy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

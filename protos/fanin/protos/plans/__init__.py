@@ -16,9 +16,9 @@ Modules in reading order:
     retention  the section of what is kept of the past of a Run
     evaluation the section of evaluation on held-out data
     participants who must take part in each Round
+    privacy    differential privacy: mechanism, noise and budget
     plan       the Plan, and the conditions between sections
-    options    the options of a part, as its signature declares them
-    named      what a Plan names: ours, or by entry point those of other distributions
+    named      what a Plan names: ours, or by entry point those of other distributions; its options
 """
 
 from fanin.protos.plans.cohort import MAX_COHORT, CohortPlan
@@ -34,6 +34,7 @@ from fanin.protos.plans.plan import (
     STALE_UNIT,
     Plan,
 )
+from fanin.protos.plans.privacy import PrivacyPlan
 from fanin.protos.plans.retention import RetentionPlan
 from fanin.protos.plans.schedule import MAX_CHANGES, ScheduledChange
 from fanin.protos.plans.sections import (
@@ -93,6 +94,7 @@ __all__ = [
     "MetricSpec",
     "ParticipantsPlan",
     "Plan",
+    "PrivacyPlan",
     "RetentionPlan",
     "RoundPlan",
     "ScheduledChange",

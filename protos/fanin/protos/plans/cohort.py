@@ -51,9 +51,10 @@ class CohortPlan:
         int,
         Key(
             text="Updates that suffice once the time for the others has passed. With fewer at the deadline, the Round "
-            "fails and is repeated. Each missing one may be a dead device, or a slow one whose data are left out.",
+            "fails and is repeated. Each missing one may be a dead device, or a slow one whose data are left out. 0 "
+            'goes with `privacy.sampling = "coins"` alone.',
             unit="Updates",
-            at_least=1,
+            at_least=0,
             at_most=MAX_COHORT,
             derived=DerivedDefault(text="three quarters of `buffer`, rounded up", value=_default_quorum),
             see=COHORT_SECTION,

@@ -25,13 +25,17 @@ from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.flower import FlowerPlan, memory_notes, strategy_keys
 from fanin.protos.plans.keys import Key, keys_of, range_problem, shown
 from fanin.protos.plans.participants import ParticipantsPlan
+from fanin.protos.plans.privacy import COINS, PrivacyPlan, check_coins
 from fanin.protos.plans.retention import RetentionPlan, check_needed
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
     DATA,
+    DEVICES,
+    EXPORT,
     MAX_COUNT,
     MAX_SUM,
+    PLAIN_PROTOCOL,
     SUM_BITS,
     AggregationPlan,
     CodecSpec,
@@ -82,6 +86,7 @@ class Plan:
     retention: Annotated[RetentionPlan, Mark.SPARSE] = field(default_factory=RetentionPlan)
     participants: Annotated[ParticipantsPlan, Mark.SPARSE] = field(default_factory=ParticipantsPlan)
     round: Annotated[RoundPlan, Mark.SPARSE] = field(default_factory=RoundPlan)
+    privacy: Annotated[PrivacyPlan, Mark.SPARSE] = field(default_factory=PrivacyPlan)
 
     def __post_init__(self) -> None:
         problem = (
@@ -108,6 +113,7 @@ class Plan:
         check_retention(self)
         check_participants(self)
         check_ranges(self)
+        check_privacy(self)
 
     @staticmethod
     def check_message(message: Message) -> None:
@@ -308,6 +314,68 @@ def check_ranges(plan: Plan) -> None:
         )
 
 
+def check_privacy(plan: Plan) -> None:
+    """With `privacy.mechanism`, each Update has weight 1, and devices send nothing but their clipped change. So
+    `aggregation.max_examples` is 1, `rule` and `max_staleness` of `[aggregation]` have their defaults,
+    `codec.name` is `fixed32` or `int8`, and `codec.max_shift` is 0. There are no stages, no statistics and no
+    `flower.strategy`, `int8.ranges` is not `devices`, and `round.protocol` is `plain`. `participants.min_examples`,
+    `stop.patience` and `stop.max_int8_drop` are 0: devices report neither examples nor losses. `retention` has no
+    `keep_updates` and no `keep_days`, because `privacy.keep_seed_rounds` says how long Updates are kept.
+    Without coins, `privacy.population_size` is at least `cohort.buffer`.
+
+    With `privacy.sampling = "coins"`, nothing but the coins decides who counts: `cohort.quorum` is 0, `min_report_s` is
+    inf, `max_extension_s` is 0, `buffer` is `concurrency` and at least `privacy.population_size`, `selection` is
+    `uniform`, and `[participants]` is absent. Otherwise `cohort.quorum` is at least 1.
+    """
+    if plan.privacy.sampling != COINS and not plan.cohort.quorum:
+        raise InvalidPlan(
+            "plan: got cohort.quorum 0, expected at least 1 without coins; raise it",
+            code="FN-0205",
+        )
+    if not plan.privacy:
+        return
+    weight, report, sums = "each Update has the weight 1", "a device reports nothing about its data", "a rule is a sum"
+    stages, statistics = ([each.name for each in some] for some in (plan.stages, plan.statistics))
+    aggregation, retention = plan.aggregation, plan.retention
+    for key, value, expected, reason in (
+        ("aggregation.max_examples", aggregation.max_examples, 1, weight),
+        ("aggregation.max_staleness", aggregation.max_staleness, 0, weight),
+        ("aggregation.rule", aggregation.rule, "weighted_mean", sums),
+        ("flower.strategy", plan.flower.strategy, "", sums),
+        ("stages", stages, [], "a stage may add a second vector to an Update, or keep what was clipped"),
+        ("codec.max_shift", plan.codec.max_shift, 0, "the grid does not depend on data"),
+        ("statistics", statistics, [], report),
+        ("int8.ranges", plan.int8.ranges, EXPORT if plan.int8.ranges == DEVICES else plan.int8.ranges, report),
+        ("participants.min_examples", plan.participants.min_examples, 0, report),
+        ("stop.patience", plan.stop.patience, 0, report),
+        ("stop.max_int8_drop", plan.stop.max_int8_drop, 0, report),
+        ("retention.keep_updates", retention.keep_updates, None, "privacy.keep_seed_rounds replaces it"),
+        ("retention.keep_days", retention.keep_days, None, "privacy.keep_seed_rounds says how long Updates are kept"),
+        ("round.protocol", plan.round.protocol, PLAIN_PROTOCOL, "the coordinator checks the norm of each Update"),
+    ):
+        if value != expected:
+            raise InvalidPlan(
+                f"plan: got {key} {shown(value)} with privacy.mechanism {shown(plan.privacy.mechanism)}, expected "
+                f"{'no value' if expected is None else shown(expected)}: {reason}; change the key, or remove [privacy]",
+                code="FN-1682",
+            )
+    if plan.codec.name not in CODEC_BITS:
+        raise InvalidPlan(
+            f"plan: got codec.name {shown(plan.codec.name)} with privacy.mechanism {shown(plan.privacy.mechanism)}, "
+            f"expected one of {', '.join(CODEC_BITS)}, whose integers have a proven norm; change the key, or remove "
+            "[privacy]",
+            code="FN-1682",
+        )
+    if plan.privacy.sampling == COINS:
+        check_coins(plan.privacy, plan.cohort, plan.participants)
+    elif plan.cohort.buffer > plan.privacy.population_size:
+        raise InvalidPlan(
+            f"plan: got cohort.buffer {plan.cohort.buffer} with privacy.population_size "
+            f"{plan.privacy.population_size}, expected at most the population; lower the buffer",
+            code="FN-1655",
+        )
+
+
 CONSTRAINTS: Final = (
     check_quorum,
     check_headroom,
@@ -319,5 +387,6 @@ CONSTRAINTS: Final = (
     check_metrics,
     check_retention,
     check_participants,
+    check_privacy,
 )
 """The conditions on several keys. Their docstrings are the text of docs/reference/plan.md."""

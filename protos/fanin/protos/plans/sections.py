@@ -288,7 +288,8 @@ class RoundPlan:
     protocol: Annotated[
         str,
         Key(
-            text="`plain`, without messages, or a protocol that is installed at the coordinator and on the devices.",
+            text="`plain`, without messages, `secagg`, which hides each Update in the sum, or a protocol that is "
+            "installed at the coordinator and on the devices.",
             form=NAME_FORM,
             is_valid=is_name,
             see="../howto/round-protocols.md",
@@ -296,7 +297,11 @@ class RoundPlan:
     ] = PLAIN_PROTOCOL
     options: Annotated[
         dict[str, Option],
-        Key(text="The options of the protocol. `plain` has none.", entries=OPTIONS, see="../howto/round-protocols.md"),
+        Key(
+            text="The options of the protocol. `plain` has none.",
+            entries=OPTIONS,
+            see="../howto/secure-aggregation.md#options",
+        ),
     ] = field(default_factory=dict)
 
 

@@ -42,6 +42,9 @@ ROLE_OF: Final = MappingProxyType(
         "Access/GetDevice": VIEWER,
         "Access/ChangeDevice": OPERATOR,
         "Access/ListAudit": ADMIN,
+        "Access/ListPopulations": VIEWER,
+        "Access/ListLedger": VIEWER,
+        "Access/ChargePopulation": ADMIN,
     }
 )
 """The least role of each call."""

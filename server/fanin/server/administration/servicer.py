@@ -1,16 +1,19 @@
-"""The gRPC servicer of Access: it decodes its messages and calls ``Tokens``, ``Devices`` or the audit log."""
+"""The gRPC servicer of Access: it decodes its messages and calls ``Tokens``, ``Devices``, ``Populations`` or the audit
+log.
+"""
 
 from collections.abc import Iterable
 from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from fanin.protos.messages import MAX_PAGE_BYTES, DeviceChange, DeviceQuery, NewToken, TokenRotation
+from fanin.protos.messages import MAX_PAGE_BYTES, DeviceChange, DeviceQuery, LostInterval, NewToken, TokenRotation
 from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.interceptors import principal_of
 from fanin.server.administration.devices import Devices
 from fanin.server.administration.tokens import Tokens
-from fanin.server.storage.protocols.audit import AuditStore
+from fanin.server.runs.populations import Populations
+from fanin.server.storage.protocols.tokens import AuditStore
 from fanin.v1 import access_pb2, access_pb2_grpc
 
 M = TypeVar("M", bound=Message)
@@ -19,10 +22,11 @@ M = TypeVar("M", bound=Message)
 class AccessService(access_pb2_grpc.AccessServicer):
     """``fanin.v1.Access``."""
 
-    def __init__(self, tokens: Tokens, devices: Devices, audit: AuditStore) -> None:
+    def __init__(self, tokens: Tokens, devices: Devices, audit: AuditStore, populations: Populations) -> None:
         self._tokens = tokens
         self._devices = devices
         self._audit = audit
+        self._populations = populations
 
     async def CreateToken(self, request: access_pb2.CreateTokenRequest, context: object) -> access_pb2.TokenInfo:
         """See access.proto."""
@@ -64,6 +68,29 @@ class AccessService(access_pb2_grpc.AccessServicer):
         page = await self._audit.audit_page(request.from_sequence)
         entries = fitting((to_proto(entry, access_pb2.AuditEntry) for entry in page.entries), MAX_PAGE_BYTES)
         return access_pb2.ListAuditReply(entries=entries, num_entries=page.num_entries, head=page.head)
+
+    async def ListPopulations(
+        self, request: access_pb2.ListPopulationsRequest, context: object
+    ) -> access_pb2.ListPopulationsReply:
+        """See access.proto."""
+        page = await self._populations.page(request.after)
+        rows = fitting((to_proto(each, access_pb2.PrivacyPopulation) for each in page.populations), MAX_PAGE_BYTES)
+        following = page.next if len(rows) == len(page.populations) else rows[-1].name
+        return access_pb2.ListPopulationsReply(populations=rows, next=following)
+
+    async def ListLedger(self, request: access_pb2.ListLedgerRequest, context: object) -> access_pb2.ListLedgerReply:
+        """See access.proto."""
+        page = await self._populations.ledger(request.population, request.from_number)
+        rows = fitting((to_proto(each, access_pb2.LedgerRow) for each in page.rows), MAX_PAGE_BYTES)
+        population = to_proto(page.population, access_pb2.PrivacyPopulation)
+        return access_pb2.ListLedgerReply(population=population, rows=rows)
+
+    async def ChargePopulation(
+        self, request: access_pb2.ChargePopulationRequest, context: object
+    ) -> access_pb2.PrivacyPopulation:
+        """See access.proto."""
+        population = await self._populations.charge(from_proto(LostInterval, request), principal_of(context))
+        return to_proto(population, access_pb2.PrivacyPopulation)
 
 
 def fitting(messages: Iterable[M], max_bytes: int) -> list[M]:

@@ -34,7 +34,7 @@ from fanin.edge.codecs.grid import Reaches, largest_magnitude, no_reaches, reach
 from fanin.edge.rings import Adjustment
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.messages import SATURATED, RangeCounts
-from fanin.server.aggregation.statistics import with_examples
+from fanin.server.aggregation.statistics import tail_counts
 
 T = TypeVar("T")
 MAX_SHIFT: Final = 62
@@ -250,11 +250,16 @@ def adjust(state: PartialSum, adjustment: Adjustment) -> None:
             part += adjustment.correction(first, first + part.size)
         if adjustment.ring is not None:
             part[:] = adjustment.ring.reduce(part)
+    if adjustment.denominator is not None:
+        state.total_weights[:] = adjustment.denominator
+        # A sum of no Updates has noise, too.
+        state.num_updates = max(state.num_updates, 1)
+        # The reaches are facts about single Updates.
+        state.reaches[:] = 0
     if adjustment.tail:
         if adjustment.correction is not None:
             state.tail += adjustment.correction(size, size + state.tail.size)
-        counts = dict(zip(adjustment.tail, state.tail.tolist(), strict=True))
-        state.counts = Counter(with_examples(counts))
+        state.counts = Counter(tail_counts(adjustment.tail, state.tail.tolist()))
         state.total_weights[:] = state.tail[0]
 
 

@@ -61,6 +61,7 @@ class Aggregate:
             statistics and counters. Empty without such blocks, or without such Updates.
         strategy: The result of a strategy, whose parameters ``part`` returns; None for a rule.
         ranges: The sum of the counts of ranges. Each Update counts, whatever the rule makes of its values.
+        sums: Returns the adjusted integer sum from a first to a last position (exclusive); None without one.
     """
 
     part: Callable[[int, int], Float64s]
@@ -70,6 +71,7 @@ class Aggregate:
     stale_shares: Mapping[int, Sequence[float]] = field(default_factory=lambda: MappingProxyType({}))
     strategy: StrategyResult | None = None
     ranges: RangeSum = field(default_factory=RangeSum)
+    sums: Callable[[int, int], Int64s] | None = None
 
 
 class SetFold:
@@ -118,8 +120,7 @@ class SetFold:
         """
         if device in self._added:
             return
-        if self._fold is None:
-            self._fold = self._begin()
+        self._fold = self._fold or self._begin()
         try:
             update = self._source(device, self._scale)
             self._fold.add(device, update)
@@ -141,12 +142,13 @@ class SetFold:
         """Return the aggregate of exactly these devices' Updates. Raises like ``add``.
 
         Args:
-            accepted: The devices.
-            adjustment: What the round protocol adds to their sum. Only a rule that is a sum may have one.
+            accepted: The devices; none if the adjustment is noise.
+            adjustment: What is added to their sum. Only a rule that is a sum may have one.
         """
+        self._fold = self._fold or self._begin()
         for device in accepted:
             self.add(device)
-        assert self._fold is not None and self._added == set(accepted), f"folded {self._added}, expected {accepted}"
+        assert self._added == set(accepted), f"folded {self._added}, expected {accepted}"
         if adjustment is not None:
             assert isinstance(self._fold, _SumFold), "a protocol that adjusts the sum has a rule that is a sum"
             try:
@@ -194,12 +196,11 @@ class _SumFold:
         def part(first: int, last: int) -> Float64s:
             return self._rule.finish(self._sum, self._table, self._grid, (first, last))
 
-        return Aggregate(
-            part=part,
-            reaches=self._sum.reaches,
-            counts=dict(self._sum.counts),
-            shifts=shifts,
-        )
+        def sums(first: int, last: int) -> Int64s:
+            return self._sum.values[first:last]
+
+        reaches, counts = self._sum.reaches, dict(self._sum.counts)
+        return Aggregate(part=part, reaches=reaches, counts=counts, shifts=shifts, sums=sums)
 
 
 class _ColumnFold:

@@ -18,7 +18,8 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, SQUARES_INT8, quality_of
+from fanin.edge.codecs.statistics import CLASS_COUNTS, SQUARES
+from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, REST, SQUARES_INT8, quality_of
 from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
 from fanin.protos.messages import (
     EVAL_CORRECT_FLOAT,
@@ -60,6 +61,12 @@ LEAST_LOSS: Final = 1.0
 the others lack. A guess among a million classes costs 14 nats."""
 
 
+MAY_LACK: Final = frozenset(
+    {TRAIN_LOSS, EVAL_EXAMPLES, EVAL_LOSS, *CLASS_COUNTS, *SQUARES, *(name + REST for name in SQUARES)}
+)
+"""The statistics that a device may lack."""
+
+
 def with_examples(counts: Mapping[str, int]) -> dict[str, int]:
     """Return the statistics of one Update, with the number of examples of each sum over examples that it reports.
 
@@ -72,6 +79,15 @@ def with_examples(counts: Mapping[str, int]) -> dict[str, int]:
         elif name == EVAL_LOSS or name.startswith(OF_VALIDATION):
             numbers[examples_key(name)] = counts.get(EVAL_EXAMPLES, 0)
     return {**counts, **numbers}
+
+
+def tail_counts(names: Sequence[str], sums: Sequence[int]) -> dict[str, int]:
+    """Return the statistics of a masked sum, with the number of examples of each sum over examples.
+
+    A device without a statistic sends 0. So a sum of 0 of a loss or of an evaluation is one that no device reported.
+    """
+    counts = dict(zip(names, sums, strict=True))
+    return with_examples({name: count for name, count in counts.items() if count or name not in MAY_LACK})
 
 
 def examples_key(name: str) -> str:

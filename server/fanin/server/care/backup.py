@@ -12,6 +12,9 @@ every file, at whatever interval they run. A missing file, or one of another siz
 are copied after the database: all that it names is there already. If retention removes one of them meanwhile, the
 backup takes a later snapshot. After the manifest was replaced, files that it no longer needs are removed. So a backup
 that is interrupted leaves the one before it whole.
+
+The seeds of privacy noise and the Updates of Runs with privacy are not part of a backup: with them, who reads it could
+subtract the noise.
 """
 
 import json
@@ -29,6 +32,7 @@ from fanin.server.care.copies import Bundles, Copying
 from fanin.server.care.places import BackupPlace, FolderPlace, file_digest
 from fanin.server.storage.disk import Durability, write_file
 from fanin.server.storage.sqlite.care import StoredFile, named_files
+from fanin.server.storage.sqlite.commands import leave_out_private
 from fanin.server.storage.sqlite.engine import copy_database, form_of, open_engine
 from fanin.server.storage.sqlite.runs import SqliteRuns
 
@@ -181,6 +185,7 @@ def _copy(copying: Copying, drafts: Path, index: int, share: int | None) -> Copi
     secrets = _copy_secrets(state, place)
     engine = open_engine(draft, Durability.PROCESS, upgrade=False)
     try:
+        leave_out_private(engine, time.time())
         bundles = Bundles(state, place)
         files = list(named_files(engine, bundles.read))
         due = {file.path for file in files if share in (None, int(file.sha256[:8], 16) % SHARES)} | bundles.damaged
@@ -193,7 +198,7 @@ def _copy(copying: Copying, drafts: Path, index: int, share: int | None) -> Copi
         form = form_of(engine)
     finally:
         engine.dispose()
-    # Only now: the engine writes its journal mode into the file.
+    # Only now: the engine writes its journal mode into the file, and leaves out what is private.
     digest, database_bytes = file_digest(draft), draft.stat().st_size
     place.put(draft, f"database/{digest}.db", digest)
     draft.unlink()

@@ -29,6 +29,7 @@ from fanin.server.storage.sqlite.administration import SqliteAudit
 from fanin.server.storage.sqlite.care import blob_path, named_files
 from fanin.server.storage.sqlite.commands import mark_restored
 from fanin.server.storage.sqlite.engine import known_forms, open_engine
+from fanin.server.storage.sqlite.ledger.rows import SqliteLedger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,12 @@ class Restored:
     Attributes:
         manifest: The manifest of the backup.
         waiting: The Runs that wait for their publisher.
+        uncharged: The populations whose privacy ledgers lost an interval. Their Runs wait until it is charged.
     """
 
     manifest: BackupManifest
     waiting: tuple[str, ...]
+    uncharged: tuple[str, ...]
 
 
 def restore(backup: BackupPlace, state: Path, report: Callable[[str], None], *, was_stopped: bool = False) -> Restored:
@@ -73,14 +76,14 @@ def restore(backup: BackupPlace, state: Path, report: Callable[[str], None], *, 
     draft = state.with_name(f".{state.name}.{secrets.token_hex(4)}.restoring")
     try:
         with disk_errors(str(state)):
-            waiting = _write(backup, manifest, draft, report, was_stopped=was_stopped)
+            waiting, uncharged = _write(backup, manifest, draft, report, was_stopped=was_stopped)
             if state.exists():
                 state.rmdir()
             draft.rename(state)
             sync_folder(state.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return Restored(manifest=manifest, waiting=waiting)
+    return Restored(manifest=manifest, waiting=waiting, uncharged=uncharged)
 
 
 def _check_free(state: Path) -> None:
@@ -95,8 +98,8 @@ def _check_free(state: Path) -> None:
 
 def _write(
     backup: BackupPlace, manifest: BackupManifest, draft: Path, report: Callable[[str], None], *, was_stopped: bool
-) -> tuple[str, ...]:
-    """Write all files. Return the Runs that wait for their publisher."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Write all files. Return the Runs that wait for their publisher, and the populations that wait for a charge."""
     draft.mkdir(parents=True, mode=0o700)
     _copy(backup, f"database/{manifest.database}.db", draft / "fanin.db", manifest.database)
     for path, digest in manifest.secrets.items():
@@ -115,7 +118,10 @@ def _write(
                 report(f"verified {index:,} of {len(files):,} files")
         when = f"the backup of {datetime.fromtimestamp(manifest.created_at_s, UTC):%Y-%m-%d %H:%M} UTC"
         _record(SqliteAudit(engine), when, report)
-        return () if was_stopped else mark_restored(engine, f"restored from {when}", time.time())
+        if was_stopped:
+            return (), ()
+        waiting = mark_restored(engine, f"restored from {when}", time.time())
+        return waiting, tuple(each.name for each in SqliteLedger(engine).populations() if each.uncharged)
     finally:
         engine.dispose()
 

@@ -21,7 +21,7 @@ from fanin.server.fleet.activity import Activity
 from fanin.server.fleet.observer import AssignedWork, FleetObserver, Unobserved, WorkOutcome
 from fanin.server.protocols import events as e
 from fanin.server.protocols.machine import Round
-from fanin.server.protocols.phases import Phase
+from fanin.server.protocols.phases import FAILING, Phase
 from fanin.server.rounds.troubles import SEE_LOG, Damaged
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers
@@ -155,12 +155,18 @@ class Exchanges:
         if device not in roster:
             return m.ExchangeEnd(reason=f"the round goes on without this device: its message of {phase} was too late")
         try:
-            return m.ExchangeAnswer(message=await driver.messages.answer(phase, facts, device))
+            answer = await driver.messages.answer(phase, facts, device)
         except Damaged as exc:
-            # No repetition gives another answer.
-            course.report(work, e.Broken(reason=f"{exc}; {SEE_LOG}"))
-            course.announce()
+            # No repetition gives another answer. The first of the devices that wait ends the Round.
+            if course.round is not None and course.round.phase is not FAILING:
+                course.report(work, e.Broken(reason=f"{exc}; {SEE_LOG}"))
+                course.announce()
             return m.ExchangeEnd(reason="the round has failed")
+        if answer is None:
+            reason = f"the round goes on without this device, which the protocol leaves out after {phase}"
+            driver.updates.give_up(work.record.round, device, reason)
+            return m.ExchangeEnd(reason=reason)
+        return m.ExchangeAnswer(message=answer)
 
 
 def _phase(machine: Round, request: m.ExchangeRequest) -> Phase:

@@ -28,6 +28,7 @@ from fanin.server.rounds.decision import Accepted, Decision, Discarded, Later, R
 from fanin.server.rounds.troubles import cannot_write
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers
+from fanin.server.runs.view import policy_code
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.stores import Files
@@ -147,7 +148,10 @@ class Uploads:
                 text = f"run {driver.run_id}: round {round_number}: device {device} gave up: {report.failure!r:.400}"
                 self._failures.log("GaveUp", text)
                 work = AssignedWork(run_id=driver.run_id, round=round_number, device=device)
-                self.observer.concluded(work, WorkOutcome.GAVE_UP)
+                code = policy_code(report.failure)
+                self.observer.concluded(work, WorkOutcome.GAVE_UP, code)
+                if code:
+                    self._activity.reject(device, report.failure)
             decision = Discarded(is_open=True)
         return _reply(decision, driver)
 

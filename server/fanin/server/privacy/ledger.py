@@ -26,27 +26,28 @@ class Budget:
     epsilon: float
     delta: float
 
-    def check(self, ledger: Iterable[Entry], following: Entry) -> float:
-        """Return epsilon of the ledger with the next releases added.
+    def after(self, ledger: Iterable[Entry], following: Entry) -> tuple[float, str]:
+        """Return epsilon of the ledger with the next releases added, and why they must not happen.
 
         Args:
-            ledger: All rows of the population, of all its Runs.
+            ledger: All rows of the population, of all its Runs, equal ones as one entry with their count.
             following: A release that has not left the coordinator, and how often.
 
+        Returns:
+            Epsilon, and the excess over the budget for operators, empty if it is kept.
+
         Raises:
-            InvalidInput: It would exceed the budget, so it must not happen.
             RuntimeMissing: The extra ``privacy`` is not installed.
         """
         entries = list(ledger)
         after = epsilon([*entries, following], self.delta)
-        if after > self.epsilon:
-            raise InvalidInput(
-                f"privacy budget: got epsilon {after:.6g} after the next release ({epsilon(entries, self.delta):.6g} "
-                f"before it), expected at most {self.epsilon:g} at delta {self.delta:g}; end the training here, or "
-                "train on another population",
-                code="FN-1660",
-            )
-        return after
+        if after <= self.epsilon:
+            return after, ""
+        return after, (
+            f"privacy budget: got epsilon {after:.6g} after the next release ({epsilon(entries, self.delta):.6g} "
+            f"before it), expected at most {self.epsilon:g} at delta {self.delta:g}; end the training here, or "
+            "train on another population"
+        )
 
 
 def to_text(release: PlainRelease | SampledRelease) -> str:

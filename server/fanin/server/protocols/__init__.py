@@ -9,5 +9,7 @@ Modules, in reading order:
     plain.py       the protocol of a Round without messages
     exchanging.py  protocols with messages before and after the training
     facts.py       the facts about the messages of a Round, from its record
+    requirements.py  what rosters and masks need of a Plan
+    secagg.py      secure aggregation: masks that cancel in the sum
     known.py       the protocol that a Plan names
 """

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
+from fanin.edge.basis import RoundBasis
 from fanin.edge.rings import Adjustment
 from fanin.server.protocols.machine import RoundProtocol
 from fanin.server.protocols.phases import RoundFacts
@@ -10,12 +11,17 @@ from fanin.server.storage.records import Roster, RoundMessage, RoundRecord
 
 
 def facts_of(
-    protocol: RoundProtocol, record: RoundRecord, rosters: Iterable[Roster], messages: Iterable[RoundMessage]
+    protocol: RoundProtocol,
+    basis: RoundBasis,
+    record: RoundRecord,
+    rosters: Iterable[Roster],
+    messages: Iterable[RoundMessage],
 ) -> RoundFacts:
     """Return the facts of a Round. Messages without a roster are left out: more of them may come.
 
     Args:
         protocol: The protocol of the Round.
+        basis: The facts on which coordinator and devices agreed before.
         record: The Round. Its closed set is the roster of the phase that accepts Updates.
         rosters: The recorded rosters.
         messages: The recorded messages.
@@ -27,7 +33,7 @@ def facts_of(
             by_phase[message.phase][message.device_id] = message.payload
     if record.accepted:
         named |= {name: record.accepted for name, phase in protocol.phases.items() if phase.accepts_updates}
-    return RoundFacts(run_id=record.run_id, round=record.round, rosters=named, messages=dict(by_phase))
+    return RoundFacts(basis=basis, rosters=named, messages=dict(by_phase))
 
 
 def adjustment_of(protocol: RoundProtocol, facts: RoundFacts) -> Adjustment | None:
@@ -35,4 +41,5 @@ def adjustment_of(protocol: RoundProtocol, facts: RoundFacts) -> Adjustment | No
     if protocol.ring is None and protocol.correct is None:
         return None
     correction = None if protocol.correct is None else protocol.correct(facts)
-    return Adjustment(ring=protocol.ring, correction=correction, tail=protocol.tail)
+    tail = tuple(statistic.name for statistic in facts.basis.statistics) if protocol.is_masked else ()
+    return Adjustment(ring=protocol.ring, correction=correction, tail=tail)

@@ -294,8 +294,8 @@ class RoundProtocol:
         after_close: The names of the phases after the set of Updates is closed.
         correct: Returns what the fold adds to the sum of the closed set; None: nothing.
         ring: The ring of the sum; None: the sum never wraps.
-        tail: The names of the integers of the tail of masked Updates: ``examples``, which is the weight, then declared
-            statistics. Empty: Updates are not masked.
+        is_masked: Whether Updates are masked. Their payload is a ``RingVector`` whose tail has the statistics of the
+            Run. It needs a ring.
     """
 
     name: str
@@ -306,13 +306,13 @@ class RoundProtocol:
     after_close: frozenset[str] = frozenset()
     correct: Correct | None = None
     ring: Ring | None = None
-    tail: tuple[str, ...] = ()
+    is_masked: bool = False
 
-    def vector(self, num_values: int) -> RingVector | None:
-        """Return the layout of a masked Update with this number of values; None if Updates are not masked."""
-        if self.ring is None or not self.tail:
+    def vector(self, num_values: int, num_statistics: int) -> RingVector | None:
+        """Return the layout of a masked Update; None if Updates are not masked."""
+        if self.ring is None or not self.is_masked:
             return None
-        return RingVector(ring=self.ring, num_values=num_values, num_tail=len(self.tail))
+        return RingVector(ring=self.ring, num_values=num_values, num_tail=num_statistics)
 
 
 def row(rule: Rule, *targets: Phase) -> Transition:

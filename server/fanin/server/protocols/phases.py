@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from fanin.edge.basis import RoundBasis
 from fanin.protos.messages import MAX_MESSAGE_BYTES
 from fanin.protos.names import check_name
 
@@ -18,15 +19,13 @@ class RoundFacts:
     """The recorded facts about the messages of a Round: the same ones in each process and for ``fanin verify``.
 
     Attributes:
-        run_id: The Run.
-        round: The number of the Round.
+        basis: The facts on which coordinator and devices agreed before.
         rosters: The devices of each frozen roster by the name of its phase, in the order of their messages. The closed
             set of Updates is the roster of the phase in which they were accepted.
         messages: The messages of each roster: phase, device, bytes.
     """
 
-    run_id: str
-    round: int
+    basis: RoundBasis
     rosters: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     messages: Mapping[str, Mapping[str, bytes]] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -40,15 +39,15 @@ class PhaseExchange:
     """The messages of a phase.
 
     Attributes:
-        respond: Returns the coordinator's message for a device of the phase's roster. It is a pure function of the
-            facts, and runs on a thread.
+        respond: Returns the coordinator's message for a device of the phase's roster; None: the Round goes on without
+            the device. It is a pure function of the facts, and runs on a thread.
         check: Raises ValueError for a message that ends the device's Assignment. The facts are those before the phase.
         max_bytes: The largest message of a device. 0: devices send none, and only wait for the reply.
         deadline_s: Seconds until the phase ends with its quorum or fails; None: those of ``cohort.deadline_s``.
         quorum: The least number of messages; None: that of ``cohort.quorum``.
     """
 
-    respond: Callable[[RoundFacts, str], bytes]
+    respond: Callable[[RoundFacts, str], bytes | None]
     check: Callable[[RoundFacts, str, bytes], None] = accept_any
     max_bytes: int = 4096
     deadline_s: float | None = None

@@ -30,8 +30,10 @@ class Assignments:
         self._start = setup.start
         self._bundle = setup.bundle
         self._statistics = setup.statistics
+        self._privacy = None if setup.noise is None else setup.noise.terms
         self._range_examples = m.RANGE_EXAMPLES if setup.counted else 0
         self._progress_s = interval_of(setup.plan.cohort)
+        self._exchanges = not setup.protocol.first.accepts_updates
         self.has_state = bool(setup.plan.stages) or not setup.manifest.signatures
         self._tag_key = hashlib.sha256(b"fanin assignment" + setup.run_key.private_bytes()).digest()
 
@@ -63,7 +65,9 @@ class Assignments:
             progress_s=self._progress_s,
             range_examples=self._range_examples,
             round_protocol=plan.round,
-            state=m.StageState(lineage=lineage if self.has_state else 0),
+            privacy=self._privacy,
+            state=m.StageState(lineage=lineage if self.has_state or self._exchanges else 0),
+            max_devices=plan.cohort.concurrency if self._exchanges else 0,
         )
 
     def check(self, assignment_id: str, device: str) -> int:

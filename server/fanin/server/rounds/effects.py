@@ -41,13 +41,15 @@ from fanin.server.aggregation.statistics import (
     train_loss_of,
 )
 from fanin.server.aggregation.weights import RunningScale, scale_of
+from fanin.server.privacy.noising import NOISED_SUM
+from fanin.server.rounds.charging import NotCharged, next_charge, spent_privacy
 from fanin.server.rounds.messages import adjustment_in
 from fanin.server.rounds.recent import OpenedRound, RecentRounds, WorkTime, round_times
 from fanin.server.rounds.reported import UpdateFacts, reported
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
-from fanin.server.storage.records import CommittedUpdate, MeasuredRanges, OuterState, RoundRecord
+from fanin.server.storage.records import CommittedUpdate, MeasuredRanges, OuterState, RoundMark, RoundRecord, Shortage
 from fanin.server.storage.stores import DriverStores, Files
 
 
@@ -91,7 +93,7 @@ class RoundWork:
             codec=setup.codec.codec,
             layout=setup.layout,
             spool=files.spool,
-            vector=setup.protocol.vector(setup.layout.total_table.num_values),
+            vector=setup.vector,
         )
         self._folded: _Folded | None = None
 
@@ -116,18 +118,24 @@ class RoundWork:
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
 
-    async def close(self, cause: str, *, others_wait: bool) -> RoundRecord:
-        """Record the set of Updates or, without a quorum, the failure. Return the record after that.
-
-        Args:
-            cause: The known cause of a failure.
-            others_wait: Whether enough other devices wait for a quorum.
-        """
+    async def close(self, shortage: Shortage) -> RoundRecord:
+        """Record the set of Updates or, without a quorum, the failure. Return the record after that."""
         record, stores, cohort = self.record, self._stores, self._setup.plan.cohort
         self._closed_at_s = stores.wall()
-        closed = await stores.writer.close(
-            record.round, cohort=cohort, now_s=self._closed_at_s, cause=cause, others_wait=others_wait
-        )
+        closed = record
+        # Another Run may charge the population between the check of the budget and the transaction.
+        while closed.mark is RoundMark.OPEN:
+            charge = await next_charge(self._setup, record.round, self._recent.lineage, stores, self._files)
+            if isinstance(charge, NotCharged):
+                # The answer of an earlier try may have been lost, after it closed the Round.
+                last = await stores.rounds.last(record.run_id)
+                assert last is not None, "a driver closes a recorded round"
+                if last.mark is RoundMark.OPEN:
+                    return await self.fail(f"{charge.text} ({charge.code})")
+                charge = None
+            closed = await stores.writer.close(
+                record.round, cohort=cohort, now_s=self._closed_at_s, shortage=shortage, charge=charge
+            )
         # Commits whose reports were lost are in the record only.
         unknown = tuple(device for device in closed.accepted if device not in self._facts)
         for first in range(0, len(unknown), PAGE_UPDATES):
@@ -145,7 +153,7 @@ class RoundWork:
         async for headers in self._headers_of(missing):
             await self._files.run(self._accumulate, headers)
         record = replace(self.record, accepted=accepted)
-        adjustment = await adjustment_in(self._setup.protocol, record, self._stores)
+        adjustment = await adjustment_in(self._setup, record, self._stores)
         aggregate, folded = await self._files.run(self._fold, accepted, adjustment)
         measured = await self._measured(folded.parameters)
         auxiliary = await self._files.run(self._fold_auxiliary, aggregate, len(accepted), measured)
@@ -162,7 +170,9 @@ class RoundWork:
             signed = add_auxiliary(self._setup.run_key, signed, folded.auxiliary)
         version = replace(signed, delegation=self._setup.delegation)
         now_s = self._stores.wall()
-        event = replace(self._publication(version, folded, now_s), coverage=coverage)
+        # By now another Run may have charged the population, too.
+        privacy = await spent_privacy(self._setup.plan, self._stores)
+        event = replace(self._publication(version, folded, now_s), coverage=coverage, privacy=privacy)
         return await self._stores.writer.publish(
             version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
         )
@@ -330,16 +340,20 @@ class RoundWork:
             }
             if aggregate.strategy is not None:
                 after[STRATEGY_STATE] = blobs.put_pieces((aggregate.strategy.state,))
+            if setup.noise is not None and aggregate.sums is not None:
+                after[NOISED_SUM] = blobs.put_pieces(setup.noise.encoded(aggregate.sums))
         # Here, because the time of both grows with the cohort.
         by_device, num_classes = {device: self._statistics[device] for device in accepted}, setup.manifest.num_classes
-        statistics = tuple(by_device.values())
+        statistics, result = tuple(by_device.values()), step.result()
+        # Of masked Updates the sums alone are known.
+        counts = result.counts if setup.protocol.is_masked else credible_counts(statistics, num_classes)
         return aggregate, _Folded(
-            result=step.result(),
+            result=result,
             parameters=parameters,
             outer_state=after,
             auxiliary={},
             strategy=aggregate.strategy,
-            evaluation=evaluation_of(credible_counts(statistics, num_classes), num_classes),
+            evaluation=evaluation_of(counts, num_classes),
             device_spreads=device_spreads_of(statistics),
             saturated=saturated_devices_of(by_device, setup.layout.total_table.num_values),
         )

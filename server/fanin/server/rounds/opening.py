@@ -13,6 +13,7 @@ from fanin.protos.plans.participants import WAIT
 from fanin.server.aggregation.parameters import first_grid_from
 from fanin.server.protocols.machine import Cohort, Outcome, Round, RoundProtocol, Rules
 from fanin.server.protocols.phases import PAUSED
+from fanin.server.rounds.charging import remove_erased
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
@@ -37,7 +38,10 @@ async def open_next_round(setup: RunSetup, stores: DriverStores, files: Files) -
     run_id = setup.start.run_id
     base = await stores.runs.newest_version(run_id)
     last = await stores.rounds.last(run_id)
-    grid = await stores.rounds.recorded_grid(base)
+    if setup.noise is not None:
+        grid: tuple[int, ...] | None = setup.noise.grid_of(len(setup.layout.total_table.specs))
+    else:
+        grid = await stores.rounds.recorded_grid(base)
     if grid is None:
         try:
             grid = await files.run(first_grid_from, base, setup.layout, setup.codec, files.blobs)
@@ -251,3 +255,4 @@ async def clear_spool(
             committed = await stores.rounds.headers_made_for(run_id, number)
             await files.run(files.spool.clear_round, run_id, number, committed)
             recent.forget(opened.record)
+    await remove_erased(run, stores, files)

@@ -11,13 +11,16 @@ from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.statistics import declared, labels_of
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.ranges import Activation
+from fanin.edge.rings import RingVector
 from fanin.edge.tensors import TensorTable
-from fanin.protos.messages import BundleRef, Delegation, StartRun, Statistic, Version
+from fanin.protos.messages import EXAMPLES, BundleRef, Delegation, StartRun, Statistic, Version
 from fanin.protos.plans import DEVICES, Plan
 from fanin.server.aggregation.auxiliary import refreshed
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule, StrategyRunner
+from fanin.server.privacy.noising import CentralNoise, noise_of
 from fanin.server.protocols.machine import RoundProtocol
+from fanin.server.selection.coins import Coins
 from fanin.server.selection.policies import SelectionPolicy
 from fanin.server.storage.records import MeasuredRanges
 
@@ -43,6 +46,8 @@ class RunSetup:
         stages: The stages of the Plan by name, in their order.
         layout: The layout of the Updates' vectors.
         measure: Measures ranges on the data set of the Plan; None if the Plan does not ask for it.
+        coins: Which devices take part in a Round; None if all that are available may.
+        draw_seed: Returns a new seed of the noise of a Round, by its number.
         run_key: The key that signs the Versions.
     """
 
@@ -59,6 +64,8 @@ class RunSetup:
     stages: Mapping[str, Stage]
     layout: VectorLayout
     measure: Measure | None
+    coins: Coins | None
+    draw_seed: Callable[[int], bytes]
     run_key: SigningKey
 
     @property
@@ -77,8 +84,15 @@ class RunSetup:
         return labels_of(self.manifest)
 
     @cached_property
+    def noise(self) -> CentralNoise | None:
+        """The noise of each Round; None without differential privacy."""
+        return noise_of(self.plan, self.layout.total_table.num_values)
+
+    @cached_property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The statistics of the Run, with their bounds."""
+        """The statistics of the Run, with their bounds. With noise, an Update has its weight alone."""
+        if self.noise is not None:
+            return (Statistic(name=EXAMPLES, bound=self.plan.max_examples),)
         return declared(
             self.plan.statistics,
             max_examples=self.plan.max_examples,
@@ -86,6 +100,11 @@ class RunSetup:
             num_labels=self.num_labels,
             num_values=self.layout.total_table.num_values,
         )
+
+    @cached_property
+    def vector(self) -> RingVector | None:
+        """The layout of a masked Update; None if Updates are not masked."""
+        return self.protocol.vector(self.layout.total_table.num_values, len(self.statistics))
 
     @cached_property
     def activations(self) -> tuple[Activation, ...]:

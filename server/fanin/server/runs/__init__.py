@@ -11,6 +11,7 @@ Modules, in reading order:
     validation.py    the checks of an Update's header against its Assignment
     publications.py  Versions for devices without an Assignment
     suitability.py   whether a device can take part
+    populations.py   privacy ledgers for people, and charges for lost intervals
     stream.py        events and Rounds under way, for ``fanin watch`` and the page
     describe.py      the description of a Run for operators
 """

@@ -182,6 +182,12 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> No
 def _check_plan(start: StartRun, setup: RunSetup) -> None:
     """Raise InvalidPlan if the Plan and the Bundle's graphs do not fit together."""
     manifest = setup.manifest
+    if faults := manifest.privacy_floor.faults(start.plan.round, start.plan.privacy):
+        raise InvalidPlan(
+            f"run {start.run_id}: the bundle has a privacy floor, and devices would refuse this plan: got "
+            f"{'; '.join(faults)}; raise the plan to it, its publisher signed it",
+            code="FN-1703",
+        )
     if not manifest.signatures:
         check_no_graphs(f"run {start.run_id}", start.plan, setup.stages)
         return

@@ -33,6 +33,7 @@ from fanin.protos.messages import (
 )
 from fanin.protos.names import check_run_id
 from fanin.protos.plans import Plan
+from fanin.server.rounds.charging import check_budget
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import RepeatedTroubles
 from fanin.server.rounds.worker import Observer
@@ -49,6 +50,7 @@ from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
 from fanin.server.runs.driving.intake import Parked
 from fanin.server.runs.driving.participants import check_tags_are_known
+from fanin.server.runs.populations import Populations
 from fanin.server.runs.publications import FOLLOW_S, Publications
 from fanin.server.runs.recorded_setup import (
     Parts,
@@ -63,7 +65,7 @@ from fanin.server.runs.recorded_setup import (
 from fanin.server.runs.view import RunView, read_view
 from fanin.server.storage.decisions import check_next
 from fanin.server.storage.lanes import run_to_end
-from fanin.server.storage.retention import check_has_parameters
+from fanin.server.storage.retention import check_has_devices, check_has_parameters
 from fanin.server.storage.stores import Files, Stores
 
 
@@ -78,11 +80,13 @@ class Runs:
 
     Attributes:
         drivers: The drivers of the Runs.
+        populations: The populations whose privacy budgets Runs share.
     """
 
     def __init__(self, stores: Stores, files: Files, observer: Observer, parts: Parts | None = None) -> None:
         self._stores, self._files, self._parts = stores, files, parts or Parts()
         self.drivers = Drivers(stores, files, observer, self._parts)
+        self.populations = Populations(stores, files, self.drivers)
 
     @property
     def troubles(self) -> RepeatedTroubles:
@@ -366,12 +370,7 @@ class Runs:
         page = await self._stores.rounds.accepted_devices(run_id, round_number, from_index)
         if page is None:
             raise NotFound(f"run {run_id}: has no round {round_number}", code="FN-0611")
-        if from_index < page.num_accepted and not page.device_ids:
-            raise Conflict(
-                f"run {run_id}: retention removed the list of the {page.num_accepted} devices of round {round_number}, "
-                "their number and a digest are left; restore a backup in another folder to read it",
-                code="FN-1451",
-            )
+        check_has_devices(run_id, round_number, page, from_index)
         return page
 
     async def _start_run(self, start: StartRun, by: Principal | None) -> None:
@@ -391,6 +390,7 @@ class Runs:
             await self._check_parameters(start.version, setup)
             check_sum(start, setup)
             await self._files.run(check_strategy, start, setup, self._files.blobs)
+            await check_budget(setup, self._stores, self._files)
             await runs.add_run(start, self._stores.wall(), by)
         elif known.start != start:
             raise taken_id(known.start, start)

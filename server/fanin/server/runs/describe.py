@@ -11,6 +11,7 @@ from fanin.protos.messages import (
     SaturatedDevices,
 )
 from fanin.server.protocols import phases
+from fanin.server.rounds.charging import spent_privacy
 from fanin.server.rounds.troubles import reason_of
 from fanin.server.runs.driving.drivers import unknown_run
 from fanin.server.runs.view import LiveRun, RunView
@@ -53,6 +54,7 @@ async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
         newest_evaluation=await evaluations.newest_evaluation(view.run_id) if has_data else None,
         best_evaluation=await evaluations.best_evaluation(view.run_id) if has_data else None,
         waits_for_publisher=is_waiting,
+        privacy=await spent_privacy(record.start.plan, stores),
     )
 
 

@@ -1,7 +1,9 @@
 """The setup of a Run from its record, which devices suit it, and whether the record may be continued."""
 
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -14,9 +16,11 @@ from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.protos.chunks import short
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, InvalidPlan, NotFound
-from fanin.protos.messages import BundleRef, Capabilities, Delegation, StartRun
+from fanin.protos.messages import BundleRef, Capabilities, Delegation, DeviceQuery, StartRun
 from fanin.protos.plans import DATA, Plan
 from fanin.protos.plans.keys import differences, shown
+from fanin.protos.plans.privacy import COINS
+from fanin.protos.roles import PARAMETER
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.parameters import load_parameters
@@ -26,9 +30,11 @@ from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.admission import open_bundle
 from fanin.server.runs.data import DataSource, NoData, check_data_name
 from fanin.server.runs.suitability import unsuitable
+from fanin.server.selection.coins import Coins
 from fanin.server.selection.policies import POLICIES, SelectionPolicy, policy_of
 from fanin.server.storage.decisions import lost_key
 from fanin.server.storage.protocols.files import BlobReader
+from fanin.server.storage.protocols.ledger import SEED_BYTES
 from fanin.server.storage.stores import Files, Stores
 from fanin.server.strategies.process import Strategies
 
@@ -49,11 +55,17 @@ class Parts:
         policies: The selection policies by name.
         strategies: Runs the Flower strategies that Plans name.
         data: The data sets that Plans may name. The default has none.
+        roster: The devices that coins may draw; None: those that are enrolled when a Run starts. Only a simulation,
+            which enrolls none, has another one.
+        draw_seed: Returns a new seed of the noise of a Run's Round. The default draws it from the operating system, and
+            only a simulation has another one.
     """
 
     policies: Mapping[str, SelectionPolicy] = field(default_factory=lambda: POLICIES)
     strategies: StrategySource = field(default_factory=Strategies)
     data: DataSource = field(default_factory=NoData)
+    roster: Container[str] | None = None
+    draw_seed: Callable[[str, int], bytes] = lambda _run_id, _round_number: secrets.token_bytes(SEED_BYTES)
 
 
 def check_parts(plan: Plan, parts: Parts) -> None:
@@ -102,6 +114,7 @@ async def setup_of(start: StartRun, delegation: Delegation, stores: Stores, file
             f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup", code="FN-0525"
         ) from exc
     stages, table = stages_of(start.plan.stages), table_in(manifest, start.plan.flower)
+    run_key = await run_key_of(start.run_id, delegation.epoch, stores)
     return RunSetup(
         start=start,
         delegation=delegation,
@@ -116,12 +129,23 @@ async def setup_of(start: StartRun, delegation: Delegation, stores: Stores, file
         stages=stages,
         layout=layout_of(table, stages),
         measure=partial(parts.data.measure, start.plan, bundle) if start.plan.int8.ranges == DATA else None,
-        run_key=await run_key_of(start.run_id, delegation.epoch, stores),
+        draw_seed=partial(parts.draw_seed, start.run_id),
+        coins=await coins_of(start, run_key, stores, parts.roster),
+        run_key=run_key,
     )
 
 
 def check_sum(start: StartRun, setup: RunSetup) -> None:
-    """Raise InvalidPlan if the protocol adjusts the sum of a model whose statistics or counters are averaged apart."""
+    """Raise InvalidPlan if the sum of a model is adjusted, by noise or by the protocol, and cannot be."""
+    specs = setup.layout.total_table.specs
+    if setup.noise is not None and (others := [spec.name for spec in specs if spec.role != PARAMETER]):
+        raise InvalidPlan(
+            f"run {start.run_id}: got privacy.mechanism {start.plan.privacy.mechanism!r} with a model whose tensor "
+            f"{others[0]!r} is a running statistic, a counter, or a parameter with a range, expected parameters "
+            "without a range alone; keep it on the devices (Recipe(local=...)), use a norm without statistics, such as "
+            "GroupNorm, or remove the range",
+            code="FN-1684",
+        )
     adjusts = setup.protocol.ring is not None or setup.protocol.correct is not None
     if adjusts and not TrainedPart(setup.layout.total_table).is_all:
         raise InvalidPlan(
@@ -130,7 +154,7 @@ def check_sum(start: StartRun, setup: RunSetup) -> None:
             "the devices (Recipe(local=...)), or use a norm without them",
             code="FN-1601",
         )
-    if setup.protocol.tail and len(setup.layout.groups) > 1:
+    if setup.protocol.is_masked and len(setup.layout.groups) > 1:
         raise InvalidPlan(
             f"run {start.run_id}: got round.protocol {start.plan.round.protocol!r}, which masks the Updates, with "
             "stages that add groups of values, expected none: the groups have weights of their own; remove the stages",
@@ -182,6 +206,45 @@ async def run_key_of(run_id: str, epoch: int, stores: Stores) -> SigningKey:
     """
     new_key = SigningKey.generate().private_bytes()
     return SigningKey(await stores.runs.run_key(run_id, epoch, new_key, stores.wall()))
+
+
+async def coins_of(
+    start: StartRun, run_key: SigningKey, stores: Stores, roster: Container[str] | None = None
+) -> Coins | None:
+    """Return the coins of a Run, whose roster are the devices that were enrolled when it started; None without coins.
+
+    Their key derives from that of the Run's epoch. Another epoch begins without an open Round
+    (``CommandStore.reclaim``), so no Round is drawn twice. A restored Run, whose numbers of Rounds may repeat, always
+    has another epoch.
+
+    Raises:
+        InvalidPlan: More devices are enrolled than the population of the Plan has.
+    """
+    privacy = start.plan.privacy
+    if privacy.sampling != COINS:
+        return None
+    enrolled = await _enrolled(start.run_id, stores) if roster is None else frozenset()
+    if len(enrolled) > privacy.population_size:
+        raise InvalidPlan(
+            f"run {start.run_id}: got privacy.population_size {privacy.population_size} with "
+            f"{counted(len(enrolled), 'enrolled device')}, expected at least as many: all of them are the roster of "
+            "the coins; raise it, and cohort.buffer with it",
+            code="FN-1655",
+        )
+    key = hashlib.sha256(b"fanin coins" + run_key.private_bytes()).digest()
+    return Coins(key=key, rate=privacy.sampling_rate, roster=enrolled if roster is None else roster)
+
+
+async def _enrolled(run_id: str, stores: Stores) -> frozenset[str]:
+    """Return the devices that were enrolled when a Run started, or now if it has not."""
+    run, devices = await stores.runs.run(run_id), set[str]()
+    until_s = stores.wall() if run is None else run.started_at_s
+    query: DeviceQuery | None = DeviceQuery()
+    while query is not None:
+        page = await stores.devices.device_page(query)
+        devices |= {device.device_id for device in page.devices if device.enrolled_at <= until_s}
+        query = DeviceQuery(after=page.next) if page.next else None
+    return frozenset(devices)
 
 
 def check_key(setup: RunSetup) -> None:

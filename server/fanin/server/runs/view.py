@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
+from fanin.edge.floors.floor import POLICY_CODES
 from fanin.protos.messages import MAX_FAILURE_CODES, FailureCount, LiveRound, RunState, Version
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.records import RunRecord
@@ -61,6 +62,20 @@ class LiveRun:
     round: LiveRound = field(default_factory=LiveRound)
 
 
+def policy_code(reason: str) -> str:
+    """Return the code of a device's reason if the device refuses the Run by its policy; empty otherwise.
+
+    A device chooses its reason. With this one it harms only itself: it is selected last.
+    """
+    code = _code_of(reason)
+    return code if code in POLICY_CODES else ""
+
+
+def _code_of(reason: str) -> str:
+    match = _CODE.search(reason)
+    return "" if match is None else match.group().strip(" []")
+
+
 class Failures:
     """Why devices gave up or were refused in a Round, by the code of the reason.
 
@@ -78,15 +93,19 @@ class Failures:
 
     def note(self, text: str) -> None:
         """Count a reason."""
-        match = _CODE.search(text)
-        end = "" if match is None else match.group()
-        code = end.strip(" []")
+        code = _code_of(text)
+        end = f" [{code}]" if code else ""
         if code not in self._counts and len(self._counts) >= MAX_FAILURE_CODES:
             code = ""
         before = self._counts.pop(code, None)
         newest = text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - len(end)]}{end}"
         num_times = 1 if before is None else before.num_times + 1
         self._counts[code] = FailureCount(code=code, num_times=num_times, newest=newest)
+
+    @property
+    def num_by_policy(self) -> int:
+        """Number of times that a device refused the Run by its policy."""
+        return sum(each.num_times for each in self._counts.values() if each.code in POLICY_CODES)
 
     def counts(self) -> tuple[FailureCount, ...]:
         """Return all reasons, the newest one last."""

@@ -20,8 +20,7 @@ from typing import Final, Protocol
 from fanin.protos.errors import foreign_text
 from fanin.protos.messages import Capabilities
 from fanin.protos.plans import Plan
-from fanin.protos.plans.named import blamed, named, wrong_object
-from fanin.protos.plans.options import checked_options
+from fanin.protos.plans.named import blamed, checked_options, named, wrong_object
 
 GROUP: Final = "fanin.selection_policies"
 """The entry point group of policies in other distributions. An entry is a ``SelectionPolicy``."""

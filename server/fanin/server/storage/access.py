@@ -10,7 +10,6 @@ from typing import Final, assert_never
 from fanin.protos.calls import MICROSECONDS
 from fanin.protos.errors import Conflict, NotFound, PermissionDenied, Unauthenticated
 from fanin.protos.messages import (
-    COORDINATOR,
     NO_DIGEST,
     TOKEN_ID_CHARS,
     AuditEntry,
@@ -31,17 +30,12 @@ from fanin.protos.messages import (
 )
 from fanin.protos.names import check_tags
 from fanin.protos.texts import counted
-from fanin.server.storage.records import AuditFact
+from fanin.server.storage.records import AuditFact, by_name
 
 MAX_SUBJECT_CHARS: Final = 4_000
 """Longest subject of an entry of the audit log: 16 tags of the longest names and values fit."""
 _FAULTS: Final = MappingProxyType({"revoked": "FN-1415", "expired": "FN-1492", "replaced": "FN-1494"})
 """The code of each fault of a token."""
-
-
-def by_name(by: Principal | None) -> str:
-    """Return the form of a principal in the audit log. None is the coordinator itself."""
-    return COORDINATOR if by is None else str(by)
 
 
 def token_of(new: NewToken, by: Principal | None, now_s: float) -> TokenInfo:

@@ -7,10 +7,21 @@ refused call raises before the transaction writes.
 from collections.abc import Collection, Sequence
 
 from fanin.protos.errors import Conflict, Superseded
-from fanin.protos.messages import MAX_WARNINGS, Command, RoundFailed, RunState, RunWarned, Version
+from fanin.protos.messages import (
+    MAX_WARNINGS,
+    Command,
+    LedgerRow,
+    Principal,
+    PrivacyPopulation,
+    RoundFailed,
+    RunState,
+    RunWarned,
+    StartRun,
+    Version,
+)
 from fanin.protos.plans import CohortPlan
-from fanin.protos.texts import counted
-from fanin.server.storage.records import Lease, RoundMark
+from fanin.protos.texts import counted, listed
+from fanin.server.storage.records import AuditFact, Lease, RoundMark, Shortage, by_name
 
 
 def by_text(command: Command) -> str:
@@ -65,24 +76,21 @@ def check_new_key(run_id: str, epoch: int, current: int) -> None:
         )
 
 
-def failure_of(
-    round_number: int, num_updates: int, cohort: CohortPlan, cause: str, *, others_wait: bool
-) -> RoundFailed:
+def failure_of(round_number: int, num_updates: int, cohort: CohortPlan, shortage: Shortage) -> RoundFailed:
     """Return the failure of a Round without a quorum.
 
     Args:
         round_number: The Round.
         num_updates: Its Updates.
         cohort: The Plan's quorum and deadline.
-        cause: A known cause, or empty.
-        others_wait: Whether enough other devices wait for a quorum.
+        shortage: What the event says.
     """
     updates = counted(num_updates, "update")
     reason = f"{updates} within {cohort.deadline_s:g} s, expected at least {cohort.quorum} (cohort.quorum)"
     return RoundFailed(
         round=round_number,
-        reason=f"{reason}; {cause}" if cause else reason,
-        others_wait=others_wait,
+        reason=f"{reason}; {shortage.cause}" if shortage.cause else reason,
+        others_wait=shortage.others_wait,
     )
 
 
@@ -217,3 +225,87 @@ def check_same_command(command_id: str, sha256: str, known: str | None) -> bool:
     if known is not None and known != sha256:
         raise Conflict(f"command {command_id}: the id is taken by another command; choose another", code="FN-0625")
     return known is not None
+
+
+def population_of(start: StartRun, now_s: float) -> PrivacyPopulation:
+    """Return the population that a Run with a mechanism of privacy begins, if it is not recorded."""
+    privacy = start.plan.privacy
+    return PrivacyPopulation(
+        name=privacy.population,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        size=privacy.population_size,
+        run_id=start.run_id,
+        begun_at=now_s,
+    )
+
+
+def check_population(start: StartRun, known: PrivacyPopulation) -> None:
+    """Check that the budget of a Plan is within that of its population.
+
+    An epsilon that is not larger, at a delta that is not larger, implies the recorded budget: epsilon falls with delta.
+
+    Raises:
+        Conflict: The Plan allows more.
+    """
+    privacy = start.plan.privacy
+    if privacy.epsilon > known.epsilon or privacy.delta > known.delta:
+        raise Conflict(
+            f"run {start.run_id}: got epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for the population "
+            f"{known.name}, expected at most epsilon {known.epsilon:g} and delta {known.delta:g}, which its first run "
+            f"{known.run_id} recorded for ever; name these or smaller ones in the plan",
+            code="FN-1690",
+        )
+
+
+def check_charge(name: str, rows: Sequence[LedgerRow], recorded: Sequence[LedgerRow], newest: int) -> bool:
+    """Return whether rows are to be appended to a ledger; False if they were appended before.
+
+    Args:
+        name: The population.
+        rows: The rows.
+        recorded: The rows of the ledger from the number of the first one on.
+        newest: The number of the newest row.
+
+    Raises:
+        Conflict: The ledger has other rows.
+    """
+    if not rows or rows[0].number == newest + 1:
+        return True
+    same = [(each.run_id, each.round, each.release, each.count) for each in recorded[: len(rows)]]
+    if same != [(each.run_id, each.round, each.release, each.count) for each in rows]:
+        raise Conflict(
+            f"population {name}: got a row {rows[0].number} for its ledger, expected {newest + 1}; another run or "
+            "administrator charged it meanwhile: repeat the command",
+            code="FN-1692",
+        )
+    return False
+
+
+def uncharged_text(population: str, runs: Sequence[str]) -> str:
+    """Return why the Runs of a population wait after a restore, and what to do."""
+    return (
+        f"the privacy ledger of the population {population} lost what run {listed(runs)} released after the backup "
+        f"that was restored; an administrator charges it: fanin privacy charge {population} --rounds N, with at least "
+        "the number of rounds that closed since"
+    )
+
+
+def check_charged(run_id: str, population: str, uncharged: Sequence[str]) -> None:
+    """Raise Conflict if a Run waits, because its population lost an interval that is not charged."""
+    if uncharged:
+        raise Conflict(f"run {run_id}: {uncharged_text(population, uncharged)}", code="FN-1691")
+
+
+def begun_fact(population: PrivacyPopulation, by: Principal | None) -> AuditFact:
+    """Return the audit entry of a new population."""
+    budget = f"epsilon {population.epsilon:g}, delta {population.delta:g}, size {population.size}"
+    subject = f"population {population.name}: {budget}, run {population.run_id}"
+    return AuditFact(principal=by_name(by), call="BeginPopulation", subject=subject)
+
+
+def charge_fact(name: str, rows: Sequence[LedgerRow], runs: Sequence[str], by: Principal | None) -> AuditFact:
+    """Return the audit entry of lost intervals that are charged."""
+    charged = ", ".join(f"{counted(each.count, 'round')} of run {each.run_id}" for each in rows) or "no round"
+    subject = f"population {name}: {charged}; blocked no longer: {', '.join(runs) or 'none'}"
+    return AuditFact(principal=by_name(by), call="ChargePopulation", subject=subject)

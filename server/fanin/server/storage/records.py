@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Final
 
 from fanin.protos.calls import device_id_of
 from fanin.protos.chunks import Artifact
 from fanin.protos.messages import (
+    COORDINATOR,
     Delegation,
     DeviceCondition,
     LoggedEvent,
@@ -60,6 +62,11 @@ class Sighting:
     rejected_at: float | None = None
 
 
+def by_name(by: Principal | None) -> str:
+    """Return the form of a principal in the audit log. None is the coordinator itself."""
+    return COORDINATOR if by is None else str(by)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditFact:
     """What an entry records.
@@ -89,6 +96,7 @@ class RunRecord:
         started_by: The principal that started it, None if that was not recorded.
         reclaimed: The delegation with which its publisher reclaimed it last, None if it never did.
         restored_at_s: When it was restored from a backup, None unless it waits for its publisher since then.
+        started_at_s: Wall time at which it started.
     """
 
     start: StartRun
@@ -98,6 +106,7 @@ class RunRecord:
     started_by: Principal | None = None
     reclaimed: Delegation | None = None
     restored_at_s: float | None = None
+    started_at_s: float = 0.0
 
     @property
     def delegation(self) -> Delegation:
@@ -157,6 +166,22 @@ class RoundMark(Enum):
     def is_final(self) -> bool:
         """Whether the Round has ended. Then its record never changes."""
         return self in (RoundMark.PUBLISHED, RoundMark.FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """What the event of a Round without a quorum says.
+
+    Attributes:
+        cause: The known obstacle to the devices' Updates; "" if unknown. The reason of the failure ends with it.
+        others_wait: Whether enough other devices wait for a quorum.
+    """
+
+    cause: str = ""
+    others_wait: bool = False
+
+
+UNKNOWN_SHORTAGE: Final = Shortage()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from itertools import pairwise
 from typing import Final
 
 from fanin.protos.errors import Conflict
+from fanin.protos.messages import AcceptedDevices
 from fanin.protos.plans import RetentionPlan
 
 DAY_S: Final = 86400.0
@@ -191,4 +192,14 @@ def check_has_parameters(run_id: str, number: int, removed_at_s: float | None) -
             f"run {run_id}: the parameters of version {number} were removed by retention, only its record is left; "
             "choose a later version, or restore a backup in another folder",
             code="FN-1441",
+        )
+
+
+def check_has_devices(run_id: str, round_number: int, page: AcceptedDevices, from_index: int) -> None:
+    """Raise Conflict if retention removed the list of the devices of a Round, of which this page starts at an index."""
+    if from_index < page.num_accepted and not page.device_ids:
+        raise Conflict(
+            f"run {run_id}: retention removed the list of the {page.num_accepted} devices of round {round_number}, "
+            "their number and a digest are left; restore a backup in another folder to read it",
+            code="FN-1451",
         )

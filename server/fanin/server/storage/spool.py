@@ -107,14 +107,21 @@ class FolderSpool:
         path.unlink(missing_ok=True)
 
     def remove_committed(self, updates: Iterable[tuple[UpdateHeader, str]]) -> None:
-        """Remove committed payloads that no Version is computed from any more, and folders that are then empty."""
+        """Remove committed payloads that no Version is computed from any more, and folders that are then empty.
+
+        The removal is durable: what was recorded as erased does not return after a loss of power.
+        """
+        changed = set[Path]()
         for header, device in updates:
             self.withdraw(header, device)
             folder = self._payload(header, device).parent
+            changed.add(folder)
             # A Run of a million Rounds must not leave a million empty folders. Others have payloads of other Rounds.
             with contextlib.suppress(OSError):
                 folder.rmdir()
                 self._synced.discard(folder)
+                changed.add(folder.parent)
+        self._disk.sync_all([folder for folder in sorted(changed) if folder.is_dir()])
 
     def clear_round(self, run_id: str, round_number: int, keep: Mapping[str, UpdateHeader]) -> None:
         """Remove the files that devices sent in vain for a Round whose Updates no longer count.

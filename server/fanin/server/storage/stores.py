@@ -10,17 +10,17 @@ from typing import ParamSpec, TypeVar
 
 from fanin.server.storage.lanes import Durations, Lane
 from fanin.server.storage.protocols.archive import MessageArchive, RoundArchive, RunArchive
-from fanin.server.storage.protocols.audit import AuditStore
 from fanin.server.storage.protocols.commands import CommandStore
 from fanin.server.storage.protocols.devices import DeviceStore
 from fanin.server.storage.protocols.evaluations import EvaluationStore
 from fanin.server.storage.protocols.files import Blobs, Spool
 from fanin.server.storage.protocols.history import HistoryStore
 from fanin.server.storage.protocols.leases import LeaseStore, RunWriter
+from fanin.server.storage.protocols.ledger import LedgerStore
 from fanin.server.storage.protocols.retention import RetentionStore
 from fanin.server.storage.protocols.rounds import MessageStore, RoundRecords
 from fanin.server.storage.protocols.runs import RunRecords
-from fanin.server.storage.protocols.tokens import TokenStore
+from fanin.server.storage.protocols.tokens import AuditStore, TokenStore
 from fanin.server.storage.records import EnrolledDevice
 
 P = ParamSpec("P")
@@ -57,6 +57,7 @@ class Stores:
         messages: The messages of the phases of Rounds, to read.
         evaluations: Evaluations of Versions on held-out data.
         retention: What retention removes.
+        ledger: The privacy ledgers of populations.
         leases: The leases of the Runs, and with them the writes of their drivers.
         control: The transactions of operators' commands.
         wall: The clock that dates all entries, in seconds since the Unix epoch.
@@ -71,6 +72,7 @@ class Stores:
     messages: MessageStore
     evaluations: EvaluationStore
     retention: RetentionStore
+    ledger: LedgerStore
     leases: LeaseStore
     control: CommandStore
     wall: Callable[[], float]
@@ -92,6 +94,7 @@ class Stores:
             messages=self.messages,
             evaluations=self.evaluations,
             retention=self.retention,
+            ledger=self.ledger,
             leases=self.leases,
             control=self.control,
             wall=self.wall,

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.errors import Corrupted
-from fanin.server.storage.protocols.audit import AuditStore
+from fanin.server.storage.protocols.tokens import AuditStore
 
 KINDS: Final = MappingProxyType(
     {

@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
-from fanin.protos.messages import RunState
+from fanin.protos.messages import PrivacyPopulation, RunState
 from fanin.protos.release import __version__
 from fanin.server.access.limits import Limits
 from fanin.server.care.certificates import Certificates
@@ -104,6 +104,12 @@ class Exposition:
         sources.instruments.counts.keep(kept)
         space = await sources.state.files.run(sources.disk.space)
         samples.add("fanin_build_info", 1, __version__)
+        # As bounded as the Runs, those that changed last first: an operator names populations.
+        populations = await sources.state.stores.ledger.populations()
+        for population in sorted(populations, key=_changed_at, reverse=True)[: self._max_runs]:
+            newest = population.newest
+            samples.add("fanin_privacy_epsilon", 0.0 if newest is None else newest.epsilon, population.name)
+            samples.add("fanin_privacy_budget_epsilon", population.epsilon, population.name)
         samples.add("fanin_ready", not sources.readiness.problem)
         states = Counter(view.state for view in views)
         for state in RunState:
@@ -178,6 +184,10 @@ class Exposition:
             samples.add("fanin_calls_refused_total", number, code)
         for method, durations in calls.durations.items():
             samples.add("fanin_call_duration_seconds", durations, method)
+
+
+def _changed_at(population: PrivacyPopulation) -> float:
+    return population.begun_at if population.newest is None else population.newest.committed_at
 
 
 def _add_round(samples: "ScrapedSamples", driver: RunDriver) -> None:

@@ -10,9 +10,10 @@ from typing import Final
 
 from markupsafe import Markup
 
-from fanin.protos.messages import MAX_NUMBER
+from fanin.protos.messages import MAX_NUMBER, PrivacyPopulation
 from fanin.protos.plans import RetentionPlan
 from fanin.protos.release import __version__
+from fanin.protos.texts import epsilon_text, listed
 from fanin.server.access.authority import RENEW_DAYS
 from fanin.server.access.limits import Limits
 from fanin.server.access.rates import Sources
@@ -20,7 +21,8 @@ from fanin.server.care.backup import LastBackup, last_backup
 from fanin.server.care.certificates import CertificateEnd, Certificates
 from fanin.server.care.forecast import DiskWatch, Forecast
 from fanin.server.settings import Settings
-from fanin.server.storage.protocols.audit import AuditStore
+from fanin.server.storage.protocols.ledger import LedgerStore
+from fanin.server.storage.protocols.tokens import AuditStore
 from fanin.server.storage.retention import DAY_S
 from fanin.server.web.rendering import duration, moment, number, size
 
@@ -38,6 +40,7 @@ class Overview:
         certificates: Its certificate.
         disk: The forecast of its disk.
         audit: The audit log.
+        ledger: The privacy ledgers.
         num_devices: Returns the number of enrolled devices.
         sources: The addresses that send wrong credentials.
         url: The address of the page.
@@ -48,6 +51,7 @@ class Overview:
     certificates: Certificates
     disk: DiskWatch
     audit: AuditStore
+    ledger: LedgerStore
     num_devices: Callable[[], int]
     sources: Sources
     url: str
@@ -89,9 +93,11 @@ class Overview:
             ("Enrolled devices", number(self.num_devices())),
         )
         log = await self.audit.audit_page(MAX_NUMBER)
+        populations = await self.ledger.populations()
         return {
             "Coordinator": own,
             "Audit log": (("Entries", number(log.num_entries)), ("Head, to keep elsewhere", log.head)),
+            **({"Privacy budgets": tuple(map(_budget, populations))} if populations else {}),
             "Disk": _disk(self.disk.forecast),
             "Backup": _backup(await asyncio.to_thread(last_backup, settings.state)),
             "Retention of Runs whose Plan has no limits": _retention(settings.retention),
@@ -102,6 +108,13 @@ class Overview:
             "Limits": _limits(self.limits),
             "Versions": _versions(),
         }
+
+
+def _budget(population: PrivacyPopulation) -> tuple[str, str]:
+    newest = population.newest
+    spent = f"epsilon {epsilon_text(0.0 if newest is None else newest.epsilon)} of {population.epsilon:g}"
+    waits = f"; waits for a charge of {listed(population.uncharged)}" if population.uncharged else ""
+    return population.name, f"{spent} at delta {population.delta:g}{waits}"
 
 
 def _limits(limits: Limits) -> Rows:

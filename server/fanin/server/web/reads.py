@@ -71,6 +71,7 @@ class QualityRow:
     held_loss: float | None
     held_accuracy: float | None
     held_int8: float | None
+    epsilon: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +190,7 @@ def _quality_row(logged: LoggedEvent, event: VersionPublished, held: Mapping[int
         held_loss=values.get("loss"),
         held_accuracy=values.get("accuracy"),
         held_int8=values.get("accuracy_int8"),
+        epsilon=None if event.privacy is None else event.privacy.epsilon,
     )
 
 

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from fanin.protos.errors import Unavailable
 from fanin.protos.release import __version__
+from fanin.protos.texts import epsilon_text
 from fanin.server.web.guard import FORM_TOKEN, visitor_of
 
 ROOM: Final = Path(__file__).parent
@@ -137,6 +138,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     env.filters |= {
+        "epsilon": epsilon_text,
         "number": number,
         "percent": percent,
         "size": size,

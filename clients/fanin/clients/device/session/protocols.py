@@ -1,28 +1,23 @@
 """The device's side of a round protocol: which messages it sends, in which order, before the training and after it.
 
-A protocol is a record of functions. The session asks it for its steps, and knows nothing of their content. An entry
-point of another distribution adds one (``fanin.device_protocols``), under the name of the coordinator's protocol.
+A protocol is a record of functions. The session asks it for its steps, and knows nothing of their content. ``known``
+has the protocols by name.
 """
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Protocol
 
+from fanin.edge.basis import RoundBasis
 from fanin.edge.bundles.keys import MESSAGE_CONTEXT, SigningKey
-from fanin.edge.codecs.known import announced, installed_names
+from fanin.edge.masking.agreement import Sign
+from fanin.edge.masking.terms import MaskFloor
 from fanin.edge.tensors import Int64s
 from fanin.protos.calls import device_id_of
-from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import MAX_CAPABILITIES, Assignment
-from fanin.protos.plans import PLAIN_PROTOCOL, RoundPlan
-from fanin.protos.plans.named import Choice, created, wrong_object
-
-GROUP: Final = "fanin.device_protocols"
-"""The entry point group of protocols in other distributions. An entry is a factory of a ``DeviceProtocol``, whose
-parameters are the options of the Plan."""
+from fanin.protos.messages import Assignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +53,43 @@ class DeviceIdentity:
         public_key: Its public key (hex).
         sign: Signs bytes by the device's key, with the context line of messages (``MESSAGE_CONTEXT``).
         entropy: Returns this number of unpredictable bytes. Only a simulation may seed them.
+        sign_in: Signs bytes by the device's key, with another context line: for the protocols of fanin.
+        certificate: By an authority, over the public key (``masking.roster.certificate_of``); empty without one.
     """
 
     device_id: str
     public_key: str
     sign: Callable[[bytes], bytes]
     entropy: Callable[[int], bytes]
+    sign_in: Sign
+    certificate: bytes = b""
 
 
-def identity_of(key: SigningKey, entropy: Callable[[int], bytes] = os.urandom) -> DeviceIdentity:
+def identity_of(
+    key: SigningKey, entropy: Callable[[int], bytes] = os.urandom, certificate: bytes = b""
+) -> DeviceIdentity:
     """Return the identity of the device with a key."""
     sign = partial(key.sign, MESSAGE_CONTEXT)
-    return DeviceIdentity(device_id=device_id_of(key.public), public_key=key.public, sign=sign, entropy=entropy)
+    return DeviceIdentity(
+        device_id=device_id_of(key.public),
+        public_key=key.public,
+        sign=sign,
+        entropy=entropy,
+        sign_in=key.sign,
+        certificate=certificate,
+    )
+
+
+class ProtocolJournal(Protocol):
+    """Bytes of a protocol in the device's folder, one value for each Run. They outlive the Assignment."""
+
+    def read(self) -> bytes:
+        """Return the bytes; empty at first."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Replace the bytes. They are durable before this returns. Raises StorageFull."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +100,17 @@ class ExchangeContext:
         device: The device.
         assignment: The Assignment.
         kept: The exchanges of this Assignment by phase.
+        basis: The facts of the Round on which the coordinator agrees.
+        journal: The protocol's own bytes of this Run.
+        floor: The least that the device accepts of secure aggregation.
     """
 
     device: DeviceIdentity
     assignment: Assignment
     kept: Mapping[str, KeptExchange]
+    basis: RoundBasis
+    journal: ProtocolJournal
+    floor: MaskFloor
 
 
 def accept_any(_context: ExchangeContext, _answer: bytes) -> None:
@@ -94,6 +120,10 @@ def accept_any(_context: ExchangeContext, _answer: bytes) -> None:
 def no_message(_context: ExchangeContext) -> Message:
     """Return no bytes: the device only waits for the coordinator's message."""
     return Message()
+
+
+def keep_journal(_journal: ProtocolJournal) -> None:
+    """Leave a journal as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +164,14 @@ class DeviceProtocol:
         after: The steps after the Update was accepted.
         mask: Returns the payload of an Update (``edge.rings.RingVector``); None: Updates are sent as they are. It is
             called once for each Assignment, and the payload is durable before it is sent.
+        end: Called with the journal once an Assignment is over.
     """
 
     name: str
     before: tuple[DeviceStep, ...] = ()
     after: tuple[DeviceStep, ...] = ()
     mask: Callable[[ExchangeContext, EncodedUpdate], bytes] | None = None
+    end: Callable[[ProtocolJournal], None] = keep_journal
     steps: Mapping[str, DeviceStep] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -147,38 +179,3 @@ class DeviceProtocol:
         if len(steps) < len(self.before) + len(self.after):
             raise ValueError(f"device protocol {self.name}: got two steps for one phase, expected one")
         object.__setattr__(self, "steps", MappingProxyType(steps))
-
-
-PLAIN: Final = DeviceProtocol(name=PLAIN_PROTOCOL)
-PROTOCOLS: Final[Mapping[str, Callable[..., DeviceProtocol]]] = MappingProxyType({PLAIN_PROTOCOL: lambda: PLAIN})
-"""The factories of fanin, by name."""
-
-
-def protocol_of(spec: RoundPlan) -> DeviceProtocol:
-    """Return the protocol that an Assignment names.
-
-    Raises:
-        InvalidPlan: Nothing has this name here, or an option is wrong.
-    """
-    choice = Choice(key="round.protocol", name=spec.protocol, options_key="round.options", options=spec.options)
-
-    def checked(protocol: DeviceProtocol, where: str) -> DeviceProtocol:
-        if not isinstance(protocol, DeviceProtocol):
-            raise wrong_object(where, protocol, "a DeviceProtocol")
-        return protocol
-
-    return created(choice, PROTOCOLS, GROUP, checked=checked)
-
-
-@cache
-def known_protocols() -> tuple[str, ...]:
-    """Return the names of the protocols that were installed when this process first called, without ``plain``."""
-    return announced("round protocols", (), installed_names(GROUP), MAX_CAPABILITIES)
-
-
-def step_of(assignment: Assignment, phase: str) -> DeviceStep:
-    """Return the step of an Assignment's protocol in a phase."""
-    step = protocol_of(assignment.round_protocol).steps.get(phase)
-    if step is None:
-        raise InvalidInput(f"exchange: got the phase {phase!r}, which the protocol does not have", code="FN-1602")
-    return step

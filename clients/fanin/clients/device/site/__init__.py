@@ -6,6 +6,7 @@ Reading order:
 - ``leaving``: what leaves the machine, generated from the messages and the Assignment, and what never does
 - ``journal``: writes the file while the device runs
 - ``attempt``: the same for a failure before the client runs
+- ``privacy``: the floor in force, and the ledger of the device
 - ``view``: reads the file, also of a device that is stopped; its text
 - ``page``: the same as a local web page, ``page.html``
 """

@@ -7,6 +7,7 @@ of the messages with those that are described here, so a new field cannot leave 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from fanin.clients.device.session.secagg import SECAGG
 from fanin.clients.device.site.record import Leaving
 from fanin.protos import messages as m
 from fanin.protos.plans import Statistic
@@ -110,6 +111,12 @@ def leaving(data: str, assignment: m.Assignment | None) -> Leaving:
 
 
 def _of_assignment(assignment: m.Assignment) -> Iterable[str]:
+    if assignment.round_protocol.protocol == SECAGG:
+        yield from _under_masks(assignment)
+        return
+    if assignment.privacy is not None:
+        yield from _clipped(assignment, assignment.privacy)
+        return
     stages = ", ".join(stage.name for stage in assignment.stages)
     yield (
         f"Each Update of run {assignment.run_id}: {UPDATE_FIELDS['payload']}, encoded by {assignment.codec.name}"
@@ -123,7 +130,37 @@ def _of_assignment(assignment: m.Assignment) -> Iterable[str]:
     yield f"With it, {UPDATE_FIELDS['telemetry']}: {fields_text(m.Telemetry)}"
     if assignment.progress_s:
         yield f"Every {assignment.progress_s:g} s of a training: {fields_text(m.TrainingProgress)}"
+    yield "If this device refuses a run by its policy: the values of its floor that the run does not meet"
     yield f"If the training fails: the text of the error, at most {m.MAX_FAILURE_CHARS} characters"
+
+
+def _under_masks(assignment: m.Assignment) -> Iterable[str]:
+    """Yield what leaves in a Round of secure aggregation: docs/howto/secure-aggregation.md lists each field."""
+    statistics = ", ".join(map(_statistic, assignment.statistics))
+    yield (
+        f"Each Update of run {assignment.run_id}, under masks: the coordinator learns the sum of all devices of a "
+        "Round, which can reveal something about the examples (docs/explanation/secure-aggregation.md)"
+    )
+    yield f"With it, under masks: {statistics}"
+    yield "Before and after it: keys, sealed shares of secrets, and shares for the sum, which depend on no example"
+    yield "With it, in the clear: the runtime and the version of fanin"
+    if assignment.progress_s:
+        yield f"Every {assignment.progress_s:g} s of a training: that this device works"
+    yield "If this device refuses a run by its policy: the values of its floor that the run does not meet"
+    yield "If the training fails: the code of the error"
+
+
+def _clipped(assignment: m.Assignment, terms: m.PrivacyTerms) -> Iterable[str]:
+    """Yield what leaves in a Round with differential privacy, where nothing but the change depends on examples."""
+    yield (
+        f"Each Update of run {assignment.run_id}: {UPDATE_FIELDS['payload']}, clipped to the norm {terms.clip_norm:g}. "
+        "The coordinator sees it, and adds noise to the sum of all devices before it publishes anything "
+        "(docs/explanation/differential-privacy.md)"
+    )
+    yield "With it: the weight 1, the runtime, the bytes of downloads, and the version of fanin"
+    if assignment.progress_s:
+        yield f"Every {assignment.progress_s:g} s of a training: that this device works"
+    yield "If the training fails: the code of the error"
 
 
 def _statistic(statistic: Statistic) -> str:

@@ -3,13 +3,14 @@
 The file of a device that was killed still says that it runs. The lock of the folder does not: the kernel frees it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
-from fanin.clients.device.site.record import Leaving, PastError, SiteRecord, SiteWork, read_record
+from fanin.clients.device.site.privacy import SitePrivacy, site_privacy
+from fanin.clients.device.site.record import PastError, SiteRecord, SiteWork, read_record
 from fanin.edge.files import is_held
 from fanin.protos.codes import entries
 from fanin.protos.errors import InvalidInput
@@ -35,15 +36,22 @@ class SiteView:
     folder: str
     state: SiteState
     record: SiteRecord
+    privacy: SitePrivacy
     now: float
 
     def document(self) -> dict[str, object]:
         """Return the state as a JSON object."""
-        return {"state": self.state.value, "folder": self.folder, "now": self.now, **asdict(self.record)}
+        row = {"state": self.state.value, "folder": self.folder, "now": self.now, **asdict(self.record)}
+        return {**row, "privacy": self.privacy.document()}
 
     def text(self) -> str:
         """Return the state as lines for people."""
-        rows = [*self._state_rows(), *self._work_rows(), *self._error_rows(), *_leaving_rows(self.record.leaving)]
+        privacy = [*_listed("floor", self.privacy.floor_texts()), *_listed("privacy", self.privacy.ledger_texts())]
+        leaving = [
+            *_listed("leaves", self.record.leaving.leaves),
+            *_listed("never leaves", self.record.leaving.stays),
+        ]
+        rows = [*self._state_rows(), *self._work_rows(), *privacy, *self._error_rows(), *leaving]
         width = max(len(label) for label, _ in rows) + 2
         return "".join(f"{label:{width}}{text}\n" for label, text in rows)
 
@@ -118,7 +126,7 @@ def site_view(folder: Path, now: float) -> SiteView:
         state = SiteState.STOPPED
     else:
         state = SiteState.CONNECTED if record.link.is_connected else SiteState.DISCONNECTED
-    return SiteView(folder=str(folder), state=state, record=record, now=now)
+    return SiteView(folder=str(folder), state=state, record=record, privacy=site_privacy(folder), now=now)
 
 
 def now_text(phase: str, work: SiteWork) -> str:
@@ -165,11 +173,10 @@ def size_text(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
-def _leaving_rows(leaving: Leaving) -> Iterator[tuple[str, str]]:
-    for index, text in enumerate(leaving.leaves):
-        yield "" if index else "leaves", text
-    for index, text in enumerate(leaving.stays):
-        yield "" if index else "never leaves", text
+def _listed(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield rows with one label for all of them."""
+    for index, text in enumerate(texts):
+        yield "" if index else label, text
 
 
 def _code(code: str, text: str) -> str:

@@ -6,15 +6,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
+from fanin.clients.device.policy.guard import PrivacyGuard
 from fanin.clients.device.storage.chunks import ChunkStore
 from fanin.clients.device.storage.exchanges import ExchangeStore
 from fanin.clients.device.storage.files import replace
+from fanin.clients.device.storage.journals import JournalStore
 from fanin.clients.device.storage.records import Records
 from fanin.clients.device.storage.states import StateStore
 from fanin.clients.device.storage.trainings import TrainingStore
 from fanin.clients.device.storage.updates import UpdateStore
 from fanin.edge.bundles.keys import SigningKey, load_or_create_key
 from fanin.edge.files import held
+from fanin.protos.errors import InvalidInput
 
 LOG = logging.getLogger("fanin.clients")
 DEFAULT_MAX_BYTES: Final = 256 << 20
@@ -23,6 +26,7 @@ MAX_LOCAL_RUNS: Final = 64
 SECRET_BYTES: Final = 32
 PRIVATE: Final = 0o700
 """Permissions of a new folder."""
+CERTIFICATE_BYTES: Final = 64
 
 
 def hold_folder(folder: Path) -> AbstractContextManager[None]:
@@ -47,9 +51,11 @@ class Cache:
         updates: Updates that the coordinator has not accepted yet.
         states: The states of stages.
         exchanges: The exchanges of the Assignment under way.
+        journals: The journals of round protocols.
         locals: The personal parameters (``personal``).
         trainings: The unfinished training.
         records: The highest Version of each Run, and the served Publication.
+        guard: The floor of this device's privacy, and its ledger.
 
     Raises:
         Corrupted: The record of the highest Versions is damaged.
@@ -62,9 +68,11 @@ class Cache:
         self.updates = UpdateStore(folder / "updates")
         self.states = StateStore(folder / "states")
         self.exchanges = ExchangeStore(folder / "exchanges")
+        self.journals = JournalStore(folder / "journals")
         self.locals = StateStore(folder / "locals", MAX_LOCAL_RUNS)
         self.trainings = TrainingStore(folder / "trainings")
         self.records = Records(folder)
+        self.guard = PrivacyGuard(folder)
 
     @staticmethod
     def is_device(folder: Path) -> bool:
@@ -74,6 +82,27 @@ class Cache:
     def key(self) -> SigningKey:
         """Return the device's key, created on first use."""
         return load_or_create_key(self._folder / "device.key")
+
+    def certificate(self) -> bytes:
+        """Return the certificate of the device's key by an authority; empty without one.
+
+        Raises:
+            InvalidInput: The file has another form.
+        """
+        path = self._folder / "device.certificate"
+        try:
+            certificate = bytes.fromhex(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return b""
+        except ValueError:
+            certificate = b""
+        if len(certificate) != CERTIFICATE_BYTES:
+            raise InvalidInput(
+                f"{path}: got no certificate, expected {CERTIFICATE_BYTES} bytes in hexadecimal; let the authority "
+                "certify the key of this device again",
+                code="FN-1645",
+            )
+        return certificate
 
     @property
     def secret(self) -> bytes:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from fanin.clients.device.models import SavedTraining
+from fanin.clients.device.policy.guard import PrivacyGuard
 from fanin.clients.device.session.protocols import KeptExchange
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.codecs.pipeline import States
@@ -59,6 +60,14 @@ class StoredExchanges(Protocol):
     def keep(self, assignment_id: str) -> None: ...
 
 
+class StoredJournals(Protocol):
+    """The journals of round protocols by Run. ``journals.JournalStore`` documents the methods."""
+
+    def get(self, run_id: str) -> bytes: ...
+
+    def put(self, run_id: str, data: bytes) -> None: ...
+
+
 class StoredTrainings(Protocol):
     """The unfinished training. ``trainings.TrainingStore`` documents the methods."""
 
@@ -91,6 +100,9 @@ class DeviceFolder(Protocol):
     def exchanges(self) -> StoredExchanges: ...
 
     @property
+    def journals(self) -> StoredJournals: ...
+
+    @property
     def locals(self) -> StoredStates: ...
 
     @property
@@ -100,6 +112,11 @@ class DeviceFolder(Protocol):
 
     @property
     def records(self) -> HighestVersions: ...
+
+    @property
+    def guard(self) -> PrivacyGuard:
+        """Refuses Assignments below the privacy floor, and counts what leaves."""
+        ...
 
     @property
     def secret(self) -> bytes | None:

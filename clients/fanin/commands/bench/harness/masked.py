@@ -32,10 +32,10 @@ from fanin.edge.masking.coordinator import (
 )
 from fanin.edge.masking.journal import AttemptEnded, Forget, Remember, Respond, record_of
 from fanin.edge.masking.keystream import MaskStream, TailWords, masked_payload
-from fanin.edge.masking.rings import TAIL_BYTES, MaskedLayout, SignedWords, Words
 from fanin.edge.masking.roster import certificate_of
 from fanin.edge.masking.sharing import Entropy
 from fanin.edge.masking.terms import MaskFloor, MaskIdentity, MaskTerms
+from fanin.edge.rings import TAIL_BYTES, RingVector, SignedWords, Words
 
 NOBODY: Collection[int] = ()
 
@@ -132,7 +132,7 @@ class MaskedAttempt:
 
     def __post_init__(self) -> None:
         self.phase = Advertising(terms=self.terms, authority=self.authority)
-        self.total = np.zeros(self.terms.layout.num_values, self.terms.layout.dtype)
+        self.total = np.zeros(self.terms.layout.num_values, self.terms.layout.ring.dtype)
         self.tail = np.zeros(self.terms.layout.num_tail, np.uint64)
 
     def advertise(self, absent: Collection[int] = NOBODY) -> Sharing:
@@ -198,7 +198,7 @@ class MaskedAttempt:
     def add(self, payload: bytes) -> None:
         """Add a masked payload to the sum."""
         split = len(payload) - self.terms.layout.num_tail * TAIL_BYTES
-        self.total += self.terms.layout.unpacked(memoryview(payload)[:split])
+        self.total += self.terms.layout.ring.unpacked(memoryview(payload)[:split])
         self.tail += np.frombuffer(payload, "<u8", offset=split)
 
     def _ask(self, phase: str, indexes: Iterable[int], absent: Collection[int]) -> dict[int, bytes]:
@@ -232,7 +232,7 @@ def masked_attempt(terms: MaskTerms, num_devices: int, entropy: Entropy) -> Mask
     return MaskedAttempt(terms=terms, devices=devices, authority=authority.public)
 
 
-def pieces_of(values: SignedWords, layout: MaskedLayout, size: int) -> tuple[SignedWords, ...]:
+def pieces_of(values: SignedWords, layout: RingVector, size: int) -> tuple[SignedWords, ...]:
     """Return values in pieces of a size."""
     assert values.size == layout.num_values, "one value for each of the layout"
     return tuple(values[start : start + size] for start in range(0, values.size, size))

@@ -30,11 +30,12 @@ from fanin.edge.export.app.inputs.named import (
 )
 from fanin.edge.export.app.inputs.outputs import Output, Paths, checked_paths, picked
 from fanin.edge.export.app.inputs.sequences import check_lengths
-from fanin.edge.export.app.losses import Loss, cross_entropy, function_of
+from fanin.edge.export.app.losses import Loss, check_loss, cross_entropy
 from fanin.edge.export.app.optimizers.fields import integer
 from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.app.optimizers.recipe import Recipe
 from fanin.edge.export.refusals import Place, running_line
+from fanin.edge.floors.floor import NO_FLOOR, PrivacyFloor
 from fanin.edge.lengths import TARGETS, Lengths
 from fanin.edge.runtimes.graphs import X
 from fanin.protos.errors import InvalidInput, UnsupportedModel
@@ -83,6 +84,7 @@ class App:
             ``targets`` have the longest. Shorter rows are padded at their end. See docs/howto/inputs.md.
         decompositions: Forms of operators by operator overload, for operators without a form in a graph format. They
             take precedence over the built-in ones. See docs/howto/operators.md.
+        privacy_floor: The least privacy with which devices train the model. See docs/howto/privacy-floor.md.
 
     Raises:
         UnsupportedModel: A field is invalid.
@@ -107,6 +109,7 @@ class App:
     lengths: Lengths | None = None
     other_batch_sizes: Sequence[int] = ()
     decompositions: Decompositions = field(default_factory=dict)
+    privacy_floor: PrivacyFloor = NO_FLOOR
     # ``file:line`` of the user's code that creates the App, for errors of a later check; "" if it is unknown.
     created_at: str = field(default="", init=False, repr=False, compare=False)
 
@@ -235,10 +238,6 @@ class App:
         return rows_of(self.inputs, torch.arange(num) % num_samples(self.inputs))
 
 
-def _is_function(value: object) -> bool:
-    return callable(value) and not isinstance(value, type)
-
-
 def _batch_sizes(app: App) -> tuple[int, ...]:
     """Return the further batch sizes of an App. Raises UnsupportedModel."""
     what, sizes = f"App {app.name}: other_batch_sizes", cast("object", app.other_batch_sizes)
@@ -276,7 +275,7 @@ def _pair(app: App, value: object) -> tuple[Tensors, Tensor]:
 
 
 def _check_parts(app: App) -> None:
-    """Raise UnsupportedModel unless module, loss, recipe and preprocess have their types."""
+    """Raise UnsupportedModel unless module, recipe, loss, floor and preprocess have their types."""
     what = f"App {app.name}"
     check_module(what, app.module)
     if not isinstance(app.recipe, Recipe):
@@ -284,19 +283,12 @@ def _check_parts(app: App) -> None:
             f"{what}: recipe: got {app.recipe!r}, expected a Recipe; write recipe=Recipe(optimizer=...)", code="FN-0711"
         )
     object.__setattr__(app, "output", checked_paths(f"{what}: output", app.output))
-    if not _is_function(app.loss):
+    check_loss(f"{what}: loss", app.loss)
+    if not isinstance(app.privacy_floor, PrivacyFloor):
         raise UnsupportedModel(
-            f"{what}: loss: got {app.loss!r}, expected a function of (output, y) that returns one loss for each "
-            "sample, such as fanin.edge.export.cross_entropy or torch.nn.CrossEntropyLoss(reduction='none')",
-            code="FN-0718",
-        )
-    own = [name for name, value in _named_parameters(function_of(app.loss)) if value.requires_grad]
-    if own:
-        raise UnsupportedModel(
-            f"{what}: loss: {type(function_of(app.loss)).__name__} has parameters of its own, {own}, which no device "
-            "would train; move them into the module and return what the loss needs as a further output, or call "
-            "requires_grad_(False) on the loss",
-            code="FN-0719",
+            f"{what}: privacy_floor: got {app.privacy_floor!r}, expected a PrivacyFloor; write "
+            'privacy_floor=PrivacyFloor(protocol="secagg")',
+            code="FN-0711",
         )
     if app.preprocess is not None and not isinstance(app.preprocess, torch.nn.Module):
         raise UnsupportedModel(
@@ -306,11 +298,6 @@ def _check_parts(app: App) -> None:
         )
     if app.preprocess is not None:
         check_copies(f"{what}: preprocess", app.preprocess)
-
-
-def _named_parameters(loss: object) -> list[tuple[str, torch.nn.Parameter]]:
-    """Return the parameters of a loss that is a module, by name."""
-    return list(loss.named_parameters()) if isinstance(loss, torch.nn.Module) else []
 
 
 def _preprocessed(app: App, raw: Tensor) -> object:

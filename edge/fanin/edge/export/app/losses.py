@@ -66,6 +66,31 @@ def function_of(loss: Loss) -> Loss:
     return loss.function if isinstance(loss, BatchLoss) else loss
 
 
+def check_loss(what: str, loss: object) -> None:
+    """Raise UnsupportedModel unless this is a function without parameters that learn.
+
+    Args:
+        what: Prefix of error messages.
+        loss: The value of the App's argument ``loss``.
+    """
+    if not callable(loss) or isinstance(loss, type):
+        raise UnsupportedModel(
+            f"{what}: got {loss!r}, expected a function of (output, y) that returns one loss for each "
+            "sample, such as fanin.edge.export.cross_entropy or torch.nn.CrossEntropyLoss(reduction='none')",
+            code="FN-0718",
+        )
+    function: object = function_of(loss)
+    named = list(function.named_parameters()) if isinstance(function, torch.nn.Module) else []
+    own = [name for name, value in named if value.requires_grad]
+    if own:
+        raise UnsupportedModel(
+            f"{what}: {type(function).__name__} has parameters of its own, {own}, which no device "
+            "would train; move them into the module and return what the loss needs as a further output, or call "
+            "requires_grad_(False) on the loss",
+            code="FN-0719",
+        )
+
+
 def loss_sum(loss: Loss, output: object, y: Tensor, mask: Tensor) -> Tensor:
     """Return the sum of a loss over the real samples, a scalar: of a batch's loss, its value times their number.
 

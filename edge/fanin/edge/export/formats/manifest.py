@@ -75,6 +75,7 @@ def assembled(
         lengths=app.lengths,
         local=LocalParameters(table=local, initial=LOCAL) if prepared.local else None,
         other_batch_sizes=tuple(app.other_batch_sizes),
+        privacy_floor=app.privacy_floor,
     )
     return manifest, artifacts
 

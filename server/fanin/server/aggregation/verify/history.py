@@ -11,11 +11,12 @@ from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.fixed import RunCodec
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
+from fanin.edge.codecs.statistics import declared, labels_of
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.ranges import Activation
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import Corrupted, NotFound
-from fanin.protos.messages import BundleRef, VersionPublished
+from fanin.protos.messages import BundleRef, Statistic, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.auxiliary import (
     refreshed,
@@ -28,6 +29,7 @@ from fanin.server.aggregation.rules import (
     StrategyRunner,
     StrategySource,
 )
+from fanin.server.privacy.noising import CentralNoise, noise_of
 from fanin.server.protocols.known import protocol_of
 from fanin.server.protocols.machine import RoundProtocol
 from fanin.server.storage.protocols.archive import MessageArchive, RoundArchive, RunArchive
@@ -81,9 +83,15 @@ class RunHistory:
     stages: Mapping[str, Stage]
     layout: VectorLayout
     activations: Sequence[Activation]
+    statistics: Sequence[Statistic]
     round: Callable[[int], RoundRecord | None]
     strategy: StrategyRunner | None
     published: Mapping[int, VersionPublished]
+
+    @property
+    def noise(self) -> CentralNoise | None:
+        """The noise of each Round; None without differential privacy."""
+        return noise_of(self.plan, self.layout.total_table.num_values)
 
     @property
     def table(self) -> TensorTable:
@@ -106,6 +114,7 @@ def open_history(archive: Archive, run_id: str, strategies: StrategySource | Non
     bundle = Bundle.open(signed, trusted=(bundle_ref.public_key,), read=archive.blobs.read)
     plan = run.start.plan
     stages, flower = stages_of(plan.stages), plan.flower
+    layout = layout_of(table_in(bundle.manifest, flower), stages)
     runs_strategy = bool(flower.strategy) and flower.strategy_is_pure
     return RunHistory(
         run_id=run_id,
@@ -120,8 +129,15 @@ def open_history(archive: Archive, run_id: str, strategies: StrategySource | Non
         protocol=protocol_of(plan),
         strategy=strategies.runner(run_id, plan) if strategies is not None and runs_strategy else None,
         stages=stages,
-        layout=layout_of(table_in(bundle.manifest, flower), stages),
+        layout=layout,
         activations=refreshed(plan, bundle.manifest),
+        statistics=declared(
+            plan.statistics,
+            max_examples=plan.max_examples,
+            max_sum=plan.max_sum,
+            num_labels=labels_of(bundle.manifest),
+            num_values=layout.total_table.num_values,
+        ),
         # Each Round is read once and on demand, so that a damaged one does not hide the others.
         round=cache(partial(archive.rounds.round, run_id)),
         published={

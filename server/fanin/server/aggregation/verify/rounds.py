@@ -3,12 +3,16 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
+from fanin.edge.basis import RoundBasis
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.ranges import RANGES
-from fanin.edge.tensors import Float32s, sha256_hex
+from fanin.edge.tensors import Float32s, Float64s, sha256_hex
 from fanin.protos.errors import Corrupted
 from fanin.protos.messages import TRAINED, UpdateHeader, Version
 from fanin.protos.texts import counted
+from fanin.server.aggregation import fold
 from fanin.server.aggregation.auxiliary import (
     AuxiliaryStep,
     RangeRefresh,
@@ -34,12 +38,13 @@ from fanin.server.aggregation.rules import (
     StrategyTask,
 )
 from fanin.server.aggregation.sets import Aggregate, SetFold
-from fanin.server.aggregation.verify.history import RunHistory
+from fanin.server.aggregation.verify.history import Archive, RunHistory
 from fanin.server.aggregation.weights import examples_of, scale_of
+from fanin.server.privacy.noising import NOISED_SUM
 from fanin.server.protocols.facts import adjustment_of, facts_of
 from fanin.server.selection.coverage import coverage_problem
 from fanin.server.storage.origins import recorded_grid, recorded_state
-from fanin.server.storage.records import RoundMark, RoundRecord
+from fanin.server.storage.records import OuterState, RoundMark, RoundRecord
 
 
 def check_outside(history: RunHistory, version: Version) -> str:
@@ -75,17 +80,33 @@ def record_problem(history: RunHistory, version: Version, record: RoundRecord | 
     return ""
 
 
-def check_round(history: RunHistory, version: Version, record: RoundRecord | None, lineage_start: int) -> str:
+def check_round(
+    history: RunHistory, version: Version, record: RoundRecord | None, lineage_start: int, *, from_sum: bool = False
+) -> str:
+    """Return the problem of a Version that a Round published, or an empty string.
+
+    Args:
+        history: The record of the Run.
+        version: The Version.
+        record: The Round.
+        lineage_start: The Version with which its lineage starts.
+        from_sum: Whether the Updates of a private Run were erased: its recorded noised sum is not recomputed.
+    """
     if problem := record_problem(history, version, record):
         return problem
     assert record is not None, "its record has no problem"
-    aggregate, base = _aggregate(history, record, version, lineage_start)
+    after = history.archive.rounds.outer_state(record.run_id, record.round)
+    base = _base(history, record)
+    if from_sum:
+        aggregate = _noised(history, record, after)
+    else:
+        aggregate = _aggregate(history, record, version, (base, lineage_start))
     step = OuterStep(aggregate, history.layout, record.grid, history.codec, history.optimizer)
     if record.grid != _grid(history, base):
         return f"round {record.round}: its grid is not the grid of version {base.number}"
     archive, table = history.archive, history.table
     recorded = recorded_state(base, archive.runs, archive.rounds)
-    state = {name: artifact for name, artifact in recorded.items() if name != STRATEGY_STATE}
+    state = {name: artifact for name, artifact in recorded.items() if name in history.optimizer.tensors}
 
     def inputs() -> tuple[Iterator[Float32s], StateSlices]:
         return parameter_pieces(archive.blobs, base, table), state_slices(archive.blobs, state)
@@ -101,21 +122,23 @@ def check_round(history: RunHistory, version: Version, record: RoundRecord | Non
         return f"round {record.round}: recomputed {digest}, signed {version.sha256}"
     if step.result().next_grid != record.next_grid:
         return f"round {record.round}: recomputed another grid for the next round"
-    problem = _auxiliary_problem(history, aggregate, version, base, record) or coverage_problem(
-        history.plan.participants,
-        record.accepted,
-        history.published.get(version.number),
-        step.result().counts.get(TRAINED, 0),
-    )
+    problem = _auxiliary_problem(history, aggregate, version, base, record)
+    if not problem and record.forgotten is None:
+        num_examples = step.result().counts.get(TRAINED, 0)
+        event = history.published.get(version.number)
+        problem = coverage_problem(history.plan.participants, record.accepted, event, num_examples)
     if problem:
         return f"round {record.round}: {problem}"
-    after = archive.rounds.outer_state(record.run_id, record.round)
     tensors = [*history.optimizer.tensors, *([STRATEGY_STATE] if history.plan.flower.strategy else [])]
+    tensors += [NOISED_SUM] if history.noise is not None else []
     if sorted(after) != sorted(tensors):
         return f"round {record.round}: recorded the outer state {sorted(after)}, not {sorted(tensors)}"
     result = None if history.strategy is None else aggregate.strategy
     if result is not None and sha256_hex(result.state) != after[STRATEGY_STATE].sha256:
         return f"round {record.round}: recomputed another state of the strategy"
+    noise, sums = history.noise, aggregate.sums
+    if noise is not None and sums is not None and _digest(noise.encoded(sums)) != after[NOISED_SUM].sha256:
+        return f"round {record.round}: recomputed another noised sum"
     for name in history.optimizer.tensors:
         if _digest(encode_state(step.state(name, *inputs()))) != after[name].sha256:
             return f"round {record.round}: recomputed another {name} of the outer optimizer"
@@ -146,27 +169,59 @@ def _digest(pieces: Iterable[bytes]) -> str:
 
 def _grid(history: RunHistory, base: Version) -> tuple[int, ...]:
     """Return the grid of a Round on this Version."""
-    archive = history.archive
+    archive, noise = history.archive, history.noise
+    if noise is not None:
+        return noise.grid_of(len(history.layout.total_table.specs))
     grid = recorded_grid(base, archive.runs, archive.rounds)
     return first_grid_from(base, history.layout, history.codec, archive.blobs) if grid is None else grid
 
 
-def _aggregate(
-    history: RunHistory, record: RoundRecord, version: Version, lineage_start: int
-) -> tuple[Aggregate, Version]:
-    """Fold the recorded set of a Round again. Raises Corrupted if a part of the record is missing."""
-    archive, layout = history.archive, history.layout
+def _base(history: RunHistory, record: RoundRecord) -> Version:
+    base = history.archive.runs.version(record.run_id, record.base_version)
+    if base is None:
+        raise Corrupted(f"round {record.round}: no record of version {record.base_version}", code="FN-0530")
+    return base
+
+
+def _noised(history: RunHistory, record: RoundRecord, after: OuterState) -> Aggregate:
+    """Return the aggregate of a recorded noised sum. Raises Corrupted if the sum is missing or damaged."""
+    noise, table = history.noise, history.layout.total_table
+    if noise is None or NOISED_SUM not in after:
+        raise Corrupted(f"round {record.round}: no record of its noised sum", code="FN-0530")
+    state, first = fold.begin(table), 0
+    state.num_updates = 1
+    state.total_weights[:] = noise.denominator
+    pieces = history.archive.blobs.pieces(f"the noised sum of round {record.round}", after[NOISED_SUM])
+    for values in noise.vector.decode(pieces, np.empty(0, np.int64)):
+        state.values[first : first + values.size] = values
+        first += values.size
+
+    def part(start: int, stop: int) -> Float64s:
+        return fold.finish(state, table, record.grid, (start, stop))
+
+    # The weight of each Update is 1, and the Round has no other count.
+    counts = {TRAINED: record.num_accepted}
+    return Aggregate(part=part, reaches=state.reaches, counts=counts, shifts=(0,) * len(table.specs))
+
+
+def _aggregate(history: RunHistory, record: RoundRecord, version: Version, origin: tuple[Version, int]) -> Aggregate:
+    """Fold the recorded set of a Round again. Raises Corrupted if a part of the record is missing.
+
+    Args:
+        history: The record of the Run.
+        record: The Round.
+        version: The Version that it published.
+        origin: The base Version, and the Version with which the lineage starts.
+    """
+    archive, layout, (base, lineage_start) = history.archive, history.layout, origin
     updates = SpooledUpdates(
         plan=history.plan,
         codec=history.codec.codec,
         layout=layout,
         spool=archive.spool,
-        vector=history.protocol.vector(layout.total_table.num_values),
+        vector=history.protocol.vector(layout.total_table.num_values, len(history.statistics)),
     )
     headers = {update.device_id: update.header for update in archive.rounds.updates(record.run_id, record.round)}
-    base = archive.runs.version(record.run_id, record.base_version)
-    if base is None:
-        raise Corrupted(f"round {record.round}: no record of version {record.base_version}", code="FN-0530")
 
     def contribution(device: str, scale: int) -> Contribution:
         header = headers[device]
@@ -179,10 +234,23 @@ def _aggregate(
             [examples_of(headers[device], history.plan) for device in record.accepted], history.plan.max_total_examples
         )
     )
+    if history.noise is not None:
+        return set_fold.complete(record.accepted, history.noise.adjustment(_seed(archive, record)))
     rosters = archive.messages.rosters(record.run_id, record.round)
     messages = archive.messages.messages(record.run_id, record.round) if rosters else ()
-    facts = facts_of(history.protocol, record, rosters, messages)
-    return set_fold.complete(record.accepted, adjustment_of(history.protocol, facts)), base
+    basis = RoundBasis(
+        run_id=record.run_id,
+        lineage=lineage_start,
+        round=record.round,
+        version_sha256=base.sha256,
+        max_devices=history.plan.cohort.concurrency,
+        grid=record.grid,
+        codec=history.plan.codec,
+        statistics=history.statistics,
+        num_values=layout.total_table.num_values,
+    )
+    facts = facts_of(history.protocol, basis, record, rosters, messages)
+    return set_fold.complete(record.accepted, adjustment_of(history.protocol, facts))
 
 
 class _Published:
@@ -196,6 +264,14 @@ class _Published:
         history = self._history
         values = load_parameters(history.archive.blobs, self._version, history.table)
         return StrategyResult(parameters=TrainedPart(history.table).split(values, 0)[0], state=b"")
+
+
+def _seed(archive: Archive, record: RoundRecord) -> bytes:
+    """Return the recorded seed of the noise of a Round. Raises Corrupted if it is missing."""
+    seed = archive.rounds.noise_seed(record.run_id, record.round)
+    if seed is None:
+        raise Corrupted(f"round {record.round}: no record of the seed of its noise", code="FN-0530")
+    return seed
 
 
 def _rule(

@@ -34,6 +34,8 @@ class Verdict:
             grid, statistics and counters are verified in any case.
         digest_only: What retention removed, so that only the record was verified: the signature of the Version, the
             set of its Round and the digests of the Updates. Empty if nothing was removed.
+        from_sum: What was erased of a Round with privacy, so that its parameters were recomputed from the recorded
+            noised sum; empty if they were recomputed from the Updates and the seed of the noise.
         ranges: How the ranges were verified that the coordinator measured on a data set; empty for others.
         has_recomputed_ranges: Whether they were measured again.
     """
@@ -45,6 +47,7 @@ class Verdict:
     problem: str
     not_reproducible: str = ""
     digest_only: str = ""
+    from_sum: str = ""
     ranges: str = ""
     has_recomputed_ranges: bool = False
 
@@ -70,7 +73,7 @@ def verify_run(
     lineage_start, seen, removed = 0, UNSEEN, archive.runs.removed(run_id)
     for number, round_number in sorted(archive.runs.round_by_version(run_id).items()):
         lineage_start = lineage_start if round_number else number
-        version_sha256, record, ranges = "", None, NOT_MEASURED
+        version_sha256, record, ranges, from_sum = "", None, NOT_MEASURED, ""
         digest_only = _removed_text(removed, number, round_number)
         try:
             # A damaged record is the problem of its Version alone.
@@ -86,7 +89,12 @@ def verify_run(
             )
             seen = version.order
             if round_number in removed.rounds:
-                problem = record_problem(history, version, record)
+                base = number if record is None else record.base_version
+                if history.noise is not None and not {number, base} & removed.versions.keys():
+                    problem = check_round(history, version, record, lineage_start, from_sum=True)
+                    digest_only, from_sum = "", digest_only
+                else:
+                    problem = record_problem(history, version, record)
             elif digest_only and not round_number:
                 problem = ""
             elif round_number:
@@ -106,6 +114,7 @@ def verify_run(
             problem=problem,
             not_reproducible=_reason(history) if round_number and not digest_only else "",
             digest_only=digest_only,
+            from_sum=from_sum,
             ranges=ranges.text,
             has_recomputed_ranges=ranges.is_recomputed,
         )

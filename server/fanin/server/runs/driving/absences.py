@@ -12,6 +12,7 @@ from fanin.protos.messages import DeviceInfo, DeviceQuery, RunWarned
 from fanin.protos.plans.participants import ID
 from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.intake import Intake, Parked
+from fanin.server.runs.view import policy_code
 from fanin.server.selection.absence import CODES, ExpectedDevice, alarms_of, window_of
 from fanin.server.storage.stores import DriverStores
 
@@ -86,10 +87,12 @@ class Absences:
         elif parked is not None:
             obstacle = self._intake.refusal(parked.check_in.capabilities)
             pause_s = self._intake.pause_s(info.device_id)
-            if not obstacle and pause_s:
+            if not obstacle and pause_s and policy_code(info.last_rejection):
+                obstacle = _refusal(info.last_rejection)
+            elif not obstacle and pause_s:
                 obstacle = f"it pauses for {pause_s:.0f} s after failures: {course.failures.newest}"
         elif not is_at_work and (info.rejected_at or 0.0) >= (info.last_seen or 0.0):
-            obstacle = info.last_rejection
+            obstacle = _refusal(info.last_rejection)
         return ExpectedDevice(
             device_id=info.device_id,
             label=info.label,
@@ -99,3 +102,8 @@ class Absences:
             is_here=is_at_work or parked is not None,
             obstacle="" if is_at_work else obstacle,
         )
+
+
+def _refusal(reason: str) -> str:
+    """Return why a device was refused last, or refused the Run itself."""
+    return f"it refuses the run by its policy: {reason}" if policy_code(reason) else reason

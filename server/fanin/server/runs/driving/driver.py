@@ -26,6 +26,7 @@ from fanin.protos.messages import (
 )
 from fanin.server.protocols import events as e
 from fanin.server.protocols.phases import FAILING
+from fanin.server.rounds.charging import rest_of_budget
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.messages import RoundMessages
 from fanin.server.rounds.opening import (
@@ -50,7 +51,7 @@ from fanin.server.runs.driving.updates import UpdateDecisions
 from fanin.server.runs.driving.warnings import UpdateWarnings
 from fanin.server.runs.publications import Publications
 from fanin.server.runs.view import LiveRun
-from fanin.server.storage.records import RoundMark, RoundRecord, RunRecord
+from fanin.server.storage.records import RoundMark, RoundRecord, RunRecord, Shortage
 from fanin.server.storage.stores import DriverStores, Files
 
 LOG: Final = logging.getLogger("fanin.server.runs.driving.driver")
@@ -87,7 +88,7 @@ class RunDriver:
         self.course, self._publications, self._stores, self._files = course, publications, stores, files
         self.intake, self._participants = Intake(course, stores, parked), Participants(course, stores)
         self.updates = UpdateDecisions(course, stores, files, self._participants)
-        self.messages = RoundMessages(course.setup.protocol, stores, files)
+        self.messages = RoundMessages(course.setup, stores, files)
         self._absences = Absences(course, self.intake, stores, parked)
         self._history, self._warnings = History(course.run.start.plan.stop), UpdateWarnings(course.run.start.plan)
         self._knows_participation = False
@@ -248,9 +249,9 @@ class RunDriver:
                     self._follow(work, await work.fail(reason))
                     return
                 lacks_quorum = machine is not None and len(machine.cohort.accepted) < machine.rules.quorum
-                others_wait = lacks_quorum and self.intake.others_wait
                 causes = filter(None, (storage_trouble_of(self.course), failures_of(self.course)))
-                self._follow(work, await work.close("; ".join(causes), others_wait=others_wait))
+                shortage = Shortage(cause="; ".join(causes), others_wait=lacks_quorum and self.intake.others_wait)
+                self._follow(work, await work.close(shortage))
             case e.Fold():
                 await work.fold(effect.accepted)
                 self.course.report(work, e.ParametersStored())
@@ -288,7 +289,8 @@ class RunDriver:
             self.course.report(work, e.Broken(reason=reason))
             self.course.announce()
         elif isinstance(effect, e.GoOn) and (self.course.round is None or self.course.round.has_ended):
-            await self._rest(RunRested(state=RunState.FAILED, reason=reason), MAX_NUMBER)
+            rested = RunRested(state=RunState.FAILED, reason=reason)
+            await self._stores.writer.rest(rested, self._stores.wall(), next_sequence=MAX_NUMBER)
             await self._reload()
             self.course.announce()
 
@@ -296,9 +298,6 @@ class RunDriver:
         now_s = self._stores.wall()
         at_s = now_s + effect.deadline - self.course.now()
         await self._stores.writer.set_deadline(record.round, at_s, now_s, num_rosters=effect.num_rosters)
-
-    async def _rest(self, rested: RunRested, next_sequence: int) -> None:
-        await self._stores.writer.rest(rested, self._stores.wall(), next_sequence=next_sequence)
 
     async def _warn(self, warnings: tuple[RunWarned, ...]) -> None:
         for warning in warnings:
@@ -358,13 +357,13 @@ class RunDriver:
                 return
             while page := await self._stores.runs.event_page(self.run_id, history.next_sequence):
                 history.add(page)
-            rested = history.rest_of(self.run.max_rounds)
+            rested = history.rest_of(self.run.max_rounds) or await rest_of_budget(self.setup, self._stores, self._files)
             if rested is None:
                 await self._open_next()
                 return
             if rested.state is RunState.FINISHED:
                 await self._warn_of_devices(self.run.max_rounds, has_ended=True)
-            await self._rest(rested, history.next_sequence)
+            await self._stores.writer.rest(rested, self._stores.wall(), next_sequence=history.next_sequence)
 
     async def _open_next(self) -> None:
         course, stores = self.course, self._stores

@@ -90,6 +90,9 @@ class Intake:
         ]
         if not candidates:
             return ()
+        if course.setup.coins is not None:
+            number = course.work.record.round
+            return tuple(each.device_id for each in candidates if course.setup.coins.draws(number, each.device_id))
         required, num_reserved = self._required(candidates)
         chosen, taken = required, {each.device_id for each in required}
         groups: tuple[list[WaitingDevice], list[WaitingDevice]] = [], []

@@ -32,7 +32,8 @@ def storage_trouble_of(course: Course) -> str:
 def failures_of(course: Course) -> str:
     """Return the text about the devices that gave up or were refused in the open Round; empty without one."""
     num_refused = len(course.refused)
-    parts = [f"{counted(course.num_gave_up, 'device')} gave up"] if course.num_gave_up else []
+    by_policy = f" ({course.failures.num_by_policy} by policy)" if course.failures.num_by_policy else ""
+    parts = [f"{counted(course.num_gave_up, 'device')} gave up{by_policy}"] if course.num_gave_up else []
     parts += [f"{counted(num_refused, 'device')} {'was' if num_refused == 1 else 'were'} refused"] * bool(num_refused)
     # Quoted, because it may be a peer's text.
     return f"{' and '.join(parts)}, the last with: {course.failures.newest!r}" if parts else ""

@@ -5,7 +5,7 @@ is the only way of an Update into the record. The order of its steps ensures tha
 without its payload, or an acknowledged Update without its row:
 
     1. the payload becomes durable
-    2. the values of its tensors with ranges are checked (``ranges``)
+    2. the values of its tensors with ranges are checked (``ranges``), or their norm (``privacy.noising``)
     3. one row in the database commits the Update to the current Round, and the round machine receives it
     4. the files of the upload are removed
     5. the device receives the decision
@@ -23,6 +23,7 @@ from fanin.server.runs.driving.course import Course
 from fanin.server.runs.driving.participants import Participants
 from fanin.server.runs.driving.ranges import DeviceRanges
 from fanin.server.runs.validation import Expected, check_header
+from fanin.server.runs.view import policy_code
 from fanin.server.selection.coverage import Lack
 from fanin.server.storage.protocols.files import Upload
 from fanin.server.storage.records import CommittedUpdate
@@ -98,7 +99,8 @@ class UpdateDecisions:
             ``Later`` and ``Undecided`` keep the upload. ``Accepted`` may be for an earlier Update of the device.
 
         Raises:
-            InvalidUpdate: A tensor of the device is out of its range. The Update leaves no trace.
+            InvalidUpdate: A tensor of the device is out of its range, or the device did not clip. The Update leaves no
+                trace.
             StorageFull: The disk is full.
             Unavailable: Another coordinator drives the Run. The device uploads again there.
         """
@@ -106,7 +108,7 @@ class UpdateDecisions:
         decision = self.outlook(header.round, device)
         if isinstance(decision, Receive):
             await files.run(spool.commit, upload, device)
-            await self._check_ranges(header, device, decision.origin)
+            await self._check_values(header, device, decision.origin)
             recorded = await self._record(device, upload)
             # A full Round has no place for the Update, and the next one may have.
             decision = decide(replace(self._course.facts(header.round, device, recorded), is_full=recorded is None))
@@ -148,7 +150,9 @@ class UpdateDecisions:
         had_place = self._free(round_number, device, failure)
         if had_place:
             self._course.refused.discard(device)
-            self._course.standing.give_up(device, self._course.now())
+            # A policy would refuse the next Round, too, so the place is better used by another device.
+            note = self._course.standing.refuse if policy_code(failure) else self._course.standing.give_up
+            note(device, self._course.now())
         return had_place
 
     def refuse(self, round_number: int, device: str, reason: str) -> None:
@@ -172,27 +176,30 @@ class UpdateDecisions:
     def _expected(self, origin: OpenedRound) -> Expected:
         setup = self._course.setup
         table = setup.layout.total_table
-        vector = setup.protocol.vector(table.num_values)
         return Expected(
             run_id=self._course.run_id,
             round=origin.record.round,
             version_sha256=origin.base.sha256,
             codec=setup.start.plan.codec,
-            payload_bytes=setup.codec.payload_bytes(table) if vector is None else vector.size_bytes,
+            payload_bytes=setup.codec.payload_bytes(table) if setup.vector is None else setup.vector.size_bytes,
             table=table,
             num_labels=setup.num_labels,
             statistics=setup.statistics,
             num_range_cells=2 * len(setup.counted) * NUM_BINS,
         )
 
-    async def _check_ranges(self, header: m.UpdateHeader, device: str, origin: OpenedRound) -> None:
-        if self._ranges.are_checked:
-            files, spool = self._files, self._files.spool
-            try:
+    async def _check_values(self, header: m.UpdateHeader, device: str, origin: OpenedRound) -> None:
+        files, spool, setup = self._files, self._files.spool, self._course.setup
+        try:
+            if self._ranges.are_checked:
                 await files.run(self._ranges.check, header, device, (origin.record, origin.base), (spool, files.blobs))
-            except InvalidUpdate:
-                await files.run(spool.withdraw, header, device)
-                raise
+            if setup.noise is not None:
+                decode = setup.codec.codec.decode
+                pieces = (decode(memoryview(piece)) for piece in spool.read(header, device))
+                await files.run(setup.noise.check_update, header.telemetry, pieces)
+        except InvalidUpdate:
+            await files.run(spool.withdraw, header, device)
+            raise
 
     async def _record(self, device: str, upload: Upload) -> CommittedUpdate | None:
         """Record an Update whose payload is durable, and report it to the machine.

@@ -8,11 +8,11 @@ Modules, in reading order:
     devices.py     ``check_devices``
     tokens.py      tokens, and the audit log
     files.py       ``check_blobs`` and ``check_spool``
-    runs.py        Bundles, Runs, Versions and events
+    runs.py        Bundles, Runs, Versions, events, evaluations of Versions on held-out data
     rounds.py      the writes of a driver
     leases.py      two drivers of one Run
     commands.py    commands of operators
-    evaluations.py evaluations of Versions on held-out data
+    ledger.py      privacy ledgers
     history.py     the record in pages
     retention.py   what retention removes
     databases.py   ``check_stores``: all of a database's stores

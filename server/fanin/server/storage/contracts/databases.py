@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from fanin.server.storage.contracts.commands import check_commands
 from fanin.server.storage.contracts.devices import check_devices
-from fanin.server.storage.contracts.evaluations import check_evaluations
 from fanin.server.storage.contracts.leases import check_leases
+from fanin.server.storage.contracts.ledger import check_ledger
 from fanin.server.storage.contracts.retention import check_retention
 from fanin.server.storage.contracts.rounds import (
     LONGER,
@@ -14,7 +14,7 @@ from fanin.server.storage.contracts.rounds import (
     check_later_rounds,
     check_messages,
 )
-from fanin.server.storage.contracts.runs import check_runs
+from fanin.server.storage.contracts.runs import check_evaluations, check_runs
 from fanin.server.storage.contracts.tokens import check_tokens
 from fanin.server.storage.contracts.values import RUN
 from fanin.server.storage.stores import Stores
@@ -44,3 +44,4 @@ async def check_stores(open_stores: Callable[[], Stores]) -> None:
     await check_commands(stores)
     await check_evaluations(stores.evaluations, LONGER)
     await check_retention(stores, LONGER)
+    await check_ledger(stores)

@@ -27,7 +27,7 @@ from fanin.server.storage.contracts.values import (
     start,
     version,
 )
-from fanin.server.storage.records import Contributors, MeasuredRanges, Roster, RoundMark, RoundMessage
+from fanin.server.storage.records import Contributors, MeasuredRanges, Roster, RoundMark, RoundMessage, Shortage
 from fanin.server.storage.stores import DriverStores, Stores
 
 LONGER: Final = "folded-longer"
@@ -131,7 +131,7 @@ async def check_later_rounds(stores: DriverStores) -> None:
     some = await rounds.updates_of(RUN, 1, ["b", "late", "other"])
     assert some == (committed("b"),), f"updates_of: got {some}, expected that of the one device in the round"
     await writer.note(devices_gone(2, ("a", "c")), 58.0)
-    failed = await writer.close(2, cohort=NEVER, now_s=60.0, cause="no data", others_wait=True)
+    failed = await writer.close(2, cohort=NEVER, now_s=60.0, shortage=Shortage(cause="no data", others_wait=True))
     assert failed.mark is RoundMark.FAILED, "close: a round without a quorum did not fail"
     assert sorted(await rounds.headers_made_for(RUN, 1)) == ["a", "b"], "headers_made_for: has a failed round's update"
     assert await rounds.last_folded(RUN, "late", lineage=0) == 0, "last_folded: returned a round that failed"

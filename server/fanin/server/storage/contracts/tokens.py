@@ -7,7 +7,7 @@ from typing import Final
 from fanin.protos.errors import Conflict, FaninError, NotFound
 from fanin.protos.messages import AuditChain, NewToken, Role, TokenRotation
 from fanin.server.storage.contracts.values import OPERATOR
-from fanin.server.storage.protocols.audit import AuditStore
+from fanin.server.storage.protocols.tokens import AuditStore
 from fanin.server.storage.records import AuditFact
 from fanin.server.storage.stores import Stores
 

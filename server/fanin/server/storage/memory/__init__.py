@@ -18,7 +18,7 @@ Modules, in reading order:
     commands.py    commands of operators
     administration.py  tokens, and the audit log
     devices.py     devices, and enrollment by their tokens
-    chunks.py      blobs
-    payloads.py    the spool
+    ledger.py      the privacy ledgers of populations, and the seeds of noise
+    files.py       blobs and the spool
     state.py       all of them, as the state of a coordinator
 """

@@ -18,7 +18,6 @@ from fanin.protos.messages import (
     TokenRotation,
 )
 from fanin.server.storage.access import (
-    by_name,
     check_new_token,
     check_revocation,
     check_token_change,
@@ -27,7 +26,7 @@ from fanin.server.storage.access import (
     rotated,
     token_of,
 )
-from fanin.server.storage.records import AuditFact
+from fanin.server.storage.records import AuditFact, by_name
 
 
 class MemoryAudit:

@@ -1,11 +1,14 @@
 """The rows of a database in memory."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from fanin.protos.messages import (
     BundleRef,
+    LedgerRow,
     LoggedEvent,
+    PrivacyPopulation,
     RoundFailed,
     RunEvent,
     RunRested,
@@ -14,6 +17,7 @@ from fanin.protos.messages import (
     VersionEvaluation,
     VersionPublished,
 )
+from fanin.server.storage.memory.administration import MemoryAudit
 from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.records import (
     CommittedUpdate,
@@ -51,6 +55,7 @@ class RunRows:
         lease: The newest lease.
         messages: The messages of the phases of each Round, in the order of their commits.
         rosters: The rosters of each Round.
+        seeds: The seed of the noise of each Round that was charged, None after it was erased.
     """
 
     record: RunRecord
@@ -72,6 +77,7 @@ class RunRows:
     lease: Lease | None = None
     messages: defaultdict[int, dict[tuple[str, str], RoundMessage]] = field(default_factory=lambda: defaultdict(dict))
     rosters: defaultdict[int, list[Roster]] = field(default_factory=lambda: defaultdict(list))
+    seeds: dict[int, bytes | None] = field(default_factory=dict, repr=False)
 
     @property
     def newest(self) -> Version:
@@ -135,8 +141,22 @@ class RunRows:
         record = replace(self.rounds[failure.round], mark=RoundMark.FAILED)
         self.rounds[failure.round] = record
         self.messages.pop(failure.round, None)
+        self.erase_seeds((failure.round,))
         self.add_event(failure, now_s)
         return record
+
+    def erase_seeds(self, rounds: Iterable[int]) -> None:
+        """Erase the seeds of Rounds."""
+        self.seeds |= dict.fromkeys(self.seeds.keys() & set(rounds))
+
+    def erase_old_seeds(self, published: int, now_s: float) -> None:
+        """Erase the seeds that the Plan does not keep after a publication, and record the Updates as removed."""
+        last = published - self.record.start.plan.privacy.keep_seed_rounds
+        rounds = [number for number, seed in self.seeds.items() if number <= last and seed is not None]
+        self.erase_seeds(rounds)
+        for number in rounds:
+            self.removals.setdefault((RemovedKind.UPDATES, number), now_s)
+            self.unfinished.add((RemovedKind.UPDATES, number))
 
     def publication(self, number: int) -> VersionPublished | None:
         """Return the event that published a Version, or None without one."""
@@ -152,9 +172,17 @@ class MemoryDatabase:
         run_keys: The private key of each epoch of each Run, and the wall time of its creation.
         runs: The rows of each Run, oldest first.
         commands: The digest of each command that was carried out, by its id.
+        audit: The audit log.
+        populations: The populations by name.
+        ledgers: The rows of the ledger of each population.
+        uncharged: The Runs with a lost interval that is not charged.
     """
 
     bundles: dict[str, BundleRef] = field(default_factory=dict)
     run_keys: dict[tuple[str, int], tuple[bytes, float]] = field(default_factory=dict)
     runs: dict[str, RunRows] = field(default_factory=dict)
     commands: dict[str, str] = field(default_factory=dict)
+    audit: MemoryAudit = field(default_factory=MemoryAudit)
+    populations: dict[str, PrivacyPopulation] = field(default_factory=dict)
+    ledgers: defaultdict[str, list[LedgerRow]] = field(default_factory=lambda: defaultdict(list))
+    uncharged: set[str] = field(default_factory=set)

@@ -16,7 +16,7 @@ from fanin.protos.messages import (
     TokenInfo,
 )
 from fanin.server.storage.access import change_fact, changed, enrolled, enrollment_fact, resting_state, unknown_device
-from fanin.server.storage.memory.administration import MemoryAudit, MemoryTokens
+from fanin.server.storage.memory.administration import MemoryTokens
 from fanin.server.storage.memory.database import MemoryDatabase
 from fanin.server.storage.population import Population
 from fanin.server.storage.records import EnrolledDevice, Sighting
@@ -34,9 +34,9 @@ class MemoryDevices:
     """
 
     def __init__(self, database: MemoryDatabase | None = None) -> None:
-        self.audit = MemoryAudit()
-        self.tokens = MemoryTokens(self.audit)
         self._database = MemoryDatabase() if database is None else database
+        self.audit = self._database.audit
+        self.tokens = MemoryTokens(self.audit)
         self._population = Population()
         self._infos: dict[str, DeviceInfo] = {}
         self._removed: set[str] = set()

@@ -38,6 +38,7 @@ class MemoryRetention:
         rows.unfinished |= {(RemovedKind.UPDATES, number) for number in what.rounds}
         for number in what.rounds:
             rows.messages.pop(number, None)
+        rows.erase_seeds(what.rounds)
         old = _old_events(rows, what.events_before_s)
         rows.events = [logged for logged in rows.events if logged.sequence not in old]
         return what

@@ -45,6 +45,10 @@ class MemoryRoundArchive:
         """See ``MessageArchive.rosters``."""
         return tuple(self._database.runs[run_id].rosters[round_number])
 
+    def noise_seed(self, run_id: str, round_number: int) -> bytes | None:
+        """See ``RoundArchive.noise_seed``."""
+        return self._database.runs[run_id].seeds.get(round_number)
+
     def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
         """See ``RoundArchive.grid_after``."""
         rows = self._database.runs[run_id]

@@ -19,6 +19,7 @@ from fanin.protos.messages import (
 )
 from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
+from fanin.server.storage.memory.ledger import begin_population
 from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord
@@ -124,8 +125,12 @@ class MemoryRuns:
                 f"the record already has this entry (run {start.run_id}); read the state again, then decide",
                 code="FN-0509",
             )
+        if start.plan.privacy:
+            begin_population(self._database, start, by, now_s)
         max_rounds = start.plan.stop.max_rounds
-        record = RunRecord(start=start, state=RunState.RUNNING, reason="", max_rounds=max_rounds, started_by=by)
+        record = RunRecord(
+            start=start, state=RunState.RUNNING, reason="", max_rounds=max_rounds, started_by=by, started_at_s=now_s
+        )
         rows = RunRows(record=record)
         rows.add_version(start.version, None, now_s)
         self._database.runs[start.run_id] = rows

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 from fanin.server.storage.lanes import inline
-from fanin.server.storage.memory.chunks import MemoryBlobs
 from fanin.server.storage.memory.commands import MemoryCommands
 from fanin.server.storage.memory.database import MemoryDatabase
 from fanin.server.storage.memory.devices import MemoryDevices
+from fanin.server.storage.memory.files import MemoryBlobs, MemorySpool
 from fanin.server.storage.memory.history import MemoryHistory
-from fanin.server.storage.memory.payloads import MemorySpool
+from fanin.server.storage.memory.ledger import MemoryLedger
 from fanin.server.storage.memory.retention import MemoryRetention
 from fanin.server.storage.memory.rounds import MemoryMessages, MemoryRoundArchive, MemoryRounds
 from fanin.server.storage.memory.runs import MemoryEvaluations, MemoryRunArchive, MemoryRuns
@@ -42,6 +42,7 @@ class MemoryState:
             messages=MemoryMessages(database),
             evaluations=MemoryEvaluations(database),
             retention=MemoryRetention(database),
+            ledger=MemoryLedger(database),
             leases=MemoryLeases(database),
             control=MemoryCommands(database),
             wall=wall,

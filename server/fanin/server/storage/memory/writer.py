@@ -28,7 +28,10 @@ from fanin.server.storage.decisions import (
     new_warnings,
 )
 from fanin.server.storage.memory.database import MemoryDatabase, RunRows
+from fanin.server.storage.memory.ledger import add_charge
+from fanin.server.storage.protocols.ledger import PrivacyCharge
 from fanin.server.storage.records import (
+    UNKNOWN_SHORTAGE,
     CommittedUpdate,
     Lease,
     MeasuredRanges,
@@ -37,6 +40,7 @@ from fanin.server.storage.records import (
     RoundMark,
     RoundMessage,
     RoundRecord,
+    Shortage,
 )
 
 
@@ -51,7 +55,7 @@ class MemoryLeases:
         rows = self._database.runs[run_id]
         epoch = 1 if rows.lease is None else rows.lease.epoch + 1
         rows.lease = Lease(run_id=run_id, epoch=epoch, holder=holder)
-        return MemoryWriter(rows, rows.lease)
+        return MemoryWriter(rows, rows.lease, self._database)
 
     async def lease(self, run_id: str) -> Lease | None:
         """See ``LeaseStore.lease``."""
@@ -62,9 +66,10 @@ class MemoryLeases:
 class MemoryWriter:
     """``RunWriter`` in memory."""
 
-    def __init__(self, rows: RunRows, lease: Lease) -> None:
+    def __init__(self, rows: RunRows, lease: Lease, database: MemoryDatabase) -> None:
         self.lease = lease
         self._rows = rows
+        self._database = database
 
     async def open(self, record: RoundRecord) -> bool:
         """See ``RoundWriter.open``."""
@@ -130,7 +135,13 @@ class MemoryWriter:
         return update
 
     async def close(
-        self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
+        self,
+        round_number: int,
+        *,
+        cohort: CohortPlan,
+        now_s: float,
+        shortage: Shortage = UNKNOWN_SHORTAGE,
+        charge: PrivacyCharge | None = None,
     ) -> RoundRecord:
         """See ``RoundWriter.close``."""
         rows = self._fenced()
@@ -142,7 +153,9 @@ class MemoryWriter:
         mark = RoundMark.CLOSED
         if len(accepted) < cohort.quorum:
             mark = RoundMark.FAILED
-            event = failure_of(round_number, len(accepted), cohort, cause, others_wait=others_wait)
+            event = failure_of(round_number, len(accepted), cohort, shortage)
+        elif charge is not None and not add_charge(self._database, self.lease.run_id, round_number, charge, now_s):
+            return record
         rows.rounds[round_number] = replace(record, mark=mark, accepted=accepted)
         rows.add_event(event, now_s)
         return rows.rounds[round_number]
@@ -171,6 +184,7 @@ class MemoryWriter:
         rows.outer_states[event.round] = dict(outer_state)
         rows.rounds[event.round] = replace(record, mark=RoundMark.PUBLISHED, next_grid=tuple(next_grid))
         rows.add_event(event, now_s)
+        rows.erase_old_seeds(event.round, now_s)
         return rows.rounds[event.round]
 
     async def fail(self, round_number: int, *, reason: str, now_s: float) -> RoundRecord:

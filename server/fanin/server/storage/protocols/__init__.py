@@ -19,8 +19,8 @@ Modules:
     leases.py      the lease of a Run, and the writes of the driver that holds it
     commands.py    commands of operators
     devices.py     devices, and tokens as calls carry them
-    tokens.py      tokens, as administrators manage them
-    audit.py       the audit log
+    tokens.py      tokens, as administrators manage them, and the audit log
+    ledger.py      the privacy ledgers of populations, and the seeds of noise
     evaluations.py evaluations of Versions on held-out data
     retention.py   what retention removes
     history.py     the record in pages, for people

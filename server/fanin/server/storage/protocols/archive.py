@@ -70,6 +70,10 @@ class RoundArchive(Protocol):
         """Return the state of the outer optimizer after a Round, empty if its optimizer has none."""
         ...
 
+    def noise_seed(self, run_id: str, round_number: int) -> bytes | None:
+        """Return the seed of the noise of a Round, None if there is none or it was erased."""
+        ...
+
     def outer_state_after(self, run_id: str, version: int) -> OuterState:
         """Return the outer state that belongs to a Version, empty without one."""
         ...

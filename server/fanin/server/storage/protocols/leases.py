@@ -22,7 +22,9 @@ from fanin.protos.messages import (
     VersionPublished,
 )
 from fanin.protos.plans import CohortPlan
+from fanin.server.storage.protocols.ledger import PrivacyCharge
 from fanin.server.storage.records import (
+    UNKNOWN_SHORTAGE,
     CommittedUpdate,
     Lease,
     MeasuredRanges,
@@ -30,6 +32,7 @@ from fanin.server.storage.records import (
     Roster,
     RoundMessage,
     RoundRecord,
+    Shortage,
 )
 
 
@@ -115,7 +118,13 @@ class RoundWriter(Protocol):
         ...
 
     async def close(
-        self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
+        self,
+        round_number: int,
+        *,
+        cohort: CohortPlan,
+        now_s: float,
+        shortage: Shortage = UNKNOWN_SHORTAGE,
+        charge: PrivacyCharge | None = None,
     ) -> RoundRecord:
         """Record the set: the Updates committed until now, in order. Without a quorum, record the failure.
 
@@ -125,11 +134,13 @@ class RoundWriter(Protocol):
             round_number: The number of the Round.
             cohort: The Plan's quorum and deadline.
             now_s: Wall time, in seconds.
-            cause: The known obstacle to the devices' Updates; "" if unknown. The reason of a failure ends with it.
-            others_wait: Whether enough other devices wait for a quorum, for the event of a failure.
+            shortage: What the event of a failure says.
+            charge: The row of the ledger and the seed, which the same transaction records. None without a mechanism of
+                privacy. A failure is not charged.
 
         Returns:
-            The record after that.
+            The record after that. It is still open if the ledger has other rows than the budget was checked with, or
+            has a lost interval that is not charged.
 
         Raises:
             Superseded: Another driver took the Run.
@@ -146,6 +157,9 @@ class RoundWriter(Protocol):
         now_s: float,
     ) -> RoundRecord:
         """Record the Version of a Round, with the grid and the outer state after it.
+
+        Of a Run with privacy, the seeds of the Rounds before its last ``keep_seed_rounds`` are erased, and the Updates
+        of these Rounds are recorded as removed.
 
         A Round that has ended is not changed, so a call can be repeated after an error.
 

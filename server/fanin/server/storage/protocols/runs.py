@@ -87,7 +87,7 @@ class RunStore(Protocol):
         ...
 
     async def add_run(self, start: StartRun, now_s: float, by: Principal | None = None) -> None:
-        """Record a Run that is running, and its Version 0.
+        """Record a Run that is running, its Version 0, and its population unless that is recorded.
 
         Args:
             start: The command that starts the Run.
@@ -95,7 +95,7 @@ class RunStore(Protocol):
             by: The principal that starts the Run.
 
         Raises:
-            Conflict: A Run of this id is recorded.
+            Conflict: A Run of this id is recorded, or the budget of its population is smaller than that of its Plan.
         """
         ...
 

@@ -1,9 +1,13 @@
-"""Tokens of people and enrollment tokens, as administrators manage them. ``DeviceDirectory`` checks those of calls."""
+"""Tokens of people and enrollment tokens, as administrators manage them, and the audit log.
+
+``DeviceDirectory`` checks the tokens of calls.
+"""
 
 from collections.abc import Collection
 from typing import Protocol
 
-from fanin.protos.messages import NewToken, Principal, Role, TokenInfo, TokenPage, TokenRotation
+from fanin.protos.messages import AuditPage, NewToken, Principal, Role, TokenInfo, TokenPage, TokenRotation
+from fanin.server.storage.records import AuditFact
 
 
 class TokenStore(Protocol):
@@ -37,4 +41,16 @@ class TokenStore(Protocol):
             NotFound: No token has the name.
             Conflict: It is the last valid one with the role admin.
         """
+        ...
+
+
+class AuditStore(Protocol):
+    """The audit log. Entries are only appended."""
+
+    async def append(self, fact: AuditFact, now_s: float) -> None:
+        """Append an entry, chained to the newest one."""
+        ...
+
+    async def audit_page(self, from_sequence: int) -> AuditPage:
+        """Return entries from a number on, at most ``MAX_PAGE_AUDIT``, with the number of all and the head."""
         ...

@@ -26,7 +26,6 @@ from fanin.protos.messages import (
     TokenRotation,
 )
 from fanin.server.storage.access import (
-    by_name,
     check_new_token,
     check_revocation,
     check_token_change,
@@ -37,7 +36,7 @@ from fanin.server.storage.access import (
     tags_text,
     token_of,
 )
-from fanin.server.storage.records import AuditFact
+from fanin.server.storage.records import AuditFact, by_name
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
 

@@ -34,10 +34,11 @@ from fanin.server.storage.retention import (
 )
 from fanin.server.storage.spool import payload_name
 from fanin.server.storage.sqlite import schema
-from fanin.server.storage.sqlite.engine import writing
+from fanin.server.storage.sqlite.engine import truncate_log, writing
+from fanin.server.storage.sqlite.ledger.seeds import erase_seeds
 from fanin.server.storage.sqlite.rounds import SqliteRounds, find_updates, is_round, remove_messages
-from fanin.server.storage.sqlite.runs import SqliteRuns
-from fanin.server.storage.sqlite.schema import decode, find_removed, is_removed
+from fanin.server.storage.sqlite.runs import SqliteRuns, find_removed, is_removed
+from fanin.server.storage.sqlite.schema import decode
 from fanin.v1 import control_pb2, fleet_pb2
 
 
@@ -142,6 +143,7 @@ class SqliteRetention:
                 if rows:
                     connection.execute(insert(table), rows)
             remove_messages(connection, run_id, what.rounds)
+            erase_seeds(connection, run_id, what.rounds, now_s)
             for sequence in _old_events(connection, run_id, what.events_before_s):
                 connection.execute(delete(events).where(events.c.run_id == run_id, events.c.sequence == sequence))
         return what
@@ -165,6 +167,9 @@ class SqliteRetention:
         number = pending.round if isinstance(pending, PendingRound) else pending.number
         table = schema.removals
         row = (table.c.run_id == pending.run_id) & (table.c.kind == kind.value) & (table.c.number == number)
+        if is_round:
+            # The log may have the seed of its noise.
+            truncate_log(self._engine)
         with writing(self._engine) as connection:
             connection.execute(update(table).where(row).values(finished_at=now_s))
 

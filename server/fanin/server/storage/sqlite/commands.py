@@ -23,6 +23,7 @@ from fanin.server.storage.decisions import (
     by_text,
     changes_on_pause,
     changes_on_resume,
+    check_charged,
     check_next,
     check_not_restored,
     check_publication,
@@ -33,9 +34,10 @@ from fanin.server.storage.decisions import (
 from fanin.server.storage.records import Newest, RoundMark
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
+from fanin.server.storage.sqlite.ledger.rows import find_uncharged
+from fanin.server.storage.sqlite.ledger.seeds import leave_out
 from fanin.server.storage.sqlite.rounds import fail_round
-from fanin.server.storage.sqlite.runs import add_event, add_version, find_version, run_state, set_run
-from fanin.server.storage.sqlite.schema import check_adoptable
+from fanin.server.storage.sqlite.runs import add_event, add_version, check_adoptable, find_version, run_state, set_run
 from fanin.v1 import control_pb2, fleet_pb2
 
 
@@ -66,6 +68,7 @@ class SqliteCommands:
         with writing(self._engine) as connection:
             before = _begin(connection, command, now_s)
             _check_not_restored(connection, command.run_id)
+            _check_charged(connection, command.run_id)
             if before is None or not changes_on_resume(command.run_id, before, num_rounds):
                 return
             set_run(connection, command.run_id, state=RunState.RUNNING, max_rounds=num_rounds)
@@ -166,6 +169,13 @@ def _restored_at(connection: Connection, run_id: str) -> float | None:
     return connection.execute(select(table.c.restored_at).where(table.c.run_id == run_id)).scalar()
 
 
+def _check_charged(connection: Connection, run_id: str) -> None:
+    table = schema.runs
+    name = connection.execute(select(table.c.population).where(table.c.run_id == run_id)).scalar()
+    if name is not None:
+        check_charged(run_id, name, find_uncharged(connection, name))
+
+
 def _digest(command: Command) -> str:
     return sha256_hex(to_proto(command, control_pb2.CommandRequest).SerializeToString(deterministic=True))
 
@@ -217,9 +227,23 @@ def mark_restored(engine: Engine, reason: str, now_s: float) -> tuple[str, ...]:
             for number in connection.execute(query).scalars().all():
                 fail_round(connection, run_id, RoundFailed(round=number, reason=reason), now_s)
             connection.execute(update(runs).where(runs.c.run_id == run_id).values(restored_at=now_s))
+            is_private = (runs.c.run_id == run_id) & runs.c.population.is_not(None)
+            connection.execute(update(runs).where(is_private).values(uncharged_at=now_s))
             state = run_state(connection, run_id)
             if state in (RunState.RUNNING, RunState.PAUSED):
                 set_run(connection, run_id, state=RunState.PAUSED, reason=reason)
             if state is RunState.RUNNING:
                 add_event(connection, run_id, RunRested(state=RunState.PAUSED, reason=reason), now_s)
     return run_ids
+
+
+def leave_out_private(engine: Engine, now_s: float) -> None:
+    """Leave the seeds of noise and the Updates of Runs with privacy out of a copy of the database for a backup.
+
+    A Round of such a Run that is under way fails in the copy, because its Updates will be missing there. Its row of the
+    ledger stays if it had closed.
+    """
+    with writing(engine) as connection:
+        for run_id, number in leave_out(connection, now_s):
+            reason = "a backup has no updates of a run with privacy"
+            fail_round(connection, run_id, RoundFailed(round=number, reason=reason), now_s)

@@ -42,6 +42,8 @@ _TIMES: Final = "fanin_write_times"
 """The execution option with the durations of these transactions."""
 _NOT_WRITABLE: Final = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY)
 """A file that this user may not open or write, or that is a folder."""
+BUSY_S: Final = 30
+"""Seconds that a transaction waits for that of another process."""
 _LOCKED: Final = "another process holds the database; end that process, or wait for it"
 
 
@@ -61,7 +63,7 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         StorageUnavailable: Another process holds the database, or it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    connect, options = {"check_same_thread": False, "timeout": 30}, {_TIMES: Durations()}
+    connect, options = {"check_same_thread": False, "timeout": BUSY_S}, {_TIMES: Durations()}
     engine = create_engine(f"sqlite:///{path}", poolclass=StaticPool, connect_args=connect, execution_options=options)
     synchronous = {Durability.HOST: "FULL", Durability.PROCESS: "NORMAL"}[durability]
 
@@ -73,7 +75,7 @@ def open_engine(path: Path, durability: Durability, *, upgrade: bool = True) -> 
         if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:
             # Before the journal mode, which writes the file: only an empty one accepts it, and others would be written.
             cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
-        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON"):
+        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON", "secure_delete=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
@@ -161,6 +163,19 @@ def write_times(engine: Engine) -> Durations:
     times = engine.get_execution_options()[_TIMES]
     assert isinstance(times, Durations), "open_engine sets it"
     return times
+
+
+def truncate_log(engine: Engine) -> None:
+    """Empty the write-ahead log, which has pages from before they were overwritten. With a reader, a later call does.
+
+    Reference: https://www.sqlite.org/pragma.html#pragma_wal_checkpoint
+    """
+    with engine.connect() as connection:
+        file = connection.connection.driver_connection
+        assert isinstance(file, sqlite3.Connection), "the engine opens SQLite"
+        file.execute("PRAGMA busy_timeout = 0")
+        file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        file.execute(f"PRAGMA busy_timeout = {1000 * BUSY_S}")
 
 
 def touch(engine: Engine) -> None:

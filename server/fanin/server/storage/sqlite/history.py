@@ -12,8 +12,8 @@ from fanin.server.storage.records import FeedEntry, RoundSummary, VersionRow
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
 from fanin.server.storage.sqlite.rounds import summaries_before
-from fanin.server.storage.sqlite.runs import newest_sequence, recorded_event
-from fanin.server.storage.sqlite.schema import decode, is_removed
+from fanin.server.storage.sqlite.runs import is_removed, newest_sequence, recorded_event
+from fanin.server.storage.sqlite.schema import decode
 from fanin.v1 import control_pb2, fleet_pb2
 
 PROBE_EVENTS: Final = 8

@@ -4,12 +4,14 @@ The lane carries out one transaction at a time, so the event loop never waits fo
 ``storage.protocols``.
 """
 
-from collections.abc import Callable, Coroutine
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from sqlalchemy import Engine
 
+from fanin.protos.errors import Superseded
 from fanin.protos.messages import NewToken, TokenInfo, Version
 from fanin.server.storage.lanes import Lane
 from fanin.server.storage.origins import recorded_grid, recorded_state
@@ -26,15 +28,17 @@ from fanin.server.storage.sqlite.care import SqliteRetention
 from fanin.server.storage.sqlite.commands import SqliteCommands
 from fanin.server.storage.sqlite.devices import SqliteDevices
 from fanin.server.storage.sqlite.history import SqliteEvaluations, SqliteHistory
+from fanin.server.storage.sqlite.ledger.rows import SqliteLedger
 from fanin.server.storage.sqlite.messages import SqliteMessages
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.sqlite.writer import (
+    AnyCandidate,
     Candidate,
-    GroupCommit,
     MessageCandidate,
     SqliteLeases,
     SqliteWriter,
+    Verdict,
     commit_all,
 )
 
@@ -60,6 +64,65 @@ def laned(
         return await self._lane(partial(method, self._store, *args, **kwargs))
 
     return call
+
+
+class GroupCommit:
+    """Commits all waiting Updates and messages, of all Runs, in one transaction.
+
+    Updates that arrive while a transaction is being synced share the next one. A sync takes the disk milliseconds, for
+    one row as for a hundred. Without groups, devices that finish together would wait for one sync each. A device is
+    answered only after the transaction with its own row is durable.
+
+    Args:
+        commit_all: Commits Updates in one transaction (``commit_all``).
+        store_lane: The lane of the database.
+    """
+
+    def __init__(self, commit_all: Callable[[Sequence[AnyCandidate]], list[Verdict]], store_lane: Lane) -> None:
+        self._commit_together = commit_all
+        self._store_lane = store_lane
+        self._waiting: list[tuple[AnyCandidate, asyncio.Future[CommittedUpdate | RoundMessage | None]]] = []
+        self._worker: asyncio.Task[None] | None = None
+
+    async def commit(self, candidate: Candidate) -> CommittedUpdate | None:
+        """Commit one Update together with others. See ``RoundWriter.commit``."""
+        recorded = await self._commit(candidate)
+        assert not isinstance(recorded, RoundMessage)
+        return recorded
+
+    async def add_message(self, candidate: MessageCandidate) -> RoundMessage | None:
+        """Record one message together with others. See ``RoundWriter.add_message``."""
+        recorded = await self._commit(candidate)
+        assert not isinstance(recorded, CommittedUpdate)
+        return recorded
+
+    async def _commit(self, candidate: AnyCandidate) -> CommittedUpdate | RoundMessage | None:
+        answer: asyncio.Future[CommittedUpdate | RoundMessage | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((candidate, answer))
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._commit_all(), name="group commit")
+        return await answer
+
+    async def _commit_all(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            candidates = [candidate for candidate, _ in group]
+            outcome = asyncio.ensure_future(self._store_lane(partial(self._commit_together, candidates)))
+            await asyncio.wait({outcome})
+            # Every waiting caller must receive the error.
+            problem = outcome.exception()
+            for index, (_, answer) in enumerate(group):
+                if answer.done():
+                    continue
+                if problem is not None:
+                    answer.set_exception(problem)
+                    continue
+                verdict = outcome.result()[index]
+                if isinstance(verdict, Superseded):
+                    answer.set_exception(verdict)
+                else:
+                    answer.set_result(verdict)
+        self._worker = None
 
 
 class LanedDevices(_Laned[SqliteDevices]):
@@ -223,6 +286,17 @@ class LanedRetention(_Laned[SqliteRetention]):
     forget = laned(SqliteRetention.forget)
     give_back = laned(SqliteRetention.give_back)
     removed = laned(SqliteRetention.removed)
+
+
+class LanedLedger(_Laned[SqliteLedger]):
+    """``LedgerStore`` over SQLite."""
+
+    populations = laned(SqliteLedger.populations)
+    population = laned(SqliteLedger.population)
+    counts = laned(SqliteLedger.counts)
+    ledger_page = laned(SqliteLedger.ledger_page)
+    charged = laned(SqliteLedger.charged)
+    charge = laned(SqliteLedger.charge)
 
 
 class LanedLeases:

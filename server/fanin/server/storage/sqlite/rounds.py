@@ -37,6 +37,7 @@ from fanin.server.storage.records import (
     RoundSummary,
 )
 from fanin.server.storage.sqlite import schema
+from fanin.server.storage.sqlite.ledger.seeds import erase_seeds, find_seed
 from fanin.server.storage.sqlite.runs import add_event
 from fanin.server.storage.sqlite.schema import decode
 from fanin.v1 import fleet_pb2
@@ -113,6 +114,11 @@ class SqliteRounds:
         """Return the outer state that belongs to a Version, empty without one."""
         return _outer_state_of_version(self._engine, run_id, version)
 
+    def noise_seed(self, run_id: str, round_number: int) -> bytes | None:
+        """See ``RoundArchive.noise_seed``."""
+        with self._engine.connect() as connection:
+            return find_seed(connection, run_id, round_number)
+
     def grid_after(self, run_id: str, version: int) -> tuple[int, ...] | None:
         """Return the final grid of the Round that published a Version, or None if no Round published it."""
         rounds, versions = schema.rounds, schema.versions
@@ -175,6 +181,7 @@ def fail_round(connection: Connection, run_id: str, failure: RoundFailed, now_s:
     connection.execute(update(schema.rounds).where(failed).values(state=RoundMark.FAILED.value))
     # Nothing is computed from them any more.
     remove_messages(connection, run_id, (failure.round,))
+    erase_seeds(connection, run_id, (failure.round,), now_s)
     add_event(connection, run_id, failure, now_s)
 
 

@@ -1,5 +1,6 @@
-"""Bundles, Runs, their Versions and events."""
+"""Bundles, Runs, their Versions and events, and what retention removed of them."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from typing import Final
 
@@ -9,6 +10,7 @@ from sqlalchemy import (
     Engine,
     RowMapping,
     delete,
+    exists,
     func,
     insert,
     literal_column,
@@ -36,9 +38,11 @@ from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RunRecord
+from fanin.server.storage.retention import RemovedKind, check_has_parameters
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
-from fanin.server.storage.sqlite.schema import decode, find_removed, is_removed, is_state_removed
+from fanin.server.storage.sqlite.ledger.rows import begin_population
+from fanin.server.storage.sqlite.schema import decode
 from fanin.v1 import control_pb2, fleet_pb2
 
 PAGE_ARTIFACTS: Final = 200
@@ -135,8 +139,11 @@ class SqliteRuns:
                     max_rounds=start.plan.stop.max_rounds,
                     started_at=now_s,
                     started_by=None if by is None else str(by),
+                    population=start.plan.privacy.population or None,
                 )
             )
+            if start.plan.privacy:
+                begin_population(connection, start, by, now_s)
             add_version(connection, start.version, None, now_s)
 
     def run_ids(self, states: Collection[RunState] = ()) -> tuple[str, ...]:
@@ -339,6 +346,7 @@ def _record(row: RowMapping) -> RunRecord:
         if row["delegation_proto"] is None
         else decode(f"run {row['run_id']}", Delegation, fleet_pb2.Delegation, row["delegation_proto"]),
         restored_at_s=row["restored_at"],
+        started_at_s=row["started_at"],
     )
 
 
@@ -353,3 +361,37 @@ def _damaged(run_id: str, problem: str) -> Corrupted:
     return Corrupted(
         f"fanin.db: run {run_id}: the record is damaged ({problem}); restore a backup of the folder", code="FN-0508"
     )
+
+
+def is_removed() -> ColumnElement[bool]:
+    """Return the condition that the parameters of a row of ``versions`` were removed."""
+    versions, removals = schema.versions, schema.removals
+    is_row = (removals.c.run_id == versions.c.run_id) & (removals.c.number == versions.c.number)
+    return exists().where(is_row, removals.c.kind == RemovedKind.PARAMETERS.value)
+
+
+def is_state_removed() -> ColumnElement[bool]:
+    """Return the condition that a row of ``outer_states`` belongs to a Version whose parameters were removed."""
+    versions, removals, states = schema.versions, schema.removals, schema.outer_states
+    is_row = (removals.c.run_id == versions.c.run_id) & (removals.c.number == versions.c.number)
+    is_version = (versions.c.run_id == states.c.run_id) & (versions.c.round == states.c.round)
+    return exists().where(is_version, is_row, removals.c.kind == RemovedKind.PARAMETERS.value)
+
+
+def find_removed(connection: Connection, run_id: str) -> Removed:
+    """Return what was removed of a Run, within the caller's transaction."""
+    table = schema.removals
+    query = select(table.c.kind, table.c.number, table.c.removed_at).where(table.c.run_id == run_id)
+    times: dict[str, dict[int, float]] = defaultdict(dict)
+    for kind, number, removed_at_s in connection.execute(query):
+        times[kind][number] = removed_at_s
+    return Removed(versions=times[RemovedKind.PARAMETERS.value], rounds=times[RemovedKind.UPDATES.value])
+
+
+def check_adoptable(connection: Connection, run_id: str, number: int) -> None:
+    """Raise Conflict if the parameters of a Version were removed, within the transaction that adopts it."""
+    table = schema.removals
+    query = select(table.c.removed_at).where(
+        table.c.run_id == run_id, table.c.kind == RemovedKind.PARAMETERS.value, table.c.number == number
+    )
+    check_has_parameters(run_id, number, connection.execute(query).scalar())

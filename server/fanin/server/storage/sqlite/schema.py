@@ -3,20 +3,16 @@
 Times are seconds since the Unix epoch. Columns ``*_proto`` hold serialized ``fanin.v1`` messages. A change here needs a
 migration in ``migrations/versions``. A test keeps the two equal.
 
-At the end: messages in columns, and the rows that retention removed. SQLite verifies the structure of its file, not the
-content of a value. A damaged value therefore shows only when it is parsed, and it must not end in the error of another
-library.
+At the end: messages in columns. SQLite verifies the structure of its file, not the content of a value. A damaged value
+therefore shows only when it is parsed, and it must not end in the error of another library.
 """
 
-from collections import defaultdict
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 from sqlalchemy import (
     BigInteger,
     Column,
-    ColumnElement,
-    Connection,
     Float,
     ForeignKeyConstraint,
     Index,
@@ -27,14 +23,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
-    exists,
-    select,
 )
 
 from fanin.protos.errors import Corrupted, FaninError
 from fanin.protos.wire import from_proto
-from fanin.server.storage.protocols.retention import Removed
-from fanin.server.storage.retention import RemovedKind, check_has_parameters
 
 METADATA: Final = MetaData()
 NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")
@@ -130,6 +122,55 @@ runs = Table(
     Column("delegation_proto", LargeBinary),
     # When a backup was restored whose Runs wait for their publisher. Null: never, or the publisher reclaimed the Run.
     Column("restored_at", Float),
+    # The population of a Run with a mechanism of privacy.
+    Column("population", String),
+    # When a backup was restored whose lost interval of this Run is not charged yet. Null: never, or it is charged.
+    Column("uncharged_at", Float),
+)
+
+# The populations whose privacy budgets Runs share. No row is ever changed or removed.
+populations = Table(
+    "populations",
+    METADATA,
+    Column("population", String, primary_key=True),
+    # The largest epsilon of the ledger, and its delta.
+    Column("epsilon", Float, nullable=False),
+    Column("delta", Float, nullable=False),
+    Column("size", NUMBER, nullable=False),
+    # The Run that began it.
+    Column("run_id", String, nullable=False),
+    Column("begun_at", Float, nullable=False),
+)
+
+# The releases of a population, of all its Runs. Append-only.
+privacy_ledger = Table(
+    "privacy_ledger",
+    METADATA,
+    Column("population", String, primary_key=True),
+    Column("number", NUMBER, primary_key=True, autoincrement=False),
+    Column("run_id", String, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("lineage", NUMBER, nullable=False),
+    # The Round whose close was charged, 0 for an interval that a restored coordinator lost.
+    Column("round", NUMBER, nullable=False),
+    # JSON (privacy.ledger), and how often it was released.
+    Column("release", Text, nullable=False),
+    Column("count", NUMBER, nullable=False),
+    # Of the ledger up to this row.
+    Column("epsilon", Float, nullable=False),
+    Column("delta", Float, nullable=False),
+    Column("committed_at", Float, nullable=False),
+    Index("ledger_of_round", "run_id", "round"),
+)
+
+# The seed of the noise of each Round that was charged. It is erased, not the row: a Round never gets a second seed.
+noise_seeds = Table(
+    "noise_seeds",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("round", NUMBER, primary_key=True),
+    Column("seed", LargeBinary),
+    Column("erased_at", Float),
 )
 
 versions = Table(
@@ -331,36 +372,3 @@ def decode(what: str, kind: type[ValueT], message: type[Message], data: bytes) -
         raise Corrupted(
             f"fanin.db: {what}: the record is damaged ({exc}); restore a backup of the folder", code="FN-0508"
         ) from exc
-
-
-def is_removed() -> ColumnElement[bool]:
-    """Return the condition that the parameters of a row of ``versions`` were removed."""
-    is_row = (removals.c.run_id == versions.c.run_id) & (removals.c.number == versions.c.number)
-    return exists().where(is_row, removals.c.kind == RemovedKind.PARAMETERS.value)
-
-
-def is_state_removed() -> ColumnElement[bool]:
-    """Return the condition that a row of ``outer_states`` belongs to a Version whose parameters were removed."""
-    states = outer_states
-    is_row = (removals.c.run_id == versions.c.run_id) & (removals.c.number == versions.c.number)
-    is_version = (versions.c.run_id == states.c.run_id) & (versions.c.round == states.c.round)
-    return exists().where(is_version, is_row, removals.c.kind == RemovedKind.PARAMETERS.value)
-
-
-def find_removed(connection: Connection, run_id: str) -> Removed:
-    """Return what was removed of a Run, within the caller's transaction."""
-    table = removals
-    query = select(table.c.kind, table.c.number, table.c.removed_at).where(table.c.run_id == run_id)
-    times: dict[str, dict[int, float]] = defaultdict(dict)
-    for kind, number, removed_at_s in connection.execute(query):
-        times[kind][number] = removed_at_s
-    return Removed(versions=times[RemovedKind.PARAMETERS.value], rounds=times[RemovedKind.UPDATES.value])
-
-
-def check_adoptable(connection: Connection, run_id: str, number: int) -> None:
-    """Raise Conflict if the parameters of a Version were removed, within the transaction that adopts it."""
-    table = removals
-    query = select(table.c.removed_at).where(
-        table.c.run_id == run_id, table.c.kind == RemovedKind.PARAMETERS.value, table.c.number == number
-    )
-    check_has_parameters(run_id, number, connection.execute(query).scalar())

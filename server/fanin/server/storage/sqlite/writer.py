@@ -4,12 +4,10 @@ The database decides which Updates are accepted. ``commit_all`` counts the place
 Round never has more than ``buffer`` Updates.
 """
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from sqlalchemy.dialects.sqlite import insert as upsert
@@ -38,8 +36,9 @@ from fanin.server.storage.decisions import (
     left_until,
     new_warnings,
 )
-from fanin.server.storage.lanes import Lane
+from fanin.server.storage.protocols.ledger import PrivacyCharge
 from fanin.server.storage.records import (
+    UNKNOWN_SHORTAGE,
     CommittedUpdate,
     Lease,
     MeasuredRanges,
@@ -48,9 +47,12 @@ from fanin.server.storage.records import (
     RoundMark,
     RoundMessage,
     RoundRecord,
+    Shortage,
 )
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
+from fanin.server.storage.sqlite.ledger.rows import add_charge
+from fanin.server.storage.sqlite.ledger.seeds import erase_old_seeds
 from fanin.server.storage.sqlite.messages import add_message, add_roster, find_roster, find_senders
 from fanin.server.storage.sqlite.rounds import (
     add_outer_state,
@@ -147,7 +149,13 @@ class SqliteWriter:
             return add_roster(connection, run_id, round_number, Roster(phase=phase, devices=devices))
 
     def close(
-        self, round_number: int, *, cohort: CohortPlan, now_s: float, cause: str = "", others_wait: bool = False
+        self,
+        round_number: int,
+        *,
+        cohort: CohortPlan,
+        now_s: float,
+        shortage: Shortage = UNKNOWN_SHORTAGE,
+        charge: PrivacyCharge | None = None,
     ) -> RoundRecord:
         """See ``RoundWriter.close``."""
         run_id = self.lease.run_id
@@ -163,7 +171,9 @@ class SqliteWriter:
             mark = RoundMark.CLOSED
             if len(accepted) < cohort.quorum:
                 mark = RoundMark.FAILED
-                event = failure_of(round_number, len(accepted), cohort, cause, others_wait=others_wait)
+                event = failure_of(round_number, len(accepted), cohort, shortage)
+            elif charge is not None and not add_charge(connection, run_id, round_number, charge, now_s):
+                return record
             values = {"state": mark.value, "accepted": json.dumps(accepted)}
             connection.execute(update(schema.rounds).where(is_round(run_id, round_number)).values(values))
             add_event(connection, run_id, event, now_s)
@@ -191,6 +201,7 @@ class SqliteWriter:
                 .values(state=RoundMark.PUBLISHED.value, next_grid=json.dumps(list(next_grid)))
             )
             add_event(connection, version.run_id, event, now_s)
+            erase_old_seeds(connection, version.run_id, event.round, now_s)
             return replace(record, mark=RoundMark.PUBLISHED, next_grid=tuple(next_grid))
 
     def fail(self, round_number: int, *, reason: str, now_s: float) -> RoundRecord:
@@ -287,65 +298,6 @@ def commit_all(engine: Engine, candidates: Sequence[AnyCandidate]) -> list[Verdi
     """
     with writing(engine) as connection:
         return [_commit(connection, candidate) for candidate in candidates]
-
-
-class GroupCommit:
-    """Commits all waiting Updates and messages, of all Runs, in one transaction.
-
-    Updates that arrive while a transaction is being synced share the next one. A sync takes the disk milliseconds, for
-    one row as for a hundred. Without groups, devices that finish together would wait for one sync each. A device is
-    answered only after the transaction with its own row is durable.
-
-    Args:
-        commit_all: Commits Updates in one transaction (``commit_all``).
-        store_lane: The lane of the database.
-    """
-
-    def __init__(self, commit_all: Callable[[Sequence[AnyCandidate]], list[Verdict]], store_lane: Lane) -> None:
-        self._commit_together = commit_all
-        self._store_lane = store_lane
-        self._waiting: list[tuple[AnyCandidate, asyncio.Future[CommittedUpdate | RoundMessage | None]]] = []
-        self._worker: asyncio.Task[None] | None = None
-
-    async def commit(self, candidate: Candidate) -> CommittedUpdate | None:
-        """Commit one Update together with others. See ``RoundWriter.commit``."""
-        recorded = await self._commit(candidate)
-        assert not isinstance(recorded, RoundMessage)
-        return recorded
-
-    async def add_message(self, candidate: MessageCandidate) -> RoundMessage | None:
-        """Record one message together with others. See ``RoundWriter.add_message``."""
-        recorded = await self._commit(candidate)
-        assert not isinstance(recorded, CommittedUpdate)
-        return recorded
-
-    async def _commit(self, candidate: AnyCandidate) -> CommittedUpdate | RoundMessage | None:
-        answer: asyncio.Future[CommittedUpdate | RoundMessage | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((candidate, answer))
-        if self._worker is None:
-            self._worker = asyncio.create_task(self._commit_all(), name="group commit")
-        return await answer
-
-    async def _commit_all(self) -> None:
-        while self._waiting:
-            group, self._waiting = self._waiting, []
-            candidates = [candidate for candidate, _ in group]
-            outcome = asyncio.ensure_future(self._store_lane(partial(self._commit_together, candidates)))
-            await asyncio.wait({outcome})
-            # Every waiting caller must receive the error.
-            problem = outcome.exception()
-            for index, (_, answer) in enumerate(group):
-                if answer.done():
-                    continue
-                if problem is not None:
-                    answer.set_exception(problem)
-                    continue
-                verdict = outcome.result()[index]
-                if isinstance(verdict, Superseded):
-                    answer.set_exception(verdict)
-                else:
-                    answer.set_result(verdict)
-        self._worker = None
 
 
 def find_lease(connection: Connection, run_id: str) -> Lease | None:

@@ -28,6 +28,7 @@ const CHARTS = {
     format: power,
     incrs: [1, 2, 5, 10, 20, 50],
   },
+  epsilon: { isFromZero: true, x: "number", lines: [["epsilon", "Epsilon", "--s1"]], format: (value) => value.toFixed(3) },
   seconds: { isFromZero: true, x: "number", lines: [["round_s", "Round", "--s1"]], format: (value) => `${value.toFixed(1)} s` },
 };
 const drawn = new Map();

@@ -1,0 +1,7 @@
+"""The privacy ledgers of populations, and the seeds of noise, over SQLite.
+
+Modules, in reading order:
+
+    rows     populations and the rows of their ledgers
+    seeds    the seeds: recorded with a row, erased with the Updates, and left out of backups
+"""

@@ -1,0 +1,185 @@
+"""The budget of a population: a Run stops before it is exceeded, and nothing resets its ledger."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from support.private import NUM_ROUNDS, begin, num_rows, private, rested, story
+from support.staleness import devices, hang_up, settle
+from support.virtual import Place, open_place
+
+from fanin.protos import messages as m
+from fanin.protos.errors import Conflict, RuntimeMissing
+from fanin.protos.messages import Adopt, Command, Prune, Resume, RunState
+from fanin.protos.plans import RetentionPlan
+from fanin.server.aggregation.verify import verify_run
+from fanin.server.care.pruner import Pruner
+from fanin.server.privacy.accounting import epsilon
+from fanin.server.privacy.ledger import from_text
+from fanin.simulation import run_virtual
+
+
+def test_a_run_finishes_before_its_budget_is_exceeded(tmp_path: Path) -> None:
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private())
+        info = await rested(place)
+        assert (info.state, await num_rows(place)) == (RunState.FINISHED, NUM_ROUNDS)
+        assert "FN-1660" in info.reason
+        ledger = await place.state.stores.ledger.counts("phones")
+        spent = [(from_text(text), count) for text, count in ledger.counts.items()]
+        rows = await place.state.stores.ledger.ledger_page("phones", 1)
+        assert rows[-1].epsilon == epsilon(spent, 1e-6) <= 1.8 < epsilon([*spent, (spent[0][0], 1)], 1e-6)
+        assert [(row.run_id, row.epoch, row.lineage, row.round) for row in rows] == [
+            ("run", 1, 0, number) for number in range(1, NUM_ROUNDS + 1)
+        ]
+
+    story(tmp_path, tell)
+
+
+def test_more_rounds_and_a_rollback_do_not_pass_the_budget(tmp_path: Path) -> None:
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private(max_rounds=2))
+        await rested(place)
+        back = Adopt(number=1, rounds=5)
+        await place.runs.command(Command(command_id="back", run_id="run", what=back))
+        info = await rested(place)
+        assert (info.state, await num_rows(place)) == (RunState.FINISHED, NUM_ROUNDS)
+        rows = await place.state.stores.ledger.ledger_page("phones", 1)
+        assert [row.lineage for row in rows] == [0, 0, 3]
+        await place.runs.command(Command(command_id="more", run_id="run", what=Resume(rounds=9)))
+        info = await rested(place)
+        assert (info.state, await num_rows(place)) == (RunState.FINISHED, NUM_ROUNDS)
+        assert "FN-1660" in info.reason
+
+    story(tmp_path, tell)
+
+
+def test_a_second_run_shares_the_budget_and_a_spent_one_is_refused(tmp_path: Path) -> None:
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private(max_rounds=2))
+        await rested(place)
+        await begin(place, tmp_path, private(epsilon=1.7), "second")
+        info = await rested(place, "second")
+        assert (info.state, info.version, await num_rows(place)) == (RunState.FINISHED, 1, NUM_ROUNDS)
+        with pytest.raises(Conflict) as excinfo:
+            await begin(place, tmp_path, private(), "third")
+        assert excinfo.value.code == "FN-1660"
+        assert await place.runs.run_ids() == ("run", "second")
+        await begin(place, tmp_path, private(population="others"), "fourth")
+        assert (await rested(place, "fourth")).version == NUM_ROUNDS
+
+    story(tmp_path, tell)
+
+
+@pytest.mark.parametrize("change", [{"epsilon": 1.81}, {"delta": 1e-5}])
+def test_a_plan_cannot_loosen_the_budget_of_its_population(tmp_path: Path, change: dict[str, float]) -> None:
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private(max_rounds=1))
+        await rested(place)
+        with pytest.raises(Conflict) as excinfo:
+            await begin(place, tmp_path, private(**change), "second")
+        assert excinfo.value.code == "FN-1690"
+        (entry,) = [
+            each for each in (await place.state.stores.audit.audit_page(1)).entries if each.call == "BeginPopulation"
+        ]
+        assert entry.subject == "population phones: epsilon 1.8, delta 1e-06, size 1000, run run"
+
+    story(tmp_path, tell)
+
+
+def test_two_runs_that_close_together_do_not_spend_the_same_rest(tmp_path: Path) -> None:
+    """Both open when one Round is left: the second one to close fails, and is not charged."""
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        await begin(place, tmp_path, private(max_rounds=2))
+        tasks = devices(tmp_path, place)
+        await rested(place)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for run_id in ("left", "right"):
+            await begin(place, tmp_path, private(max_rounds=2), run_id)
+        await settle()
+        opened = [await place.state.stores.rounds.unfinished(run_id) for run_id in ("left", "right")]
+        assert [None if each is None else each.round for each in opened] == [1, 1]
+        tasks = devices(tmp_path, place)
+        infos = [await rested(place, run_id) for run_id in ("left", "right")]
+        assert sorted(info.version for info in infos) == [0, 1]
+        assert {info.state for info in infos} == {RunState.FINISHED}
+        assert await num_rows(place) == NUM_ROUNDS
+        events = [entry.event for run_id in ("left", "right") for entry in place.state.runs.events(run_id)]
+        (failed,) = [event for event in events if isinstance(event, m.RoundFailed)]
+        assert "FN-1660" in failed.reason
+        await hang_up(place, tasks)
+
+    run_virtual(main())
+
+
+def test_pruning_and_stopping_a_run_free_no_population(tmp_path: Path) -> None:
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private(max_rounds=2))
+        await rested(place)
+        stores = place.state.stores
+        pruner = Pruner(stores, place.state.files)
+        await pruner.prune(Prune(run_id="run", retention=RetentionPlan(keep_versions=1, keep_days=0.0), apply=True))
+        await pruner.prune_all()
+        assert await num_rows(place) == 2
+        assert await stores.ledger.population("phones") is not None
+        with pytest.raises(Conflict) as excinfo:
+            await begin(place, tmp_path, private(epsilon=5.0), "second")
+        assert excinfo.value.code == "FN-1690"
+
+    story(tmp_path, tell)
+
+
+def test_the_updates_and_the_seed_are_erased_with_the_publication(tmp_path: Path) -> None:
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private(max_rounds=3, keep_seed_rounds=1))
+        await rested(place)
+        await settle()
+        left = {int(path.parent.name) for path in (tmp_path / "state" / "updates").rglob("*.payload")}
+        assert left == {3}
+        seeds = [await place.state.stores.ledger.charged("run", number) for number in (1, 2, 3)]
+        assert [None if each is None else each.seed is None for each in seeds] == [True, True, False]
+        verdicts = list(verify_run(place.state, "run"))
+        assert [verdict.problem for verdict in verdicts] == [""] * 4
+        assert [bool(verdict.from_sum) for verdict in verdicts] == [False, True, True, False]
+
+    story(tmp_path, tell)
+
+
+def test_no_file_of_a_serving_coordinator_has_an_erased_seed(tmp_path: Path) -> None:
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private(max_rounds=2, keep_seed_rounds=1))
+        seeds = set[bytes]()
+        while len(seeds) < 2:
+            await asyncio.sleep(1.0)
+            for number in (1, 2):
+                charged = await place.state.stores.ledger.charged("run", number)
+                seeds |= {charged.seed} if charged is not None and charged.seed is not None else set()
+        await rested(place)
+        await settle()
+        last = await place.state.stores.ledger.charged("run", 2)
+        assert last is not None
+        files = [path.read_bytes() for path in (tmp_path / "state").iterdir() if path.is_file()]
+        assert [any(seed in data for data in files) for seed in sorted(seeds, key=lambda seed: seed == last.seed)] == [
+            False,
+            True,
+        ]
+
+    story(tmp_path, tell)
+
+
+def test_a_coordinator_without_the_extra_refuses_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def tell(place: Place) -> None:
+        # An import of a module that is None fails as that of a missing one.
+        monkeypatch.setitem(sys.modules, "dp_accounting", None)
+        with pytest.raises(RuntimeMissing) as excinfo:
+            await begin(place, tmp_path, private())
+        assert excinfo.value.code == "FN-1652"
+        assert "pip install 'fanin[privacy]'" in str(excinfo.value)
+        assert await place.runs.run_ids() == ()
+
+    story(tmp_path, tell)
