@@ -34,7 +34,6 @@ PLAIN = {
     "ListAuditRequest",
     "ListLedgerRequest",
     "ListPopulationsRequest",
-    "ListRunsRequest",
     "ListTokensRequest",
     "MissingChunksReply",
     "MissingChunksRequest",

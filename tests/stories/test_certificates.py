@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -18,11 +19,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from stories.test_page_rules import Browser
-from support.processes import Running, start
+from support.processes import Running, Site, start
+from support.scrape import page_url, scrape
+from support.scrape import serve as scraped_serve
 
 from fanin.clients.operator import Operator
 from fanin.clients.transport import Connection
-from fanin.server.access.authority import ServerIdentity, local_identity
+from fanin.server.access.authority import CA_DAYS, ServerIdentity, local_identity
 from fanin.server.care.certificates import Certificates, local_certificates
 from fanin.server.web.listener import tls_context
 
@@ -256,6 +259,51 @@ def test_the_certificate_of_the_local_authority_is_issued_again_before_its_end(t
     assert certificates.is_renewal_failed and not certificates.ending()
     time_now[0] = certificates.ends()[0].ends_at - 28 * DAYS
     assert len(certificates.ending()) == 1
+
+
+def test_a_local_authority_that_ends_is_named_and_replaced_without_a_cut(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names, time_now = frozenset({"localhost"}), [NOW - (CA_DAYS - 20) * DAYS]
+    certificates = local_certificates(tmp_path / "tls", names, lambda: time_now[0])
+    old = certificates.current.ca_certificate
+    end = certificates.ends()[-1].ends_at
+    counts = []
+    with caplog.at_level(logging.WARNING):
+        # The last certificate that it issues ends with it: it is not issued again each hour.
+        for ago in (1.5 * DAYS, 1.5 * DAYS - timedelta(hours=1), timedelta()):
+            time_now[0] = NOW - ago
+            certificates.renew()
+            certificates.warn()
+            counts.append(len(caplog.records))
+    assert counts == [2, 2, 3]
+    assert "issued by the same authority" in caplog.messages[0]
+    assert all("the local authority ends in" in text and "tls/ca.pem" in text for text in caplog.messages[1:])
+    assert [each.name for each in certificates.ending()] == ["CN=fanin local authority"]
+    assert handshake(tls_context(lambda: certificates.current, tmp_path), old)
+
+    (tmp_path / "tls" / "ca.pem").unlink()
+    certificates.renew()
+    assert certificates.ending() == ()
+    assert certificates.ends()[0].ends_at > end
+    context = tls_context(lambda: certificates.current, tmp_path)
+    assert handshake(context, old) == handshake(context, certificates.current.ca_certificate)
+
+
+def test_the_page_and_the_metrics_name_a_local_authority_that_ends(tmp_path: Path) -> None:
+    identity = local_identity(tmp_path / "state" / "tls", ("localhost", "127.0.0.1"), NOW - (CA_DAYS - 20) * DAYS)
+    running = scraped_serve(site := Site(tmp_path))
+    try:
+        with urllib.request.urlopen(f"{page_url(running)}readyz", timeout=WAIT_S) as reply:
+            alarms = reply.read().decode().splitlines()[1:]
+        (alarm,) = [text for text in alarms if "disk" not in text]
+        assert alarm.startswith(f"The local authority ends on {NOW + 20 * DAYS:%Y-%m-%d}.") and "tls/ca.pem" in alarm
+        ends = scrape(page_url(running)).value("fanin_certificate_not_after_timestamp_seconds", role="authority")
+        assert abs(ends - (NOW + 20 * DAYS).timestamp()) < 2
+        assert (tmp_path / "state" / "tls" / "ca.pem").read_bytes() == identity.ca_certificate
+        assert "the local authority ends in 19 days" in running.text()
+    finally:
+        site.close()
 
 
 def test_a_warning_comes_once_a_day_after_the_renewal_was_due(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

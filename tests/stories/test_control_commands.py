@@ -59,7 +59,7 @@ def test_a_run_is_paused_resumed_stopped_and_continued(fanin: Fanin, host: Hoste
     assert row["version_sha256"] == json.loads(output("runs", "--json"))["runs"][0]["version_sha256"]
     rollback = ("rollback", "other", "0", "--rounds", "2")
     assert output(*rollback) == f"run other is running, {newest} 2\n"
-    assert "  rounds    0 that ended in a version; planned at the last start: 2\n" in output("describe", "other")
+    assert "  rounds    0 that ended in a version, of 2 planned\n" in output("describe", "other")
     host.await_round("other", 2)
     assert output("stop", "other") == f"run other is stopped ({author}), {newest} 2\n"
 

@@ -98,7 +98,7 @@ def test_a_run_is_described_as_json_and_as_text(fanin: Fanin, host: Hosted) -> N
     lines = fanin("describe", "run", "--state", host.state, "--rounds", "1").out.splitlines()
     assert lines[0] == "run run"
     assert "  state     running" in lines
-    assert "  rounds    1 that ended in a version; planned at the last start: 3" in lines
+    assert "  rounds    1 that ended in a version, of 3 planned" in lines
     assert f"            {device.device_id}" in lines
     assert lines[-1].startswith("  round 2: selecting, from version 1, 1 update, opened ")
     assert not any(line.startswith("  round 1:") for line in lines)

@@ -84,11 +84,18 @@ def test_a_selection_is_listed_changed_after_a_question_and_audited(device: Fani
     assert device("label", *DEVICES[:2], "ward 3", "--yes").status == 0
     labels = [row["label"] for row in json.loads(device("list", "--json").out)["devices"]]
     assert labels == ["ward 3", "ward 3", "", ""]
+    # The filter knows the tags from before the change.
+    assert device("tag", *DEVICES[1:4], "floor=2", "ward=3", "--yes").out.count(": tagged") == 3
+    moved = device("tag", "--tag", "ward=3", "--prefix", DEVICES[1][:8], "--prefix", DEVICES[2][:8], "ward=4", "--yes")
+    assert moved.status == 0, moved.err
+    assert device("tag", "--tag", "floor=2", "--remove", "floor", "--yes").out.count(": tagged") == 3
+    tags = [row["tags"] for row in json.loads(device("list", "--json").out)["devices"]]
+    assert tags == [{}, {"ward": "4"}, {"ward": "4"}, {"ward": "3"}]
     with host.administrator() as administrator:
         entries = [entry for entry in administrator.audit_page().entries if entry.call == "ChangeDevice"]
     changed = [f"device {each}: remove" for each in DEVICES[4:]]
     assert [entry.subject for entry in entries][:2] == changed
-    assert len(entries) == 4
+    assert len(entries) == 12
 
 
 def test_one_bad_id_leaves_the_others_and_a_wrong_selection_changes_none(device: Fanin) -> None:
@@ -103,6 +110,6 @@ def test_one_bad_id_leaves_the_others_and_a_wrong_selection_changes_none(device:
     assert ids(device("list", "--only", "banned", "--json")) == DEVICES[:2]
     assert device("unban", "--only", "banned", "--yes").out.count(": unbanned") == 2
     assert ids(device("list", "--only", "banned", "--json")) == []
-    for words in (["ban"], ["ban", DEVICES[0], "--only", "new"], ["label", "x"]):
+    for words in (["ban"], ["ban", DEVICES[0], "--only", "new"], ["label", "x"], ["tag", "ward=3"]):
         refused = device(*words)
         assert refused.status == 2 and "FN-1471" in refused.err, refused

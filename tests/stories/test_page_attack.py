@@ -20,6 +20,8 @@ from fanin.commands.care.backup import main
 from fanin.protos.messages import NewToken, Role
 from fanin.server.access.rates import WRONG_BURST
 
+BACKUP = "fanin_backup_last_success_timestamp_seconds"
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageSite]:
@@ -60,15 +62,37 @@ def test_an_address_with_many_wrong_tokens_signs_in_only_with_a_valid_one(served
     assert "FN-0670" in text
 
 
-def test_the_settings_have_the_last_backup_retention_and_renewal(served: PageSite, tmp_path: Path) -> None:
+def test_wrong_bearers_of_the_metrics_are_counted_and_slowed_as_other_wrong_tokens_are(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    with ExitStack() as stack:
+        stack.callback(site.close)
+        fresh = serve(site, "--web", "127.0.0.1:0")
+        browser = fresh.browser()
+        answers = [browser.get("/metrics", Authorization="Bearer wrong", Accept="*/*") for _ in range(WRONG_BURST + 20)]
+        assert answers[0].status == 401
+        assert answers[-1].status == 429
+        assert "[FN-1476]" in answers[-1].text
+        assert int(answers[-1].headers["retry-after"]) >= 1
+        assert browser.login("wrong").status == 429
+        valid = browser.get("/metrics", Authorization=f"Bearer {fresh.operator_token}", Accept="*/*")
+        assert valid.status == 200
+        text = browser.get("/activity").text
+        assert "127.0.0.1</th>" in text
+        assert f'<td class="n">{WRONG_BURST + 21}</td>' in text
+
+
+def test_settings_and_metrics_have_the_last_backup_retention_and_renewal(served: PageSite, tmp_path: Path) -> None:
     text = served.browser().get("/settings").text
     assert "none of this folder is known" in text
     assert "by the coordinator, 30 days before the end" in text
     assert "Retention of Runs whose Plan has no limits" in text
+    assert f"\n{BACKUP} " not in served.browser().get("/metrics").text
     assert main([str(tmp_path / "backup"), "--state", str(served.site.state), "--quiet"]) == 0
     text = served.browser().get("/settings").text
     assert "none of this folder is known" not in text
     assert "Files missing or damaged then" in text
+    written_s = float(served.browser().get("/metrics").text.partition(f"\n{BACKUP} ")[2].split()[0])
+    assert 0.0 <= time.time() - written_s < 60.0
 
 
 def test_a_page_says_after_an_action_only_what_is_so(served: PageSite) -> None:
@@ -141,6 +165,19 @@ def test_a_revocation_ends_an_open_page_at_once(served: PageSite) -> None:
             administrator.revoke_token("page")
             assert response.read().decode().endswith("event: over\ndata: {}\n\n")
             assert time.monotonic() - begin < 1.0
+
+
+def test_a_flood_of_page_reads_leaves_the_sign_in_open(served: PageSite) -> None:
+    browser, peers = served.browser(), list[socket.socket]()
+    for _ in range(200):
+        peer = socket.create_connection((browser.host, browser.port))
+        peer.sendall(f"GET /runs/run HTTP/1.1\r\nHost: {browser.host}\r\n\r\n".encode())
+        peers.append(peer)
+    during = [browser.get("/login") for _ in range(3)]
+    for peer in peers:
+        peer.close()
+    forms = [*during, browser.get("/login")]
+    assert [(each.status, 'name="form_token"' in each.text) for each in forms] == [(200, True)] * 4
 
 
 @pytest.mark.nightly

@@ -156,6 +156,8 @@ def test_no_view_has_serious_findings_of_axe(tmp_path: Path) -> None:
                 page.goto(f"{served.url}{path}")
                 assert page.evaluate("document.documentElement.scrollWidth") <= width, (path, width)
                 findings += found_by_axe(page, f"{path}, {scheme}, {width}")
+            page.goto(f"{served.url}runs/long")
+            assert page.locator("input[name=rounds][required]").get_attribute("placeholder") == "more"
             page.close()
     assert findings == []
 

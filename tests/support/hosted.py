@@ -37,6 +37,7 @@ from fanin.server.runs.stream import LiveStream
 from fanin.server.service import Services, bind_server
 from fanin.server.storage.disk import Durability
 from fanin.server.storage.lanes import ThreadLane
+from fanin.server.telemetry.instruments import Instruments
 
 NAMES = ("localhost", "127.0.0.1")
 START_S = 20.0
@@ -57,6 +58,7 @@ class Hosted:
     connections: Connections = field(default_factory=Connections)
     # Tests of refusals share a coordinator and an address.
     wrong_burst: int = 1_000_000
+    instruments: Instruments = field(default_factory=lambda: Instruments(time.time))
     port: int = 0
     listen: str = "127.0.0.1"
     ca: bytes = b""
@@ -164,6 +166,7 @@ class Hosted:
             waits=waits,
             connections=self.connections,
             sources=Sources(time.monotonic, time.time, self.wrong_burst),
+            instruments=self.instruments,
             # Tests check every line.
             max_refused_lines=1_000_000,
         )

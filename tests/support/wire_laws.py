@@ -104,6 +104,8 @@ BY_FIELD: Final[Mapping[tuple[type, str], st.SearchStrategy[Any]]] = MappingProx
         (m.TagDevice, "remove"): st.lists(s.NAMES, max_size=3).map(tuple),
         (m.LabelDevice, "label"): st.just("") | s.PRINTABLES,
         (m.BanDevice, "reason"): st.just("") | s.PRINTABLES,
+        (m.DeviceQuery, "prefix"): st.just("") | s.NAMES,
+        (m.DeviceQuery, "unseen_s"): st.none() | st.floats(0.0, 1e9),
         (m.DeviceChange, "device_id"): s.NAMES,
         (m.LostInterval, "population"): s.NAMES,
         (m.LostInterval, "run_id"): st.just("") | s.NAMES,

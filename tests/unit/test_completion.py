@@ -188,7 +188,7 @@ def test_only_a_help_without_options_has_verbs() -> None:
         ("verify [OPTIONS] RUN_ID", "runs"),
         ("promote [OPTIONS] FROM NUMBER RUN", "runs"),
         ("reclaim [OPTIONS] [RUN]...", "runs"),
-        ("device tag [OPTIONS] DEVICE [NAME=VALUE]...", "devices"),
+        ("device tag [OPTIONS] [DEVICE]... [NAME=VALUE]...", "devices"),
         ("device ban [OPTIONS] [DEVICE]...", "devices"),
         ("run [OPTIONS] PLAN", ""),
         ("runs [OPTIONS]", ""),

@@ -31,7 +31,7 @@ from fanin.protos.messages import (
     Stop,
     VersionPublished,
 )
-from fanin.protos.plans import StopPlan
+from fanin.protos.plans import MAX_TIMES, StopPlan
 from fanin.server.runs.driving.stopping import History
 from fanin.simulation import synthetic_bundle
 
@@ -141,12 +141,18 @@ def test_a_stopped_run_continues_for_the_requested_rounds(tmp_path: Path) -> Non
         await scene.command(Stop())
         with pytest.raises(Conflict, match="FN-0621"):
             await scene.command(Resume())
-        await scene.command(Resume(rounds=4))
+        info = await scene.command(Resume(rounds=4))
+        assert (info.num_rounds, info.max_rounds) == (1, 5)
         await wait_for_end(scene)
+        info = await scene.place.runs.info("run")
+        assert (info.num_rounds, info.max_rounds) == (5, 5)
+        # More Rounds than the wire can count are all that it can.
+        assert (await scene.command(Resume(rounds=MAX_TIMES))).max_rounds == MAX_TIMES
+        await scene.command(Stop())
 
     events = play(tmp_path, story)
     assert [event.number for event in versions(events)] == [1, 2, 3, 4, 5]
-    assert events[-1] == RunRested(state=RunState.FINISHED, reason="4 of 4 rounds done")
+    assert RunRested(state=RunState.FINISHED, reason="5 of 5 rounds done") in events
 
 
 def test_a_failed_run_tries_again_when_it_is_resumed(tmp_path: Path) -> None:

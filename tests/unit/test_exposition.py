@@ -66,6 +66,7 @@ def sources_of(place: Place, instruments: Instruments, folder: Path) -> MetricSo
         instruments=instruments,
         disk=watched_disk(folder),
         certificates=local_certificates(folder / "tls", frozenset({"localhost"}), utc_now),
+        last_backup=lambda: None,
     )
 
 

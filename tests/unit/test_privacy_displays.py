@@ -18,6 +18,7 @@ from fanin.commands.privacy import population_row, population_text
 from fanin.edge.noise.loss import Loss
 from fanin.protos.messages import SpentPrivacy, VersionPublished
 from fanin.server.access.limits import Limits
+from fanin.server.care.certificates import local_certificates, utc_now
 from fanin.server.care.forecast import DiskWatch
 from fanin.server.health import Readiness
 from fanin.server.privacy.ledger import Budget, from_text, to_text
@@ -87,7 +88,7 @@ def test_epsilon_is_shown_after_each_round(tmp_path: Path) -> None:
             readiness=Readiness(),
             instruments=instruments,
             disk=DiskWatch(tmp_path, no_rounds, lambda: 0.0),
-            certificates={},
+            certificates=local_certificates(tmp_path / "tls", frozenset({"localhost"}), utc_now),
         )
         data, _ = await Exposition(sources).render("")
         scrape = Scrape(data.decode())

@@ -86,7 +86,7 @@ def test_a_history_decides_as_the_list_of_all_events_does(
         outside = max((place for place, each in enumerate(since) if getattr(each, "round", 1) == 0), default=0)
         later = [each for each in since[outside:] if isinstance(each, VersionPublished) and each.round]
         losses = [each.evaluation.loss for each in later if each.evaluation is not None]
-        num_rounds = sum(isinstance(each, VersionPublished) and bool(each.round) for each in since)
+        num_rounds = sum(isinstance(each, VersionPublished) and bool(each.round) for each in events[: number + 1])
         # A failure while others wait neither counts nor ends the row.
         row = list(takewhile(lambda each: isinstance(each, RoundFailed), reversed(since)))
         if row.count(FAILED) >= 3:

@@ -643,7 +643,7 @@ class RunInfo(_message.Message):
     reason: _builtins.str
     """Why the Run rests, or what it waits for if that is not devices."""
     max_rounds: _builtins.int
-    """Rounds to publish since the Run started, or since the last command that set their number."""
+    """Value of num_rounds at which the Run finishes. A command for more Rounds raises it."""
     epoch: _builtins.int
     """The epoch of the newest Version."""
     waits_for_publisher: _builtins.bool

@@ -139,25 +139,36 @@ def label(
 
 
 def tag(
-    device: DeviceArgument,
-    tags: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="Tags to set.")] = None,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DEVICE]... [NAME=VALUE]...", help="Ids of devices, and the tags to set."),
+    ] = None,
     remove_names: Annotated[
         list[str] | None, typer.Option("--remove", metavar="NAME", help="Tag to remove; repeatable.")
     ] = None,
+    tag: TagOption = None,
+    state_filter: OnlyOption = "",
+    prefix: PrefixOption = None,
+    unseen_days: UnseenOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
     state: StateOption = DEFAULT_STATE,
     server: ServerOption = "",
     ca: CaOption = None,
     token_file: TokenOption = None,
     json: JsonOption = "",
-) -> None:
-    """Set and remove tags of a device."""
+) -> int:
+    """Set and remove tags of devices."""
+    filters = DeviceFilters(tags=tag or (), only=state_filter, prefixes=prefix or (), unseen_days=unseen_days)
+    # No id of a device has an equals sign.
+    tags = [word for word in words or () if "=" in word]
+    ids = [word for word in words or () if "=" not in word]
     with wrong_usage():
-        what = TagDevice(set=tags_of(tags or (), "tag"), remove=tuple(remove_names or ()))
+        what = TagDevice(set=tags_of(tags, "tag"), remove=tuple(remove_names or ()))
         if not what.set and not what.remove:
             raise InvalidInput("tag: got none, expected NAME=VALUE or --remove NAME", code="FN-1008")
-        change = DeviceChange(device_id=device, what=what)
-    with administrator(state, server, ca, token_file) as client:
-        _print(client.change_device(change), json)
+    target = ChangedDevices(ids=ids, filters=filters, yes=yes, dry_run=dry_run)
+    return _change(target, what, (state, server, ca, token_file), json)
 
 
 def ban(

@@ -28,6 +28,7 @@ from fanin.protos.messages import (
     DeviceState,
     LabelDevice,
     RemoveDevice,
+    TagDevice,
     UnbanDevice,
 )
 from fanin.protos.names import check_name
@@ -39,7 +40,13 @@ if TYPE_CHECKING:
 DAY_S: Final = 86_400.0
 STATES: Final = tuple(state.value for state in DeviceState)
 DONE: Final = MappingProxyType(
-    {LabelDevice: "labelled", BanDevice: "banned", UnbanDevice: "unbanned", RemoveDevice: "removed"}
+    {
+        LabelDevice: "labelled",
+        TagDevice: "tagged",
+        BanDevice: "banned",
+        UnbanDevice: "unbanned",
+        RemoveDevice: "removed",
+    }
 )
 MAX_SHOWN: Final = 100
 """Devices in the table before the question."""

@@ -118,7 +118,7 @@ def _progress_text(progress: TrainingProgress | None) -> str:
 def description_text(description: RunDescription) -> str:
     """Return a described Run as text."""
     info, plan = description.run, description.run.plan
-    planned = "" if plan is None else f"; planned at the last start: {info.max_rounds}"
+    planned = "" if plan is None else f", of {info.max_rounds} planned"
     reason = f" ({info.reason})" if info.reason else ""
     lines = [
         f"run {info.run_id}",

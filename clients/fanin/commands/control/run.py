@@ -5,6 +5,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -40,7 +41,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.noise.clipping import slack_notes
 from fanin.protos.chunks import short
-from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.errors import InvalidBundle, InvalidInput, NotFound
 from fanin.protos.messages import RunState
 from fanin.protos.names import check_run_id
 from fanin.protos.plans import EXPORT, Plan
@@ -158,9 +159,10 @@ def _check_free(run_id: str, plan: Plan, operator: "Operator") -> None:
     """Raise Conflict if a Run of another Plan has the id. A repeated command finds its own Run."""
     from fanin.server.runs.recorded_setup import plan_problems, taken_by
 
-    known = next((info.plan for info in operator.runs() if info.run_id == run_id), None)
-    if known is not None and (problems := plan_problems(known, plan)):
-        raise taken_by(run_id, problems)
+    with suppress(NotFound):
+        known = operator.run(run_id).plan
+        if known is not None and (problems := plan_problems(known, plan)):
+            raise taken_by(run_id, problems)
 
 
 def _open(folder: Path, publisher: SigningKey, key: Path) -> Bundle:

@@ -111,7 +111,7 @@ def _figures(record: ReportedRun, lines: Sequence[RoundLine]) -> list[tuple[str,
         remark = f"of Version {measured.version.parent}, on the devices"
         figures += [("Accuracy, float", in_float, remark)] * bool(in_float)
         figures.append(("Accuracy, int8" if in_float else "Cost of int8", in_int8, remark))
-    figures.append(("Rounds", str(info.num_rounds), f"planned at the last start: {info.max_rounds}"))
+    figures.append(("Rounds", str(info.num_rounds), f"of {info.max_rounds} planned"))
     figures.append(("Version", str(info.version), short(info.version_sha256)))
     num_devices = len(_participations(record.events))
     figures.append(("Devices", str(num_devices), f"took part, of {record.description.num_devices} enrolled"))

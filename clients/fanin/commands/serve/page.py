@@ -2,12 +2,14 @@
 
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from fanin.commands.console.terminal import CA_FILE, DEVICE_TOKEN
 from fanin.server.access.limits import Limits
 from fanin.server.addresses import DeviceFiles, join_command
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.devices import Devices
+from fanin.server.care.backup import last_backup
 from fanin.server.care.certificates import Certificates
 from fanin.server.health import Readiness
 from fanin.server.service import Services
@@ -54,6 +56,7 @@ def open_page(
         hosts=frozenset(name.lower() for name in settings.all_names),
         is_local=is_local,
         is_secure=not is_local,
+        sources=services.sources,
     )
     overview = Overview(
         settings=settings,
@@ -75,6 +78,7 @@ def open_page(
         instruments=services.instruments,
         disk=services.disk,
         certificates=care.certificates,
+        last_backup=partial(last_backup, settings.state),
     )
     devices = Devices(
         stores=services.stores, registry=services.registry, coordinator=services.coordinator, runs=services.runs

@@ -33,7 +33,7 @@ def print_names(kind: str, argv: Sequence[str]) -> None:
 
 def _runs(state: Path) -> Sequence[str]:
     with connect(state) as operator:
-        return [info.run_id for info in operator.runs()[:MAX_NAMES]]
+        return [info.run_id for info in operator.runs(last=MAX_NAMES)]
 
 
 def _devices(state: Path) -> Sequence[str]:

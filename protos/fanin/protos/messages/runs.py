@@ -69,7 +69,7 @@ class RunInfo:
         epoch: Its epoch.
         version_sha256: Digest of the newest Version's parameters.
         num_rounds: Rounds that ended in a Version.
-        max_rounds: Rounds to publish since the Run started, or since the last command that set their number.
+        max_rounds: Value of ``num_rounds`` at which the Run finishes. A command for more Rounds raises it.
         reason: Reason why the Run rests, or the condition that it waits for other than devices.
         started_by: The principal that started the Run. None for a Run from before this was recorded.
         newest_evaluation: The evaluation of the newest Version that was evaluated on held-out data, None without one.

@@ -9,8 +9,8 @@ Everything is created on first use. Keys are ECDSA P-256, which every gRPC build
 
 The server's certificate can be issued again at any time, because clients trust the authority alone. The coordinator
 issues a new one if clients would reject the old one: it is damaged, or does not match its key or the authority. Or it
-lacks a name, is not valid yet, or ends within 30 days. It never replaces the authority, because no client would trust a
-new one. An unusable authority raises an error that names the remedy.
+lacks a name, is not valid yet, or ends within 30 days and before the authority. It never replaces the authority,
+because no client would trust a new one. An unusable authority raises an error that names the remedy.
 """
 
 import ipaddress
@@ -162,8 +162,6 @@ def _check_authority(path: Path, authority: _Authority, now: datetime) -> None:
             f"shows {now.astimezone(UTC):%Y-%m-%d %H:%M}; set the clock, or if it is right: {advice}",
             code="FN-0683",
         )
-    if now >= ends - timedelta(days=SERVER_DAYS):
-        LOG.warning("%s: ends on %s; no client can connect from then on. To replace it: %s", path, ends.date(), advice)
 
 
 def _advice(folder: Path) -> str:
@@ -276,7 +274,8 @@ def _problem(folder: Path, authority: _Authority, subjects: list[x509.GeneralNam
         return "it does not cover all names"
     if now < begins:
         return f"it is not valid before {begins:%Y-%m-%d %H:%M} UTC, because the clock was ahead when it was issued"
-    if now >= ends - timedelta(days=RENEW_DAYS):
+    # One that ends with its authority cannot be issued for longer.
+    if ends - timedelta(days=RENEW_DAYS) <= now and ends < authority.certificate.not_valid_after_utc:
         return f"it ends on {ends:%Y-%m-%d}"
     return ""
 

@@ -6,8 +6,9 @@ on SIGHUP, files also within a minute after they change. New connections then ge
 live on. What cannot be read or would be refused by clients changes nothing: the certificate before is served, and the
 log says why.
 
-A certificate that ends soon is logged once a day. ``ending`` and ``is_renewal_failed`` are the alarms of pages and
-metrics: a certificate that the coordinator renews raises none while its renewal works.
+A certificate that ends soon is logged once a day. The local authority is, too, from a year before its end: its
+certificates end with it, and every client needs the next one. ``ending`` and ``is_renewal_failed`` are the alarms of
+pages and metrics: a certificate that the coordinator renews raises none while its renewal works.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from fanin.protos.errors import FaninError, InvalidInput
-from fanin.server.access.authority import RENEW_DAYS, ServerIdentity, covered_names, local_identity
+from fanin.server.access.authority import RENEW_DAYS, SERVER_DAYS, ServerIdentity, covered_names, local_identity
 
 LOG: Final = logging.getLogger("fanin.server.care.certificates")
 LOOK_S: Final = 30.0
@@ -33,6 +34,12 @@ READ_EVERY_S: Final = 3600.0
 WARN_EVERY: Final = timedelta(days=1)
 ALARM_BEFORE: Final = timedelta(days=RENEW_DAYS - 1)
 """Time before an end from which it is an alarm. The renewal is due a day earlier, and is tried every hour."""
+AUTHORITY_BEFORE: Final = timedelta(days=SERVER_DAYS)
+"""Time before the end of the local authority from which the log has it. Each client must get the next one by then."""
+REPLACE_AUTHORITY: Final = (
+    "Remove tls/ca.pem, so that the same key issues it again, and give the new one to every client before: see "
+    "docs/howto/operate.md."
+)
 _UNREADABLE: Final = (ValueError, TypeError, UnsupportedAlgorithm)
 
 
@@ -43,10 +50,22 @@ class CertificateEnd:
     Attributes:
         name: Its subject.
         ends_at: When no client accepts it any more.
+        is_local_authority: Whether it is the local authority.
     """
 
     name: str
     ends_at: datetime
+    is_local_authority: bool
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        return "local authority" if self.is_local_authority else f"certificate of {self.name.removeprefix('CN=')}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do before its end, "" for nothing but what renews it."""
+        return f" {REPLACE_AUTHORITY}" if self.is_local_authority else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,15 +154,24 @@ class Certificates:
 
     def ends(self) -> tuple[CertificateEnd, ...]:
         """Return the ends of the certificate, of those in its chain and of the local authority."""
-        data = self.current.certificate + self.current.ca_certificate
+        authority = self.current.ca_certificate
+        parts = {False: self.current.certificate} | ({True: authority} if authority else {})
         return tuple(
-            CertificateEnd(name=each.subject.rfc4514_string(), ends_at=each.not_valid_after_utc)
+            CertificateEnd(
+                name=each.subject.rfc4514_string(),
+                ends_at=each.not_valid_after_utc,
+                is_local_authority=is_local_authority,
+            )
+            for is_local_authority, data in parts.items()
             for each in x509.load_pem_x509_certificates(data)
         )
 
     def ending(self) -> tuple[CertificateEnd, ...]:
-        """Return the certificates that end soon and were not renewed."""
-        return tuple(each for each in self.ends() if each.ends_at - self._clock() < ALARM_BEFORE)
+        """Return the certificates that end soon and were not renewed; of those that end with the authority, it."""
+        ends = self.ends()
+        last = {each.ends_at for each in ends if each.is_local_authority}
+        soon = [each for each in ends if each.ends_at - self._clock() < ALARM_BEFORE]
+        return tuple(each for each in soon if each.is_local_authority or each.ends_at not in last)
 
     def renew(self) -> None:
         """Read the certificate again. One that cannot be used is logged, and the one before is served."""
@@ -168,11 +196,12 @@ class Certificates:
         now = self._clock()
         if self._warned_at is not None and now < self._warned_at + WARN_EVERY:
             return
-        for each in self.ending():
+        early = [each for each in self.ends() if each.is_local_authority and each.ends_at - now < AUTHORITY_BEFORE]
+        for each in (*early, *(each for each in self.ending() if not each.is_local_authority)):
             self._warned_at = now
             LOG.warning(
-                "the certificate of %s ends in %d days, on %s; no client connects from then on",
-                *(each.name, (each.ends_at - now).days, f"{each.ends_at:%Y-%m-%d}"),
+                "the %s ends in %d days, on %s. No client connects from then on.%s",
+                *(each.title, (each.ends_at - now).days, f"{each.ends_at:%Y-%m-%d}", each.remedy),
             )
 
     async def watch(self, look_s: float = LOOK_S) -> None:

@@ -92,7 +92,7 @@ class RunRecord:
         start: The command that started it.
         state: Its state.
         reason: Why it rests.
-        max_rounds: Rounds to publish since the last command that set it going.
+        max_rounds: Published Rounds after which it finishes; a command that sets it going adds to those published.
         started_by: The principal that started it, None if that was not recorded.
         reclaimed: The delegation with which its publisher reclaimed it last, None if it never did.
         restored_at_s: When it was restored from a backup, None unless it waits for its publisher since then.

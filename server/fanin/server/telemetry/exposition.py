@@ -7,7 +7,7 @@ because a process may have several.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -21,6 +21,7 @@ from prometheus_client.utils import floatToGoString
 from fanin.protos.messages import PrivacyPopulation, RunState
 from fanin.protos.release import __version__
 from fanin.server.access.limits import Limits
+from fanin.server.care.backup import LastBackup
 from fanin.server.care.certificates import Certificates
 from fanin.server.care.forecast import DiskWatch, Forecast
 from fanin.server.care.space import DiskSpace
@@ -61,6 +62,7 @@ class MetricSources:
         instruments: The observers.
         disk: The disk of the durable state.
         certificates: The certificate that is served.
+        last_backup: Returns the newest backup of the coordinator's folder, None without one.
     """
 
     runs: Runs
@@ -71,6 +73,7 @@ class MetricSources:
     instruments: Instruments
     disk: DiskWatch
     certificates: Certificates
+    last_backup: Callable[[], LastBackup | None]
 
 
 class Exposition:
@@ -103,6 +106,7 @@ class Exposition:
         self._follower.keep(kept)
         sources.instruments.counts.keep(kept)
         space = await sources.state.files.run(sources.disk.space)
+        backup = await sources.state.files.run(sources.last_backup)
         samples.add("fanin_build_info", 1, __version__)
         # As bounded as the Runs, those that changed last first: an operator names populations.
         populations = await sources.state.stores.ledger.populations()
@@ -127,6 +131,8 @@ class Exposition:
         _add_disk(samples, space)
         _add_certificates(samples, sources.certificates)
         _add_growth(samples, sources.disk.forecast)
+        if backup is not None:
+            samples.add("fanin_backup_last_success_timestamp_seconds", backup.at_s)
         samples.add("fanin_database_write_duration_seconds", sources.state.write_times)
         return samples
 

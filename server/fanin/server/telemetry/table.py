@@ -91,6 +91,7 @@ METRICS: Final[Mapping[str, DeclaredMetric]] = MappingProxyType(
             ("fanin_disk_used_bytes", "part", "Bytes of files in the coordinator's folder; read once a minute."),
             ("fanin_disk_growth_bytes_per_second", "", "Growth of the folder over the last days."),
             ("fanin_disk_full_timestamp_seconds", "", "When the disk is full at this growth; none without growth."),
+            ("fanin_backup_last_success_timestamp_seconds", "", "When the last backup was written; none without one."),
             ("fanin_certificate_not_after_timestamp_seconds", "role", "When a certificate that is served ends."),
             ("fanin_certificate_renewal_failed", "", "Whether the last renewal of the certificate failed."),
         ),

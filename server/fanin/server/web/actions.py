@@ -16,13 +16,13 @@ from starlette.responses import RedirectResponse, Response
 from fanin.protos.errors import InvalidInput, Unauthenticated, coded
 from fanin.protos.messages import Adopt, Command, Pause, Resume, Stop
 from fanin.server.access.limited_log import LimitedLog
-from fanin.server.access.rates import Sources, network_of, wrong_too_often
+from fanin.server.access.rates import wrong_too_often
 from fanin.server.access.registry import token_sha256
 from fanin.server.administration.audit import AuditLog
 from fanin.server.administration.commands import carry_out
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import Files
-from fanin.server.web.guard import Entrance, form_of, operator_of
+from fanin.server.web.guard import Entrance, address_of, form_of, operator_of
 from fanin.server.web.rendering import page
 from fanin.server.web.sessions import COOKIE
 from fanin.server.web.views import number_of
@@ -40,7 +40,6 @@ class Actions:
         audit: The log of the commands.
         entrance: Opens sessions.
         files: The lane of files.
-        sources: The addresses that send wrong tokens.
         refused: The log of refused tokens.
     """
 
@@ -48,7 +47,6 @@ class Actions:
     audit: AuditLog
     entrance: Entrance
     files: Files
-    sources: Sources
     refused: LimitedLog = field(default_factory=lambda: LimitedLog(LOG, what="refused sign-ins"))
 
     async def login_form(self, request: Request) -> Response:
@@ -62,9 +60,9 @@ class Actions:
         try:
             self.entrance.bearer(digest)
         except Unauthenticated as exc:
-            source = network_of("" if request.client is None else request.client.host)
-            self.refused.log(type(exc).__name__, f"page: sign-in refused from {source}: {coded(exc)}", exc.code)
-            if delay_s := self.sources.count(source, exc.code):
+            text = f"page: sign-in refused from {address_of(request)}: {coded(exc)}"
+            self.refused.log(type(exc).__name__, text, exc.code)
+            if delay_s := self.entrance.count_wrong(request, exc):
                 error = wrong_too_often("page", delay_s)
                 answer = page(request, "login.html", {"next": target, "problem": f"{coded(error)}."}, 429)
                 answer.headers["retry-after"] = str(math.ceil(delay_s))

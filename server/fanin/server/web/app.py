@@ -88,13 +88,7 @@ def build_app(parts: PageParts) -> Starlette:
     pages = OpenPages(parts.stream, parts.history)
     views = RunViews(runs=parts.runs, history=parts.history, overview=parts.overview)
     devices = DeviceViews(desk=parts.devices, join_line=parts.join_line)
-    actions = Actions(
-        runs=parts.runs,
-        audit=parts.audit,
-        entrance=parts.entrance,
-        files=parts.files,
-        sources=parts.overview.sources,
-    )
+    actions = Actions(runs=parts.runs, audit=parts.audit, entrance=parts.entrance, files=parts.files)
 
     async def healthz(request: Request) -> Response:
         return PlainTextResponse("alive\n")
@@ -112,13 +106,13 @@ def build_app(parts: PageParts) -> Starlette:
         hold = partial(parts.calls.hold, visitor_of(request).principal, math.inf)
         return pages.open(last_id, partial(parts.entrance.may_read, request), hold)
 
-    run, turns = "/runs/{run_id}", Turns()
+    run, turns, sign_in = "/runs/{run_id}", Turns(), Turns(max_pages=1)
     return Starlette(
         routes=[
             Route("/healthz", healthz),
             Route("/readyz", readyz),
             Route("/", home),
-            Route("/login", turns.of(actions.login_form), methods=["GET"]),
+            Route("/login", sign_in.of(actions.login_form), methods=["GET"]),
             Route("/login", actions.login, methods=["POST"]),
             Route("/logout", actions.logout, methods=["POST"]),
             Route("/stream", stream),

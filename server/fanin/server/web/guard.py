@@ -11,6 +11,7 @@ Every response forbids framing, scripts and styles of others, and caching of wha
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -27,6 +28,7 @@ from fanin.protos.calls import BEARER
 from fanin.protos.errors import FaninError, InvalidInput, PermissionDenied, Unauthenticated, Unavailable, coded
 from fanin.protos.messages import Principal, PrincipalKind
 from fanin.server.access.limited_log import LimitedLog
+from fanin.server.access.rates import Sources, network_of, wrong_too_often
 from fanin.server.access.registry import token_sha256
 from fanin.server.web.sessions import COOKIE, SESSION_S, PageSession, Sessions
 
@@ -36,6 +38,8 @@ FORM_S: Final = 10.0
 """Seconds in which a form must arrive."""
 MAX_REQUESTS: Final = 192
 """Requests at a time, fewer than connections: the others are for ``OPEN_PATHS``."""
+MAX_SIGN_INS: Final = 16
+"""Requests beyond them to sign in: an operator gets in while others read."""
 FORM_TOKEN: Final = "form_token"
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 """Paths without a check: programs of a load balancer call them by an address."""
@@ -87,19 +91,20 @@ class Entrance:
         hosts: The names of this coordinator, in lower case.
         is_local: Whether only this machine reaches the page. Then reading needs no session.
         is_secure: Whether the page is served over TLS.
+        sources: The addresses that send wrong tokens.
     """
 
     sessions: Sessions
     bearer: Callable[[str], Principal]
+    sources: Sources
     hosts: Collection[str]
     is_local: bool
     is_secure: bool
 
     def reader(self, request: Request) -> tuple[PageSession | None, Principal | None]:
         """Return the session of a request and its principal; None without one. Raises Unauthenticated for a token."""
-        authorization = request.headers.get("authorization", "")
-        if request.url.path == METRICS_PATH and authorization.startswith(BEARER):
-            return None, self.bearer(token_sha256(authorization.removeprefix(BEARER)))
+        if token := _bearer_token(request):
+            return None, self.bearer(token_sha256(token))
         session = self.sessions.read(request.cookies.get(COOKIE, ""))
         if session is None:
             return None, None
@@ -117,6 +122,10 @@ class Entrance:
         is_local = self.is_local and not {"forwarded", "x-forwarded-for"} & set(request.headers.keys())
         if principal is None and not is_public and not is_local:
             raise Unauthenticated("page: got no session, expected one of a viewer or operator; sign in", code="FN-1425")
+
+    def count_wrong(self, request: Request, error: Unauthenticated) -> float:
+        """Count a wrong token. Return the seconds until its address may send another, 0 for now."""
+        return self.sources.count(address_of(request), error.code)
 
     def may_read(self, request: Request) -> bool:
         """Return whether a request that was admitted may still read: its token may have been revoked."""
@@ -147,7 +156,7 @@ class Guard:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        if self._num_requests >= MAX_REQUESTS:
+        if self._num_requests >= MAX_REQUESTS + (MAX_SIGN_INS if scope["path"] in PUBLIC_PATHS else 0):
             text = f"page: serves {MAX_REQUESTS} requests, expected fewer; load it again"
             await PlainTextResponse(f"{coded(Unavailable(text, code='FN-1505'))}\n", 503)(scope, receive, send)
             return
@@ -174,7 +183,10 @@ class Guard:
             self._entrance.check_reader(request, principal)
         except FaninError as exc:
             self._refused.log(type(exc).__name__, f"page: {scope['method']}: {coded(exc)}"[:400])
-            await _protected(_refusal(request, exc), scope, headers)(scope, receive, send)
+            refusal = _refusal(request, exc)
+            if isinstance(exc, Unauthenticated) and _bearer_token(request):
+                refusal = _slowed(self._entrance.count_wrong(request, exc)) or refusal
+            await _protected(refusal, scope, headers)(scope, receive, send)
             return
         scope[_VISITOR], scope[_FORM] = Visitor(principal=principal, form_token=token), form or {}
         await self._app(scope, receive, _protecting(send, scope, headers))
@@ -241,6 +253,26 @@ def operator_of(request: Request) -> Principal:
             code="FN-1426",
         )
     return visitor.principal
+
+
+def address_of(request: Request) -> str:
+    """Return the address that wrong tokens of a request count for."""
+    return network_of("" if request.client is None else request.client.host)
+
+
+def _bearer_token(request: Request) -> str:
+    """Return the token of a program that reads the metrics, "" for another request."""
+    authorization = request.headers.get("authorization", "")
+    is_program = request.url.path == METRICS_PATH and authorization.startswith(BEARER)
+    return authorization.removeprefix(BEARER) if is_program else ""
+
+
+def _slowed(delay_s: float) -> Response | None:
+    """Return the answer to a program that must wait; None if it need not."""
+    if not delay_s:
+        return None
+    text = f"{coded(wrong_too_often('page', delay_s))}\n"
+    return PlainTextResponse(text, 429, {"retry-after": str(math.ceil(delay_s))})
 
 
 def _check_form(form: Mapping[str, str], token: str) -> None:

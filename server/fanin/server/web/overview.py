@@ -73,8 +73,7 @@ class Overview:
                 "the reason."
             )
         texts += [
-            f"The certificate of {each.name.removeprefix('CN=')} ends on {each.ends_at:%Y-%m-%d}. No client connects "
-            "from then on."
+            f"The {each.title} ends on {each.ends_at:%Y-%m-%d}. No client connects from then on.{each.remedy}"
             for each in self.certificates.ending()
         ]
         return tuple(texts)

@@ -26,8 +26,8 @@ def reason_to_rest(losses: Sequence[float], num_rounds: int, max_rounds: int, st
 
     Args:
         losses: Validation losses in nats since the last command that set the Run going, oldest first.
-        num_rounds: Rounds published since that command.
-        max_rounds: Rounds to publish after that command.
+        num_rounds: Rounds that the Run has published.
+        max_rounds: Published Rounds after which it finishes.
         stop: The Plan's stop rules.
     """
     if num_rounds >= max_rounds:
@@ -67,7 +67,7 @@ def int8_reason_to_pause(last: RunEvent | None, stop: StopPlan) -> str:
 
 
 class History:
-    """What decides when a Run rests, of the events since the last command that set the number of Rounds to publish.
+    """What decides when a Run rests: its published Rounds, and the events since the last command for more of them.
 
     Its size does not grow with the Rounds.
 
@@ -81,11 +81,11 @@ class History:
     def __init__(self, stop: StopPlan) -> None:
         self._stop = stop
         self.next_sequence = 0
+        self._num_published = 0
         self._begin()
 
     def _begin(self) -> None:
         self._last: RunEvent | None = None
-        self._num_published = 0
         self._num_failures = 0
         # The validation losses of the last Rounds, and before them the lowest earlier one.
         self._losses: list[float] = []
@@ -123,7 +123,7 @@ class History:
         """Return the rest that is due now, or None to continue.
 
         Args:
-            max_rounds: Rounds to publish after the last command that set their number.
+            max_rounds: Published Rounds after which the Run finishes.
         """
         if self._num_failures >= MAX_FAILED_ROUNDS and isinstance(self._last, RoundFailed):
             reason = f"{MAX_FAILED_ROUNDS} rounds in a row: {self._last.reason}"

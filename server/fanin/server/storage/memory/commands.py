@@ -13,6 +13,7 @@ from fanin.protos.messages import (
     RunState,
     VersionPublished,
 )
+from fanin.protos.plans import MAX_TIMES
 from fanin.protos.wire import to_proto
 from fanin.server.storage.decisions import (
     by_text,
@@ -121,7 +122,9 @@ def _digest(command: Command) -> str:
 
 
 def _set_going(rows: RunRows, num_rounds: int) -> None:
-    max_rounds = num_rounds or rows.record.max_rounds
+    max_rounds = rows.record.max_rounds
+    if num_rounds:
+        max_rounds = min(rows.num_published + num_rounds, MAX_TIMES)
     rows.record = replace(rows.record, state=RunState.RUNNING, reason="", max_rounds=max_rounds)
 
 

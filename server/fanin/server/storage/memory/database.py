@@ -80,6 +80,11 @@ class RunRows:
     seeds: dict[int, bytes | None] = field(default_factory=dict, repr=False)
 
     @property
+    def num_published(self) -> int:
+        """The number of Rounds that published a Version."""
+        return sum(record.mark is RoundMark.PUBLISHED for record in self.rounds.values())
+
+    @property
     def newest(self) -> Version:
         """The newest Version."""
         return self.versions[max(self.versions)]

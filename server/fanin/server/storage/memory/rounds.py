@@ -118,7 +118,7 @@ class MemoryRounds:
 
     async def num_published(self, run_id: str) -> int:
         """See ``RoundStore.num_published``."""
-        return sum(record.mark is RoundMark.PUBLISHED for record in self._archive.rounds(run_id))
+        return self._database.runs[run_id].num_published
 
     async def contributors(self, run_id: str) -> Contributors:
         """See ``RoundStore.contributors``."""

@@ -71,7 +71,7 @@ class SqliteCommands:
             _check_charged(connection, command.run_id)
             if before is None or not changes_on_resume(command.run_id, before, num_rounds):
                 return
-            set_run(connection, command.run_id, state=RunState.RUNNING, max_rounds=num_rounds)
+            set_run(connection, command.run_id, state=RunState.RUNNING, more_rounds=num_rounds)
             _start_deadline(connection, command.run_id, now_s)
             add_event(connection, command.run_id, RunResumed(rounds=num_rounds, by=command.by), now_s)
 
@@ -103,7 +103,7 @@ class SqliteCommands:
             _fail_rounds(connection, run_id, (RoundMark.OPEN,), f"version {newest.version.number} was published", now_s)
             add_version(connection, newest.version, newest.event, now_s)
             if newest.event.rounds:
-                set_run(connection, run_id, state=RunState.RUNNING, max_rounds=newest.event.rounds)
+                set_run(connection, run_id, state=RunState.RUNNING, more_rounds=newest.event.rounds)
             add_event(connection, run_id, newest.event, now_s)
 
     def reclaim(self, reclaim: Reclaim, event: VersionPublished, now_s: float) -> None:
@@ -124,7 +124,7 @@ class SqliteCommands:
                 update(runs).where(runs.c.run_id == run_id).values(delegation_proto=delegation, restored_at=None)
             )
             if reclaim.rounds:
-                set_run(connection, run_id, state=RunState.RUNNING, max_rounds=reclaim.rounds)
+                set_run(connection, run_id, state=RunState.RUNNING, more_rounds=reclaim.rounds)
             elif was_restored and run_state(connection, run_id) is RunState.PAUSED:
                 set_run(connection, run_id, state=RunState.PAUSED, reason=reclaimed_text(run_id))
             add_event(connection, run_id, event, now_s)

@@ -38,7 +38,7 @@ from fanin.server.storage.records import (
 )
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.ledger.seeds import erase_seeds, find_seed
-from fanin.server.storage.sqlite.runs import add_event
+from fanin.server.storage.sqlite.runs import add_event, num_published
 from fanin.server.storage.sqlite.schema import decode
 from fanin.v1 import fleet_pb2
 
@@ -83,10 +83,8 @@ class SqliteRounds:
 
     def num_published(self, run_id: str) -> int:
         """Return the number of Rounds of a Run that published a Version."""
-        table = schema.rounds
-        published = (table.c.run_id == run_id) & (table.c.state == RoundMark.PUBLISHED.value)
         with self._engine.connect() as connection:
-            return int(connection.execute(select(func.count()).select_from(table).where(published)).scalar_one())
+            return num_published(connection, run_id)
 
     def contributors(self, run_id: str) -> Contributors:
         """See ``RoundStore.contributors``."""

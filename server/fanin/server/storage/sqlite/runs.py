@@ -33,11 +33,12 @@ from fanin.protos.messages import (
     Version,
     VersionPublished,
 )
+from fanin.protos.plans import MAX_TIMES
 from fanin.protos.wire import to_proto
 from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
-from fanin.server.storage.records import RunRecord
+from fanin.server.storage.records import RoundMark, RunRecord
 from fanin.server.storage.retention import RemovedKind, check_has_parameters
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
@@ -266,12 +267,19 @@ def find_version(connection: Connection, run_id: str, number: int | None = None)
     return None if data is None else decode(f"run {run_id}, a version", Version, fleet_pb2.Version, data)
 
 
-def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str = "", max_rounds: int = 0) -> None:
-    """Change a Run's state within the caller's transaction. ``max_rounds`` 0 keeps the number."""
+def set_run(connection: Connection, run_id: str, *, state: RunState, reason: str = "", more_rounds: int = 0) -> None:
+    """Change a Run's state within the caller's transaction. It rests after ``more_rounds``; 0 keeps the number."""
     values: dict[str, object] = {"state": state.value, "reason": reason}
-    if max_rounds:
-        values["max_rounds"] = max_rounds
+    if more_rounds:
+        values["max_rounds"] = min(num_published(connection, run_id) + more_rounds, MAX_TIMES)
     connection.execute(update(schema.runs).where(schema.runs.c.run_id == run_id).values(values))
+
+
+def num_published(connection: Connection, run_id: str) -> int:
+    """Return the number of Rounds of a Run that published a Version, within the caller's transaction."""
+    table = schema.rounds
+    published = (table.c.run_id == run_id) & (table.c.state == RoundMark.PUBLISHED.value)
+    return int(connection.execute(select(func.count()).select_from(table).where(published)).scalar_one())
 
 
 def add_version(connection: Connection, version: Version, event: VersionPublished | None, now_s: float) -> None:

@@ -113,7 +113,7 @@ runs = Table(
     Column("start_proto", LargeBinary, nullable=False),
     Column("state", String, nullable=False),
     Column("reason", Text, nullable=False),
-    # Rounds to publish since the last command that set the Run going.
+    # Published Rounds after which the Run finishes.
     Column("max_rounds", NUMBER, nullable=False),
     Column("started_at", Float, nullable=False),
     # The principal that started it, in the same form.
