@@ -28,7 +28,7 @@ from fanin.protos.plans import AggregationPlan, Plan, PrivacyPlan
 from fanin.server.aggregation.checked import rule_of
 from fanin.server.aggregation.sets import SetFold
 from fanin.server.privacy.accounting import epsilon
-from fanin.server.privacy.noising import noise_of
+from fanin.server.privacy.noising import CentralNoise, noise_of
 from fanin.server.privacy.releases import NoisedSum, PlainRelease, SampledRelease
 
 SENSITIVITY = 1000
@@ -92,7 +92,7 @@ def test_an_audit_of_central_noise_is_below_the_claim_and_detects_half_the_noise
 def folded(plan: Plan, sums: Int64s) -> Int64s:
     """Return the sum that the fold of a Round publishes for Updates with these values together."""
     noise = noise_of(plan, 1)
-    assert noise is not None
+    assert isinstance(noise, CentralNoise)
     table = TensorTable.of({"canaries": (sums.size,)})
     halves = {"a": sums // 2, "b": sums - sums // 2}
     updates = {device: fresh(1, (0,), plan.codec, [values.astype(np.int32)]) for device, values in halves.items()}
@@ -121,7 +121,7 @@ def private_plan(noise_multiplier: float) -> Plan:
 def test_an_audit_of_the_fold_of_a_round_is_below_the_claim_and_detects_half_the_noise() -> None:
     """The canaries go through the fold of the coordinator, with the noise of its seed."""
     noise = noise_of(private_plan(1.0), 1)
-    assert noise is not None
+    assert isinstance(noise, CentralNoise)
     sensitivity = math.isqrt(noise.grid.squared_sensitivity)
     claimed = epsilon([(noise.release, 1)], DELTA)
     assert 2.0 < audit(partial(folded, private_plan(1.0)), sensitivity, 2_000_000, DELTA) <= claimed

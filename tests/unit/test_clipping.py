@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fanin.edge.noise.clipping import ClipGrid, slack_notes, squared_norm
+from fanin.edge.clipped import slack_notes
+from fanin.edge.noise.clipping import ClipGrid, squared_norm
 from fanin.protos.plans import CodecSpec, PrivacyPlan
 
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -21,7 +21,7 @@ from fanin.protos.plans import Plan, PrivacyPlan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.privacy.accounting import epsilon
-from fanin.server.privacy.noising import noise_of
+from fanin.server.privacy.noising import CentralNoise, noise_of
 from fanin.server.privacy.releases import SampledRelease
 from fanin.server.selection.coins import Coins
 from fanin.server.storage.records import EnrolledDevice
@@ -184,12 +184,12 @@ def test_coins_have_the_rate_and_are_independent_over_rounds_and_devices() -> No
 
 def test_the_ledger_claims_the_amplification_of_the_rate() -> None:
     noise = noise_of(sampled(0.5), TABLE.num_values)
-    assert noise is not None
+    assert isinstance(noise, CentralNoise)
     assert isinstance(noise.release, SampledRelease)
     assert (noise.denominator, noise.release.sampling_rate) == (4, 0.5)
     without = replace(sampled(0.5).privacy, sampling="none", sampling_rate=0.0)
     plain = noise_of(replace(sampled(0.5), cohort=plan().cohort, privacy=without), TABLE.num_values)
-    assert plain is not None
+    assert isinstance(plain, CentralNoise)
     assert epsilon([(noise.release, 50)], 1e-2) < epsilon([(plain.release, 50)], 1e-2)
 
 

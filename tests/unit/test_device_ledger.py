@@ -26,6 +26,7 @@ from fanin.edge.noise.loss import Loss
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import StorageUnavailable
+from fanin.protos.plans import RoundPlan
 
 TERMS = m.PrivacyTerms(
     mechanism="central",
@@ -106,10 +107,14 @@ def test_one_round_without_a_bound_leaves_no_epsilon(
     assert run.epsilon is None and run.num_rounds == 2 and run.loss == Loss(rho=Fraction(1, 8))
 
 
-def test_skellam_costs_a_little_more_than_the_gaussian() -> None:
-    gaussian, skellam = loss_of(TERMS), loss_of(replace(TERMS, mechanism="skellam"))
-    assert gaussian is not None and skellam is not None
-    assert gaussian.epsilon(1e-5) < skellam.epsilon(1e-5) < 1.001 * gaussian.epsilon(1e-5)
+@pytest.mark.parametrize("mechanism", ["skellam", "gaussian-shares"])
+def test_noise_on_devices_costs_a_little_more_than_the_gaussian(mechanism: str) -> None:
+    protocol = RoundPlan(protocol="secagg", options={"min_survivors": 8, "adversarial_fraction": 0.2})
+    masked = replace(work_of("a", 1), round_protocol=protocol, max_devices=10)
+    gaussian = loss_of(work_of("a", 1), TERMS, 4000)
+    shared = loss_of(masked, replace(TERMS, mechanism=mechanism), 4000)
+    assert gaussian is not None and shared is not None
+    assert gaussian.epsilon(1e-5) <= shared.epsilon(1e-5) < 1.001 * gaussian.epsilon(1e-5)
 
 
 def test_the_runs_are_bounded_and_no_loss_is_forgotten(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from fanin.protos.messages import VersionPublished
 from fanin.protos.plans import Plan, PrivacyPlan, RetentionPlan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.verify import verify_run
-from fanin.server.privacy.noising import NOISED_SUM, noise_of
+from fanin.server.privacy.noising import NOISED_SUM, CentralNoise, noise_of
 from fanin.simulation import LoopbackTransport, run_virtual, synthetic_bundle
 
 CLIP_NORM: Final = 0.5
@@ -280,7 +280,7 @@ def test_the_ring_of_the_sum_holds_the_largest_cohort_and_the_tail_of_the_noise(
     cohort = replace(private().cohort, concurrency=devices, buffer=devices)
     largest = replace(private(), cohort=cohort, privacy=privacy)
     noise = noise_of(largest, num_values)
-    assert noise is not None
+    assert isinstance(noise, CentralNoise)
     tail = reach(DiscreteGaussian(noise.noised_sum.parameter), 128 + num_values.bit_length())
     assert devices * noise.grid.largest + tail < 1 << (noise.vector.ring.bits - 1)
     assert noise.vector.ring.bits <= 48
@@ -288,7 +288,7 @@ def test_the_ring_of_the_sum_holds_the_largest_cohort_and_the_tail_of_the_noise(
 
 def test_the_noise_of_a_sum_is_the_same_in_any_slices() -> None:
     noise = noise_of(private(), 200_000)
-    assert noise is not None
+    assert isinstance(noise, CentralNoise)
     correction = noise.adjustment(bytes(range(32))).correction
     assert correction is not None
     whole, cuts = correction(0, 200_000), (0, 1, 65_536, 65_537, 199_999, 200_000)

@@ -9,6 +9,7 @@ Rooms and modules in reading order:
     signatures  the callable graphs of a Bundle: their ports
     rings       sums modulo a power of two, and the bytes of masked values
     basis       the facts of a Round on which both sides of its protocol agree
+    clipped     the codec of a Round with differential privacy
     ranges      ranges of activations, their int8 grids, and histograms of extreme values
     files       durable replacement of files
     spans       spans of traces, sent by OpenTelemetry

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fanin.protos.messages import CodecSpec, Statistic
+from fanin.protos.messages import CodecSpec, PrivacyTerms, Statistic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,7 @@ class RoundBasis:
         codec: How Updates are encoded.
         statistics: The statistics that an Update may have, with their bounds. The first one is ``examples``.
         num_values: Number of values of an Update.
+        privacy: The differential privacy of the Round; None without one.
     """
 
     run_id: str
@@ -31,3 +32,4 @@ class RoundBasis:
     codec: CodecSpec
     statistics: Sequence[Statistic]
     num_values: int
+    privacy: PrivacyTerms | None = None

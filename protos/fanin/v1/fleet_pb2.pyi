@@ -1687,7 +1687,9 @@ class PrivacyTerms(_message.Message):
     SAMPLING_RATE_FIELD_NUMBER: _builtins.int
     POPULATION_FIELD_NUMBER: _builtins.int
     mechanism: _builtins.str
-    """"central": the coordinator adds the noise."""
+    """"central": the coordinator adds the noise. "skellam", "gaussian-shares": each device adds its share to its integers
+    before the masks (docs/explanation/differential-privacy.md#noise-on-devices). A device refuses any other one.
+    """
     clip_norm: _builtins.float
     noise_multiplier: _builtins.float
     squared_sensitivity: _builtins.int

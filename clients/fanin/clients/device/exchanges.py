@@ -33,6 +33,7 @@ from fanin.edge.masking.terms import MaskFloor
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import FaninError, InvalidInput, foreign_text
+from fanin.protos.plans import CENTRAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ class DeviceExchanges:
         """Begin the exchanges of an Assignment, whose Bundle and stages are known."""
         self._floor = self._guard.floor(manifest).masks or MaskFloor()
         self._protocol = protocol_of(assignment.round_protocol)
+        check_noise(assignment.privacy, self._protocol)
         self._basis = RoundBasis(
             run_id=assignment.run_id,
             lineage=assignment.state.lineage,
@@ -75,6 +77,7 @@ class DeviceExchanges:
             codec=assignment.codec,
             statistics=assignment.statistics,
             num_values=layout_of(table_in(manifest, assignment.flower), stages).total_table.num_values,
+            privacy=assignment.privacy,
         )
 
     async def exchange(
@@ -194,6 +197,16 @@ class DeviceExchanges:
             basis=self._basis,
             journal=journal,
             floor=self._floor,
+        )
+
+
+def check_noise(privacy: m.PrivacyTerms | None, protocol: DeviceProtocol) -> None:
+    """Raise InvalidInput for noise on devices that this device would not add: it must not send a bare change."""
+    if privacy is not None and privacy.mechanism != CENTRAL and not protocol.adds_noise:
+        raise InvalidInput(
+            f"assignment: privacy: got the mechanism {privacy.mechanism!r} with round.protocol {protocol.name!r}, "
+            f"expected {CENTRAL!r}, or a protocol whose devices add noise; the coordinator must not start such a run",
+            code="FN-1688",
         )
 
 

@@ -19,6 +19,7 @@ from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.clipped import clipping
 from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.fixed import Encoded
 from fanin.edge.codecs.pipeline import (
@@ -35,7 +36,6 @@ from fanin.edge.codecs.stage import GroupStage, Stage
 from fanin.edge.codecs.stages import added_groups, layout_of
 from fanin.edge.codecs.statistics import fitted
 from fanin.edge.codecs.trained import TrainedPart
-from fanin.edge.noise.clipping import clipping
 from fanin.edge.ranges import RANGES
 from fanin.edge.tensors import Float32s, TensorTable, sha256_hex
 from fanin.protos import messages as m

@@ -138,8 +138,8 @@ def description_text(description: RunDescription) -> str:
         lines.append(f"  best      version {best.version}: {metric} {best.values[metric]:.4f}")
     if info.privacy is not None:
         lines.append(f"  privacy   {privacy_text(info.privacy)}, population {info.privacy.population}")
-    is_private = plan is not None and bool(plan.privacy)
-    if is_private and description.num_digest_only:
+    has_sums = plan is not None and bool(plan.privacy) and not plan.privacy.is_shared
+    if has_sums and description.num_digest_only:
         versions = counted(description.num_digest_only, "version")
         lines.append(f"  erased    the updates and the seeds of {versions}: verify starts from the noised sums")
     elif description.num_digest_only or description.num_without_parameters:

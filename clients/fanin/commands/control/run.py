@@ -38,8 +38,8 @@ from fanin.commands.display.screen import print_notes
 from fanin.commands.display.steps import progress
 from fanin.edge.bundles.bundle import Bundle, open_folder, read_signed_manifest
 from fanin.edge.bundles.keys import SigningKey
+from fanin.edge.clipped import slack_notes
 from fanin.edge.codecs.grid import first_change_notes
-from fanin.edge.noise.clipping import slack_notes
 from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput, NotFound
 from fanin.protos.messages import RunState

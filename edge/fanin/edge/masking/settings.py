@@ -10,7 +10,9 @@ from typing import Annotated, Final
 from fanin.edge.basis import RoundBasis
 from fanin.edge.masking.agreement import digest
 from fanin.edge.masking.parameters import MILLION, Assumptions, Threat
-from fanin.edge.masking.terms import LEAST_SURVIVORS, MAX_DEVICES, MaskTerms
+from fanin.edge.masking.terms import LEAST_HONEST, LEAST_SURVIVORS, MAX_DEVICES, MaskTerms
+from fanin.edge.noise.clipping import largest_of
+from fanin.edge.noise.shares import NoiseShare, share_of
 from fanin.edge.rings import RingVector, smallest_ring
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.names import check_key
@@ -95,14 +97,42 @@ class MaskSettings:
             correctness_bits=self.correctness_bits,
         )
 
+    def num_honest(self, max_devices: int) -> int:
+        """Return the least number of honest survivors of a Round, for whom noise is scaled.
+
+        Raises:
+            InvalidPlan: There may be fewer than two.
+        """
+        adversarial = self.assumptions.num_adversarial(max_devices)
+        if self.min_survivors < adversarial + LEAST_HONEST:
+            raise InvalidPlan(
+                f"plan: round.options: got min_survivors {self.min_survivors} with adversarial_fraction "
+                f"{self.adversarial_fraction:g} of {max_devices} devices and noise on devices, expected at least "
+                f"{adversarial + LEAST_HONEST}: the noise of {adversarial} adversarial devices does not count; raise "
+                "min_survivors, up to cohort.quorum",
+                code="FN-1686",
+            )
+        return self.min_survivors - adversarial
+
+    def share(self, basis: RoundBasis) -> NoiseShare | None:
+        """Return the noise that each device adds before the mask; None for none. Raises InvalidPlan."""
+        if basis.privacy is None:
+            return None
+        return share_of(basis.privacy, basis.num_values, self.num_honest(basis.max_devices))
+
     def terms(self, basis: RoundBasis) -> MaskTerms:
         """Return the terms of the attempt of a Round.
 
         Raises:
             ValueError: No ring holds the sum of so many devices.
             InvalidInput: A number is out of range.
+            InvalidPlan: Devices cannot add the noise of the Round.
         """
-        ring = smallest_ring(basis.codec.bits, basis.max_devices * basis.statistics[0].bound)
+        share = self.share(basis)
+        if share is None:
+            ring = smallest_ring(basis.codec.bits, basis.max_devices * basis.statistics[0].bound)
+        else:
+            ring = share.ring(basis.max_devices, largest_of(basis.codec.bits))
         return MaskTerms(
             run_id=basis.run_id,
             lineage=basis.lineage,
@@ -113,15 +143,16 @@ class MaskSettings:
             assumptions=self.assumptions,
             layout=RingVector(ring=ring, num_values=basis.num_values, num_tail=len(basis.statistics)),
             version_sha256=bytes.fromhex(basis.version_sha256),
-            meaning_sha256=meaning_of(basis),
+            meaning_sha256=meaning_of(basis, share),
         )
 
 
-def meaning_of(basis: RoundBasis) -> bytes:
-    """Return the digest of what the integers of a Round mean: codec, grid, and the statistics with their bounds."""
+def meaning_of(basis: RoundBasis, share: NoiseShare | None) -> bytes:
+    """Return the digest of what the integers of a Round mean: codec, grid, statistics with their bounds, and noise."""
     lines = [
         f"codec {basis.codec.name} {basis.codec.bits}",
         " ".join(["grid", *map(str, basis.grid)]),
         *(f"{statistic.name} {statistic.bound}" for statistic in basis.statistics),
+        *(() if share is None else (f"noise {share.mechanism} {share.squared_sensitivity} {share.variance}",)),
     ]
     return digest(MEANING_LABEL, "".join(f"{line}\n" for line in lines).encode())

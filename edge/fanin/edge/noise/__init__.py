@@ -13,4 +13,5 @@ Modules in reading order:
     poisson         bounds of the weights of a Poisson distribution
     clipping        integers of a clipped change, with a proven L2 norm
     loss            the privacy loss of releases in closed form, for a device's ledger
+    shares          the noise that each device adds under masks: its variance, its loss, and the ring of the sum
 """

@@ -126,29 +126,31 @@ def draw(seed: bytes, distribution: Distribution, start: int, count: int) -> Int
     return values
 
 
-def reach(distribution: Distribution, bits: int) -> int:
-    """Return a number t such that a value is beyond -t .. t with a probability of at most 2**-bits.
+def reach(distribution: Distribution, bits: int, num_terms: int = 1) -> int:
+    """Return a number t such that a sum of values is beyond -t .. t with a probability of at most 2**-bits.
 
     Values of any size can occur. Head-room for a sum with noise therefore has a probability of failure; a wrapped value
     costs utility, but no privacy.
 
     Args:
         distribution: The distribution.
-        bits: At least 1. For n values, add log2(n).
+        bits: At least 1. For n sums, add log2(n).
+        num_terms: Number of independent values in a sum.
     """
     # P(abs(x) >= t) <= 2 exp(-e) for the exponent e below.
     exponent = (bits + 1) * math.log(2)
     match distribution:
         case DiscreteGaussian(parameter):
-            # It is subgaussian with sigma (Canonne, Kamath, Steinke 2020).
-            return math.ceil(math.sqrt(2 * parameter * exponent) * OUTWARD)
+            # It is subgaussian with sigma (Canonne, Kamath, Steinke 2020), and sums add up their sigma**2.
+            return math.ceil(math.sqrt(2 * parameter * num_terms * exponent) * OUTWARD)
         case DiscreteLaplace(scale):
-            return math.ceil(scale * exponent * OUTWARD)
+            # Each of the terms is within its own bound.
+            return math.ceil(num_terms * scale * (exponent + math.log(num_terms)) * OUTWARD)
         case Skellam(variance):
             # Bernstein: the logarithm of the moment generating function is variance * (cosh(h) - 1), and
             # cosh(h) - 1 <= h**2 / (2 (1 - h / 3)), so e = t**2 / (2 (variance + t / 3)).
             third = exponent / 3
-            return math.ceil((third + math.sqrt(third**2 + 2 * variance * exponent)) * OUTWARD)
+            return math.ceil((third + math.sqrt(third**2 + 2 * variance * num_terms * exponent)) * OUTWARD)
 
 
 def _parts(seed: bytes, distribution: Distribution, start: int, count: int) -> Iterator[tuple[int, Int64s]]:

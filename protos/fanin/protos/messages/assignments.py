@@ -44,9 +44,9 @@ class PrivacyTerms:
     """The differential privacy of a Round. The device clips its change, and sends nothing else about its data.
 
     Attributes:
-        mechanism: Who adds the noise; ``central``: the coordinator.
+        mechanism: Who adds the noise. ``central``: the coordinator; ``skellam``, ``gaussian-shares``: the devices.
         clip_norm: Largest L2 norm of the change before it is rounded to the grid.
-        noise_multiplier: Standard deviation of the noise in the sum of a Round, divided by the sensitivity.
+        noise_multiplier: Least standard deviation of the noise in the sum of a Round, divided by the sensitivity.
         squared_sensitivity: Largest sum of the squares of the encoded values.
         epsilon: The budget of the population.
         delta: Its delta.

@@ -34,7 +34,7 @@ from fanin.protos.plans.plan import (
     STALE_UNIT,
     Plan,
 )
-from fanin.protos.plans.privacy import PrivacyPlan
+from fanin.protos.plans.privacy import CENTRAL, GAUSSIAN_SHARES, SKELLAM, PrivacyPlan
 from fanin.protos.plans.retention import RetentionPlan
 from fanin.protos.plans.schedule import MAX_CHANGES, ScheduledChange
 from fanin.protos.plans.sections import (
@@ -52,6 +52,7 @@ from fanin.protos.plans.sections import (
     MIN_RATE,
     OPTIMIZER_SETTINGS,
     PLAIN_PROTOCOL,
+    SECAGG_PROTOCOL,
     AggregationPlan,
     CodecSpec,
     Int8Plan,
@@ -63,12 +64,14 @@ from fanin.protos.plans.sections import (
 )
 
 __all__ = [
+    "CENTRAL",
     "CODEC_BITS",
     "CONSTRAINTS",
     "DATA",
     "DEFAULT_MAX_SHIFTS",
     "DEVICES",
     "EXPORT",
+    "GAUSSIAN_SHARES",
     "HEADROOM_BITS",
     "LEAST_STEPS",
     "MAX_CHANGES",
@@ -84,6 +87,8 @@ __all__ = [
     "MIN_RATE",
     "OPTIMIZER_SETTINGS",
     "PLAIN_PROTOCOL",
+    "SECAGG_PROTOCOL",
+    "SKELLAM",
     "STALE_UNIT",
     "AggregationPlan",
     "CodecSpec",

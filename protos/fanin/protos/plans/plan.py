@@ -36,6 +36,7 @@ from fanin.protos.plans.sections import (
     MAX_COUNT,
     MAX_SUM,
     PLAIN_PROTOCOL,
+    SECAGG_PROTOCOL,
     SUM_BITS,
     AggregationPlan,
     CodecSpec,
@@ -318,9 +319,10 @@ def check_privacy(plan: Plan) -> None:
     """With `privacy.mechanism`, each Update has weight 1, and devices send nothing but their clipped change. So
     `aggregation.max_examples` is 1, `rule` and `max_staleness` of `[aggregation]` have their defaults,
     `codec.name` is `fixed32` or `int8`, and `codec.max_shift` is 0. There are no stages, no statistics and no
-    `flower.strategy`, `int8.ranges` is not `devices`, and `round.protocol` is `plain`. `participants.min_examples`,
-    `stop.patience` and `stop.max_int8_drop` are 0: devices report neither examples nor losses. `retention` has no
-    `keep_updates` and no `keep_days`, because `privacy.keep_seed_rounds` says how long Updates are kept.
+    `flower.strategy`, and `int8.ranges` is not `devices`. `participants.min_examples`, `stop.patience` and
+    `stop.max_int8_drop` are 0: devices report neither examples nor losses. With `central`, `round.protocol` is `plain`,
+    and `retention` has no `keep_updates` and no `keep_days`, because `privacy.keep_seed_rounds` says how long Updates
+    are kept. With `skellam` and `gaussian-shares`, `round.protocol` is `secagg`.
     Without coins, `privacy.population_size` is at least `cohort.buffer`.
 
     With `privacy.sampling = "coins"`, nothing but the coins decides who counts: `cohort.quorum` is 0, `min_report_s` is
@@ -335,8 +337,14 @@ def check_privacy(plan: Plan) -> None:
     if not plan.privacy:
         return
     weight, report, sums = "each Update has the weight 1", "a device reports nothing about its data", "a rule is a sum"
+    kept = "privacy.keep_seed_rounds says how long Updates are kept"
     stages, statistics = ([each.name for each in some] for some in (plan.stages, plan.statistics))
-    aggregation, retention = plan.aggregation, plan.retention
+    aggregation, retention, is_shared = plan.aggregation, plan.retention, plan.privacy.is_shared
+    protocol, masks = (
+        (SECAGG_PROTOCOL, "without masks, each Update would have a share of the noise alone; use secagg, or central")
+        if is_shared
+        else (PLAIN_PROTOCOL, "the coordinator checks the norm of each Update; use skellam with masks")
+    )
     for key, value, expected, reason in (
         ("aggregation.max_examples", aggregation.max_examples, 1, weight),
         ("aggregation.max_staleness", aggregation.max_staleness, 0, weight),
@@ -349,9 +357,9 @@ def check_privacy(plan: Plan) -> None:
         ("participants.min_examples", plan.participants.min_examples, 0, report),
         ("stop.patience", plan.stop.patience, 0, report),
         ("stop.max_int8_drop", plan.stop.max_int8_drop, 0, report),
-        ("retention.keep_updates", retention.keep_updates, None, "privacy.keep_seed_rounds replaces it"),
-        ("retention.keep_days", retention.keep_days, None, "privacy.keep_seed_rounds says how long Updates are kept"),
-        ("round.protocol", plan.round.protocol, PLAIN_PROTOCOL, "the coordinator checks the norm of each Update"),
+        ("round.protocol", plan.round.protocol, protocol, masks),
+        ("retention.keep_updates", None if is_shared else retention.keep_updates, None, kept),
+        ("retention.keep_days", None if is_shared else retention.keep_days, None, kept),
     ):
         if value != expected:
             raise InvalidPlan(

@@ -17,7 +17,9 @@ from fanin.protos.plans.sections import MAX_COUNT, MAX_TIMES
 
 PAGE: Final = "../howto/differential-privacy.md"
 CENTRAL: Final = "central"
-MECHANISMS: Final = ("", CENTRAL)
+SKELLAM: Final = "skellam"
+GAUSSIAN_SHARES: Final = "gaussian-shares"
+MECHANISMS: Final = ("", CENTRAL, SKELLAM, GAUSSIAN_SHARES)
 NO_SAMPLING: Final = "none"
 COINS: Final = "coins"
 MIN_NOISE_MULTIPLIER: Final = 0.1
@@ -41,7 +43,8 @@ class PrivacyPlan:
         str,
         Key(
             text="`central`: devices clip their changes, and the coordinator adds discrete Gaussian noise to their "
-            "sum. Empty: none.",
+            "sum. `skellam`, `gaussian-shares`: each device adds a share of the noise under the masks of `secagg`. "
+            "Empty: none.",
             choices=MECHANISMS,
             see=PAGE,
         ),
@@ -126,6 +129,11 @@ class PrivacyPlan:
         ),
     ] = 0
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether devices add the noise, under masks: no seed and no sum without noise is at the coordinator."""
+        return self.mechanism in (SKELLAM, GAUSSIAN_SHARES)
+
     def __post_init__(self) -> None:
         if problem := range_problem(self, "privacy"):
             raise InvalidPlan(f"plan: {problem}", code="FN-0201")
@@ -154,6 +162,15 @@ class PrivacyPlan:
                 f"plan: privacy.sampling: got {shown(self.sampling)} with sampling_rate {self.sampling_rate:g}, "
                 f"expected {shown(COINS)} with a rate, or {shown(NO_SAMPLING)} without; correct one of them",
                 code="FN-1681",
+            )
+
+        if self.is_shared and (self.sampling == COINS or self.keep_seed_rounds):
+            key = "sampling" if self.sampling == COINS else "keep_seed_rounds"
+            reason = "no amplification is known for it" if self.sampling == COINS else "seeds never leave the devices"
+            raise InvalidPlan(
+                f"plan: privacy.{key}: got {shown(getattr(self, key))} with mechanism {shown(self.mechanism)}, "
+                f"expected none: {reason}; remove {key}, or use the mechanism {shown(CENTRAL)}",
+                code="FN-1682",
             )
 
     def __bool__(self) -> bool:

@@ -279,6 +279,7 @@ class AggregationPlan:
 
 
 PLAIN_PROTOCOL: Final = "plain"
+SECAGG_PROTOCOL: Final = "secagg"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,7 +260,8 @@ def adjust(state: PartialSum, adjustment: Adjustment) -> None:
         if adjustment.correction is not None:
             state.tail += adjustment.correction(size, size + state.tail.size)
         state.counts = Counter(tail_counts(adjustment.tail, state.tail.tolist()))
-        state.total_weights[:] = state.tail[0]
+        if adjustment.denominator is None:
+            state.total_weights[:] = state.tail[0]
 
 
 def merge(left: PartialSum, right: PartialSum) -> PartialSum:

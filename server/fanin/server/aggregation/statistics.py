@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.statistics import CLASS_COUNTS, SQUARES
+from fanin.edge.codecs.statistics import CLASS_COUNTS, SQUARES, declared
 from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, REST, SQUARES_INT8, quality_of
 from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
 from fanin.protos.messages import (
@@ -35,8 +35,10 @@ from fanin.protos.messages import (
     DeviceSpread,
     Evaluation,
     SaturatedDevices,
+    Statistic,
     saturated_devices,
 )
+from fanin.protos.plans import Plan
 
 SPREADS: Final = MappingProxyType(
     {
@@ -65,6 +67,25 @@ MAY_LACK: Final = frozenset(
     {TRAIN_LOSS, EVAL_EXAMPLES, EVAL_LOSS, *CLASS_COUNTS, *SQUARES, *(name + REST for name in SQUARES)}
 )
 """The statistics that a device may lack."""
+
+
+def statistics_of(plan: Plan, num_labels: int, num_values: int) -> tuple[Statistic, ...]:
+    """Return the statistics of a Run, with their bounds. With a mechanism of privacy, an Update has its weight alone.
+
+    Args:
+        plan: The Plan of the Run.
+        num_labels: Largest number of labels of one example, 0 for a model of values.
+        num_values: Number of values of an Update.
+    """
+    if plan.privacy:
+        return (Statistic(name=EXAMPLES, bound=plan.max_examples),)
+    return declared(
+        plan.statistics,
+        max_examples=plan.max_examples,
+        max_sum=plan.max_sum,
+        num_labels=num_labels,
+        num_values=num_values,
+    )
 
 
 def with_examples(counts: Mapping[str, int]) -> dict[str, int]:

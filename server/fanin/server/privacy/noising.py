@@ -8,14 +8,16 @@
 The noise is a pure function of (seed, position): every restart and every slice of the fold gives the same bits. A seed
 of a Round is 32 bytes of a CSPRNG, recorded before a byte that derives from it leaves the driver.
 
-The sum is one of integers modulo 2^b, for the smallest whole number of bytes that holds the sum of the Updates and the
-noise, which is larger with a probability below 2^-128. It is stored with the Version: what follows is a function of it,
-so a Version can be verified after its seed and its Updates were erased.
+With noise on devices (``SharedNoise``), the coordinator draws nothing: the unmasked sum has the noise.
+
+The sum with central noise is one of integers modulo 2^b, for the smallest whole number of bytes that holds the sum of
+the Updates and the noise, which is larger with a probability below 2^-128. It is stored with the Version: what follows
+is a function of it, so a Version can be verified after its seed and its Updates were erased.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
@@ -24,6 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fanin.edge.noise.clipping import ClipGrid, Signed, squared_norm
 from fanin.edge.noise.distributions import DiscreteGaussian, draw, reach
+from fanin.edge.noise.shares import WRAP_BITS, NoiseShare, share_of
 from fanin.edge.noise.streams import SEED_BYTES
 from fanin.edge.rings import Adjustment, Ring, RingVector
 from fanin.edge.tensors import Int64s
@@ -31,14 +34,13 @@ from fanin.protos.errors import InvalidUpdate
 from fanin.protos.messages import PrivacyTerms, Telemetry
 from fanin.protos.plans import Plan
 from fanin.server.privacy.releases import NoisedSum, PlainRelease, SampledRelease
+from fanin.server.protocols.machine import RoundProtocol
 
 VECTOR: Final = b"fanin round noise v1 parameters"
 """The vector of a Round that its noise is for. Another vector of the Round would have another name."""
 NOISED_SUM: Final = "noised_sum"
 """The name of the stored sum, beside the tensors of the outer state."""
 SLICE_VALUES: Final = 1 << 16
-WRAP_BITS: Final = 128
-"""A sum wraps with a probability below 2^-128. That costs utility, and no privacy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +91,7 @@ class CentralNoise:
     @property
     def terms(self) -> PrivacyTerms:
         """The terms of each Assignment."""
-        privacy = self.plan.privacy
-        return PrivacyTerms(
-            mechanism=privacy.mechanism,
-            clip_norm=privacy.clip_norm,
-            noise_multiplier=privacy.noise_multiplier,
-            squared_sensitivity=self.grid.squared_sensitivity,
-            epsilon=privacy.epsilon,
-            delta=privacy.delta,
-            population=privacy.population,
-            population_size=privacy.population_size,
-            sampling_rate=privacy.sampling_rate,
-        )
+        return _terms(self.plan, self.grid)
 
     def check_update(self, telemetry: Telemetry, pieces: Iterable[Signed]) -> None:
         """Check the integers of an Update against the sensitivity.
@@ -146,8 +137,80 @@ class CentralNoise:
         return (ring.encode(sums(first, min(first + SLICE_VALUES, size))) for first in range(0, size, SLICE_VALUES))
 
 
-def noise_of(plan: Plan, num_values: int) -> CentralNoise | None:
-    """Return the noise of a Run whose vector has this number of values; None without a mechanism."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedNoise:
+    """The noise that the devices of a Run add under masks. The coordinator has no seed, and no sum without noise.
+
+    Attributes:
+        plan: The Plan of the Run, with a mechanism of devices.
+        grid: The public grid of its Updates.
+        share: The noise of one device.
+    """
+
+    plan: Plan
+    grid: ClipGrid
+    share: NoiseShare
+
+    def grid_of(self, num_blocks: int) -> tuple[int, ...]:
+        """Return the grid of each Round: the same exponent for each block."""
+        return (self.grid.exponent,) * num_blocks
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of the sum, which holds the noise of all devices."""
+        return self.share.ring(self.plan.cohort.concurrency, self.grid.largest)
+
+    @property
+    def release(self) -> PlainRelease:
+        """What one Round releases, for the ledger."""
+        return PlainRelease(loss=self.share.loss)
+
+    @property
+    def denominator(self) -> int:
+        """The number by which the mean of a Round divides, whoever took part."""
+        return self.plan.cohort.buffer
+
+    @property
+    def terms(self) -> PrivacyTerms:
+        """The terms of each Assignment."""
+        return _terms(self.plan, self.grid)
+
+
+def _terms(plan: Plan, grid: ClipGrid) -> PrivacyTerms:
+    privacy = plan.privacy
+    return PrivacyTerms(
+        mechanism=privacy.mechanism,
+        clip_norm=privacy.clip_norm,
+        noise_multiplier=privacy.noise_multiplier,
+        squared_sensitivity=grid.squared_sensitivity,
+        epsilon=privacy.epsilon,
+        delta=privacy.delta,
+        population=privacy.population,
+        population_size=privacy.population_size,
+        sampling_rate=privacy.sampling_rate,
+    )
+
+
+def noise_of(plan: Plan, num_values: int, num_honest: int = 0) -> CentralNoise | SharedNoise | None:
+    """Return the noise of a Run; None without a mechanism.
+
+    Args:
+        plan: The Plan of the Run.
+        num_values: Number of values of its Updates.
+        num_honest: The least number of honest survivors that its protocol promises; 0 without masks.
+
+    Raises:
+        InvalidPlan: Devices cannot draw their shares.
+    """
     if not plan.privacy:
         return None
-    return CentralNoise(plan=plan, grid=ClipGrid.of(plan.privacy.clip_norm, plan.codec.bits, num_values))
+    grid = ClipGrid.of(plan.privacy.clip_norm, plan.codec.bits, num_values)
+    if not plan.privacy.is_shared:
+        return CentralNoise(plan=plan, grid=grid)
+    return SharedNoise(plan=plan, grid=grid, share=share_of(_terms(plan, grid), num_values, num_honest))
+
+
+def with_noise(protocol: RoundProtocol, plan: Plan, num_values: int) -> RoundProtocol:
+    """Return the protocol of a Run, whose ring holds the noise of devices, too. Raises as ``noise_of``."""
+    noise = noise_of(plan, num_values, protocol.num_honest)
+    return replace(protocol, ring=noise.ring) if isinstance(noise, SharedNoise) else protocol

@@ -36,10 +36,16 @@ def facts_of(
     return RoundFacts(basis=basis, rosters=named, messages=dict(by_phase))
 
 
-def adjustment_of(protocol: RoundProtocol, facts: RoundFacts) -> Adjustment | None:
-    """Return what a protocol adds to the sum of the closed set; None for the sum as it is."""
+def adjustment_of(protocol: RoundProtocol, facts: RoundFacts, denominator: int | None = None) -> Adjustment | None:
+    """Return what a protocol adds to the sum of the closed set; None for the sum as it is.
+
+    Args:
+        protocol: The protocol of the Round.
+        facts: Its facts.
+        denominator: The number by which the mean divides; None: by the weights.
+    """
     if protocol.ring is None and protocol.correct is None:
         return None
     correction = None if protocol.correct is None else protocol.correct(facts)
     tail = tuple(statistic.name for statistic in facts.basis.statistics) if protocol.is_masked else ()
-    return Adjustment(ring=protocol.ring, correction=correction, tail=tail)
+    return Adjustment(ring=protocol.ring, correction=correction, tail=tail, denominator=denominator)

@@ -296,6 +296,8 @@ class RoundProtocol:
         ring: The ring of the sum; None: the sum never wraps.
         is_masked: Whether Updates are masked. Their payload is a ``RingVector`` whose tail has the statistics of the
             Run. It needs a ring.
+        num_honest: The least number of devices in a sum that do not help the coordinator, for whom noise on devices is
+            scaled; 0 if the protocol promises none.
     """
 
     name: str
@@ -307,6 +309,7 @@ class RoundProtocol:
     correct: Correct | None = None
     ring: Ring | None = None
     is_masked: bool = False
+    num_honest: int = 0
 
     def vector(self, num_values: int, num_statistics: int) -> RingVector | None:
         """Return the layout of a masked Update; None if Updates are not masked."""

@@ -264,7 +264,8 @@ def _secagg(plan: Plan, settings: MaskSettings) -> RoundProtocol:
             exchange=PhaseExchange(respond=side.survivors, max_bytes=0),
         ),
     )
-    return replace(protocol, correct=side.correct, ring=ring_of(plan), is_masked=True)
+    num_honest = settings.num_honest(num_peers) if plan.privacy.is_shared else 0
+    return replace(protocol, correct=side.correct, ring=ring_of(plan), is_masked=True, num_honest=num_honest)
 
 
 secagg: Final = RecordFactory(MaskSettings, _secagg, 1)

@@ -3,7 +3,8 @@
     opening    the ledger of the population with this Round added is within the budget, or the Run rests
     close      checked again, because another Run may have charged the population meanwhile. One transaction records
                the set of Updates, the row of the ledger and the seed of the noise, if no other row came in between
-    fold       the noise derives from the recorded seed. A successor reads the same one
+    fold       the noise derives from the recorded seed. A successor reads the same one. With noise on devices, there is
+               no seed: the sum has the noise
     published  the transaction erases the seeds and the Updates that the Plan does not keep
 
 So a Run stops before its budget is exceeded, also after a crash, and a Round that closed stays charged if it fails.
@@ -16,6 +17,7 @@ from fanin.protos.errors import Conflict, RuntimeMissing
 from fanin.protos.messages import RunRested, RunState, SpentPrivacy
 from fanin.protos.plans import Plan
 from fanin.server.privacy.ledger import Budget, from_text, to_text
+from fanin.server.privacy.noising import CentralNoise
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.decisions import uncharged_text
@@ -95,7 +97,7 @@ async def next_charge(
         lineage=lineage,
         epsilon=after,
         delta=privacy.delta,
-        seed=setup.draw_seed(round_number),
+        seed=setup.draw_seed(round_number) if isinstance(setup.noise, CentralNoise) else None,
     )
 
 

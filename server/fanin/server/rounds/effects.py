@@ -41,7 +41,7 @@ from fanin.server.aggregation.statistics import (
     train_loss_of,
 )
 from fanin.server.aggregation.weights import RunningScale, scale_of
-from fanin.server.privacy.noising import NOISED_SUM
+from fanin.server.privacy.noising import NOISED_SUM, CentralNoise
 from fanin.server.rounds.charging import NotCharged, next_charge, spent_privacy
 from fanin.server.rounds.messages import adjustment_in
 from fanin.server.rounds.recent import OpenedRound, RecentRounds, WorkTime, round_times
@@ -340,7 +340,7 @@ class RoundWork:
             }
             if aggregate.strategy is not None:
                 after[STRATEGY_STATE] = blobs.put_pieces((aggregate.strategy.state,))
-            if setup.noise is not None and aggregate.sums is not None:
+            if isinstance(setup.noise, CentralNoise) and aggregate.sums is not None:
                 after[NOISED_SUM] = blobs.put_pieces(setup.noise.encoded(aggregate.sums))
         # Here, because the time of both grows with the cohort.
         by_device, num_classes = {device: self._statistics[device] for device in accepted}, setup.manifest.num_classes

@@ -11,6 +11,7 @@ from fanin.edge.basis import RoundBasis
 from fanin.edge.rings import Adjustment
 from fanin.protos.errors import FaninError, InvalidInput, foreign_text
 from fanin.protos.messages import MAX_MESSAGE_BYTES
+from fanin.server.privacy.noising import CentralNoise
 from fanin.server.protocols.facts import adjustment_of, facts_of
 from fanin.server.protocols.phases import Phase, RoundFacts
 from fanin.server.rounds.charging import noise_seed
@@ -95,8 +96,10 @@ class RoundMessages:
 
 async def adjustment_in(setup: RunSetup, record: RoundRecord, stores: DriverStores) -> Callable[[], Adjustment | None]:
     """Return the function that computes what is added to the sum of a closed Round. It reads nothing itself."""
-    if setup.noise is not None:
-        return partial(setup.noise.adjustment, await noise_seed(record, stores))
+    noise = setup.noise
+    if isinstance(noise, CentralNoise):
+        return partial(noise.adjustment, await noise_seed(record, stores))
+    denominator = None if noise is None else noise.denominator
     rosters = await stores.messages.rosters(record.run_id, record.round)
     messages = await stores.messages.messages(record.run_id, record.round) if rosters else ()
     basis = await _basis_of(setup, record, stores)
@@ -104,7 +107,7 @@ async def adjustment_in(setup: RunSetup, record: RoundRecord, stores: DriverStor
 
     def adjustment() -> Adjustment | None:
         try:
-            return adjustment_of(setup.protocol, facts)
+            return adjustment_of(setup.protocol, facts, denominator)
         except Exception as exc:  # Any error: the protocol may come from another package.
             raise Damaged(f"the protocol {setup.protocol.name} cannot correct the sum: {foreign_text(exc)}") from exc
 
@@ -125,4 +128,5 @@ async def _basis_of(setup: RunSetup, record: RoundRecord, stores: DriverStores) 
         codec=setup.plan.codec,
         statistics=setup.statistics,
         num_values=setup.layout.total_table.num_values,
+        privacy=None if setup.noise is None else setup.noise.terms,
     )

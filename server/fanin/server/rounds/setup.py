@@ -8,17 +8,18 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.fixed import RunCodec
 from fanin.edge.codecs.stage import Stage
-from fanin.edge.codecs.statistics import declared, labels_of
+from fanin.edge.codecs.statistics import labels_of
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.ranges import Activation
 from fanin.edge.rings import RingVector
 from fanin.edge.tensors import TensorTable
-from fanin.protos.messages import EXAMPLES, BundleRef, Delegation, StartRun, Statistic, Version
+from fanin.protos.messages import BundleRef, Delegation, StartRun, Statistic, Version
 from fanin.protos.plans import DEVICES, Plan
 from fanin.server.aggregation.auxiliary import refreshed
 from fanin.server.aggregation.outer import OuterOptimizer
 from fanin.server.aggregation.rules import ColumnRule, Rule, StrategyRunner
-from fanin.server.privacy.noising import CentralNoise, noise_of
+from fanin.server.aggregation.statistics import statistics_of
+from fanin.server.privacy.noising import CentralNoise, SharedNoise, noise_of
 from fanin.server.protocols.machine import RoundProtocol
 from fanin.server.selection.coins import Coins
 from fanin.server.selection.policies import SelectionPolicy
@@ -84,22 +85,14 @@ class RunSetup:
         return labels_of(self.manifest)
 
     @cached_property
-    def noise(self) -> CentralNoise | None:
+    def noise(self) -> CentralNoise | SharedNoise | None:
         """The noise of each Round; None without differential privacy."""
-        return noise_of(self.plan, self.layout.total_table.num_values)
+        return noise_of(self.plan, self.layout.total_table.num_values, self.protocol.num_honest)
 
     @cached_property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The statistics of the Run, with their bounds. With noise, an Update has its weight alone."""
-        if self.noise is not None:
-            return (Statistic(name=EXAMPLES, bound=self.plan.max_examples),)
-        return declared(
-            self.plan.statistics,
-            max_examples=self.plan.max_examples,
-            max_sum=self.plan.max_sum,
-            num_labels=self.num_labels,
-            num_values=self.layout.total_table.num_values,
-        )
+        """The statistics of the Run, with their bounds."""
+        return statistics_of(self.plan, self.num_labels, self.layout.total_table.num_values)
 
     @cached_property
     def vector(self) -> RingVector | None:

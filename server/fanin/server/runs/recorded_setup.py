@@ -25,6 +25,7 @@ from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.rules import ColumnRule, StrategySource, StrategyTask, config_in
+from fanin.server.privacy.noising import with_noise
 from fanin.server.protocols.known import protocol_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.admission import open_bundle
@@ -114,6 +115,7 @@ async def setup_of(start: StartRun, delegation: Delegation, stores: Stores, file
             f"bundle {short(sha256)}: its record does not verify ({exc}); restore a backup", code="FN-0525"
         ) from exc
     stages, table = stages_of(start.plan.stages), table_in(manifest, start.plan.flower)
+    layout = layout_of(table, stages)
     run_key = await run_key_of(start.run_id, delegation.epoch, stores)
     return RunSetup(
         start=start,
@@ -125,9 +127,9 @@ async def setup_of(start: StartRun, delegation: Delegation, stores: Stores, file
         optimizer=optimizer_of(start.plan),
         strategy=parts.strategies.runner(start.run_id, start.plan) if start.plan.flower.strategy else None,
         policy=policy_of(start.plan, parts.policies),
-        protocol=protocol_of(start.plan),
+        protocol=with_noise(protocol_of(start.plan), start.plan, layout.total_table.num_values),
         stages=stages,
-        layout=layout_of(table, stages),
+        layout=layout,
         measure=partial(parts.data.measure, start.plan, bundle) if start.plan.int8.ranges == DATA else None,
         draw_seed=partial(parts.draw_seed, start.run_id),
         coins=await coins_of(start, run_key, stores, parts.roster),

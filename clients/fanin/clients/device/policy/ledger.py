@@ -19,8 +19,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from fanin.edge.files import replace_file, storage_error
-from fanin.edge.noise.loss import Loss, loss_of_discrete_gaussian, loss_of_skellam
+from fanin.edge.floors.floor import promised_masks
+from fanin.edge.noise.loss import Loss, loss_of_discrete_gaussian
+from fanin.edge.noise.shares import share_of
+from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import Assignment, PrivacyTerms, UpdateHeader
+from fanin.protos.plans import CENTRAL, SECAGG_PROTOCOL
 
 LOG = logging.getLogger("fanin.clients")
 LEDGER_FILE: Final = "privacy.json"
@@ -146,7 +150,7 @@ class PrivacyLedger:
         if record.last_assignment == work.assignment_id:
             return
         run, terms = record.runs.get(work.run_id, RunPrivacy()), work.privacy
-        loss = None if terms is None else loss_of(terms)
+        loss = None if terms is None else loss_of(work, terms, header.payload.size_bytes)
         total = run.loss + (loss or Loss())
         after = replace(
             run,
@@ -215,15 +219,24 @@ class PrivacyLedger:
         self._record = record
 
 
-def loss_of(terms: PrivacyTerms) -> Loss | None:
-    """Return a bound of the loss of one Round without sampling; None for a mechanism without one in closed form."""
+def loss_of(work: Assignment, terms: PrivacyTerms, size_bytes: int) -> Loss | None:
+    """Return a bound of the loss of one Round without sampling; None for a mechanism without one in closed form.
+
+    Args:
+        work: The Assignment.
+        terms: Its privacy.
+        size_bytes: Bytes of the Update, at least as many as it has values.
+    """
     squared = terms.squared_sensitivity
-    variance = Fraction(terms.noise_multiplier) ** 2 * squared
-    if terms.mechanism == "central":
-        return loss_of_discrete_gaussian(squared, variance)
-    if terms.mechanism == "skellam":
-        return loss_of_skellam(squared, squared, variance)
-    return None
+    if terms.mechanism == CENTRAL:
+        return loss_of_discrete_gaussian(squared, Fraction(terms.noise_multiplier) ** 2 * squared)
+    if work.round_protocol.protocol != SECAGG_PROTOCOL:
+        return None
+    assumptions, min_survivors = promised_masks(work.round_protocol.options)
+    try:
+        return share_of(terms, size_bytes, min_survivors - assumptions.num_adversarial(work.max_devices)).loss
+    except InvalidPlan:
+        return None
 
 
 def read_ledger(folder: Path) -> PrivacyRecord:

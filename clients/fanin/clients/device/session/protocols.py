@@ -165,6 +165,7 @@ class DeviceProtocol:
         mask: Returns the payload of an Update (``edge.rings.RingVector``); None: Updates are sent as they are. It is
             called once for each Assignment, and the payload is durable before it is sent.
         end: Called with the journal once an Assignment is over.
+        adds_noise: Whether ``mask`` adds the device's share of the noise, if the mechanism of privacy has one.
     """
 
     name: str
@@ -172,6 +173,7 @@ class DeviceProtocol:
     after: tuple[DeviceStep, ...] = ()
     mask: Callable[[ExchangeContext, EncodedUpdate], bytes] | None = None
     end: Callable[[ProtocolJournal], None] = keep_journal
+    adds_noise: bool = False
     steps: Mapping[str, DeviceStep] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,9 @@
     unmasking     8 shares                    the end
 
 ``edge.masking.device`` decides. This shell makes each fact durable before anything that follows from it is sent, so a
-device that restarts repeats the same bytes, and one that lost its journal gives up. Only the journal has secrets.
+device that restarts repeats the same bytes, and one that lost its journal gives up. The journal has the secrets of the
+attempt. The seed of the device's noise is drawn with its keys and kept with its first message: no other device and no
+share can reveal it. It serves one payload, because an attempt masks one.
 """
 
 import hashlib
@@ -42,10 +44,12 @@ from fanin.edge.masking.journal import (
 from fanin.edge.masking.keystream import masked_payload
 from fanin.edge.masking.settings import MaskSettings
 from fanin.edge.masking.terms import MaskIdentity, MaskTerms, decoded_terms
+from fanin.edge.noise.streams import SEED_BYTES
 from fanin.protos.errors import Conflict, Corrupted
 from fanin.protos.plans.named import RecordFactory
 
 SECAGG: Final = "secagg"
+ADVERTISING: Final = "advertising"
 Kind = TypeVar("Kind", KeysDrawn, SharesSealed, SurvivorsNamed, SharesGiven)
 
 
@@ -123,7 +127,8 @@ class MaskingDevice:
         if not content.facts:
             step = device.begin(_identity(context), terms, content.ended, context.device.entropy)
             self._carry_out(context, content, step)
-        return Message(payload=self._recorded(context, KeysDrawn).answer)
+        seed = b"" if context.basis.privacy is None else context.device.entropy(SEED_BYTES)
+        return Message(payload=self._recorded(context, KeysDrawn).answer, secret=seed)
 
     def receive(self, context: ExchangeContext, answer: bytes) -> None:
         """Record what follows from a message of the coordinator."""
@@ -147,7 +152,9 @@ class MaskingDevice:
         content, state = self._state(context)
         names = [statistic.name for statistic in context.basis.statistics]
         weight, tail = update.counts[names[0]], [update.counts.get(name, 0) for name in names]
-        pieces = masked_payload(state.terms.layout, device.mask_keys(state), (update.values,), weight, tail)
+        share, values = self._settings.share(context.basis), (update.values,)
+        noised = values if share is None else share.noised(update.values, context.kept[ADVERTISING].message.secret)
+        pieces = masked_payload(state.terms.layout, device.mask_keys(state), noised, weight, tail)
         payload = b"".join(pieces)
         self._carry_out(context, content, device.masked(state, hashlib.sha256(payload).digest()))
         return payload
@@ -202,12 +209,13 @@ def _secagg(settings: MaskSettings) -> DeviceProtocol:
     return DeviceProtocol(
         name=SECAGG,
         before=(
-            DeviceStep(phase="advertising", message=side.advertise, accept=side.receive),
+            DeviceStep(phase=ADVERTISING, message=side.advertise, accept=side.receive),
             DeviceStep(phase="sharing", message=side.seal, accept=side.receive),
         ),
         after=tuple(after),
         mask=side.mask,
         end=side.end,
+        adds_noise=True,
     )
 
 

@@ -11,7 +11,7 @@ from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.fixed import RunCodec
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
-from fanin.edge.codecs.statistics import declared, labels_of
+from fanin.edge.codecs.statistics import labels_of
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.ranges import Activation
 from fanin.edge.tensors import TensorTable
@@ -29,7 +29,8 @@ from fanin.server.aggregation.rules import (
     StrategyRunner,
     StrategySource,
 )
-from fanin.server.privacy.noising import CentralNoise, noise_of
+from fanin.server.aggregation.statistics import statistics_of
+from fanin.server.privacy.noising import CentralNoise, SharedNoise, noise_of, with_noise
 from fanin.server.protocols.known import protocol_of
 from fanin.server.protocols.machine import RoundProtocol
 from fanin.server.storage.protocols.archive import MessageArchive, RoundArchive, RunArchive
@@ -89,9 +90,9 @@ class RunHistory:
     published: Mapping[int, VersionPublished]
 
     @property
-    def noise(self) -> CentralNoise | None:
+    def noise(self) -> CentralNoise | SharedNoise | None:
         """The noise of each Round; None without differential privacy."""
-        return noise_of(self.plan, self.layout.total_table.num_values)
+        return noise_of(self.plan, self.layout.total_table.num_values, self.protocol.num_honest)
 
     @property
     def table(self) -> TensorTable:
@@ -126,18 +127,12 @@ def open_history(archive: Archive, run_id: str, strategies: StrategySource | Non
         codec=codec_of(plan.codec),
         rule=rule_of(plan),
         optimizer=optimizer_of(plan),
-        protocol=protocol_of(plan),
+        protocol=with_noise(protocol_of(plan), plan, layout.total_table.num_values),
         strategy=strategies.runner(run_id, plan) if strategies is not None and runs_strategy else None,
         stages=stages,
         layout=layout,
         activations=refreshed(plan, bundle.manifest),
-        statistics=declared(
-            plan.statistics,
-            max_examples=plan.max_examples,
-            max_sum=plan.max_sum,
-            num_labels=labels_of(bundle.manifest),
-            num_values=layout.total_table.num_values,
-        ),
+        statistics=statistics_of(plan, labels_of(bundle.manifest), layout.total_table.num_values),
         # Each Round is read once and on demand, so that a damaged one does not hide the others.
         round=cache(partial(archive.rounds.round, run_id)),
         published={

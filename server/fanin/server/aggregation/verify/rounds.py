@@ -40,7 +40,7 @@ from fanin.server.aggregation.rules import (
 from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.verify.history import Archive, RunHistory
 from fanin.server.aggregation.weights import examples_of, scale_of
-from fanin.server.privacy.noising import NOISED_SUM
+from fanin.server.privacy.noising import NOISED_SUM, CentralNoise
 from fanin.server.protocols.facts import adjustment_of, facts_of
 from fanin.server.selection.coverage import coverage_problem
 from fanin.server.storage.origins import recorded_grid, recorded_state
@@ -130,14 +130,18 @@ def check_round(
     if problem:
         return f"round {record.round}: {problem}"
     tensors = [*history.optimizer.tensors, *([STRATEGY_STATE] if history.plan.flower.strategy else [])]
-    tensors += [NOISED_SUM] if history.noise is not None else []
+    tensors += [NOISED_SUM] if isinstance(history.noise, CentralNoise) else []
     if sorted(after) != sorted(tensors):
         return f"round {record.round}: recorded the outer state {sorted(after)}, not {sorted(tensors)}"
     result = None if history.strategy is None else aggregate.strategy
     if result is not None and sha256_hex(result.state) != after[STRATEGY_STATE].sha256:
         return f"round {record.round}: recomputed another state of the strategy"
     noise, sums = history.noise, aggregate.sums
-    if noise is not None and sums is not None and _digest(noise.encoded(sums)) != after[NOISED_SUM].sha256:
+    if (
+        isinstance(noise, CentralNoise)
+        and sums is not None
+        and _digest(noise.encoded(sums)) != after[NOISED_SUM].sha256
+    ):
         return f"round {record.round}: recomputed another noised sum"
     for name in history.optimizer.tensors:
         if _digest(encode_state(step.state(name, *inputs()))) != after[name].sha256:
@@ -186,7 +190,7 @@ def _base(history: RunHistory, record: RoundRecord) -> Version:
 def _noised(history: RunHistory, record: RoundRecord, after: OuterState) -> Aggregate:
     """Return the aggregate of a recorded noised sum. Raises Corrupted if the sum is missing or damaged."""
     noise, table = history.noise, history.layout.total_table
-    if noise is None or NOISED_SUM not in after:
+    if not isinstance(noise, CentralNoise) or NOISED_SUM not in after:
         raise Corrupted(f"round {record.round}: no record of its noised sum", code="FN-0530")
     state, first = fold.begin(table), 0
     state.num_updates = 1
@@ -234,8 +238,9 @@ def _aggregate(history: RunHistory, record: RoundRecord, version: Version, origi
             [examples_of(headers[device], history.plan) for device in record.accepted], history.plan.max_total_examples
         )
     )
-    if history.noise is not None:
-        return set_fold.complete(record.accepted, history.noise.adjustment(_seed(archive, record)))
+    noise = history.noise
+    if isinstance(noise, CentralNoise):
+        return set_fold.complete(record.accepted, noise.adjustment(_seed(archive, record)))
     rosters = archive.messages.rosters(record.run_id, record.round)
     messages = archive.messages.messages(record.run_id, record.round) if rosters else ()
     basis = RoundBasis(
@@ -248,9 +253,11 @@ def _aggregate(history: RunHistory, record: RoundRecord, version: Version, origi
         codec=history.plan.codec,
         statistics=history.statistics,
         num_values=layout.total_table.num_values,
+        privacy=None if noise is None else noise.terms,
     )
     facts = facts_of(history.protocol, basis, record, rosters, messages)
-    return set_fold.complete(record.accepted, adjustment_of(history.protocol, facts))
+    denominator = None if noise is None else noise.denominator
+    return set_fold.complete(record.accepted, adjustment_of(history.protocol, facts, denominator))
 
 
 class _Published:

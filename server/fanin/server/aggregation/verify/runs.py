@@ -17,6 +17,7 @@ from fanin.server.aggregation.rules import (
 )
 from fanin.server.aggregation.verify.history import Archive, RunHistory, open_history
 from fanin.server.aggregation.verify.rounds import check_outside, check_round, record_problem
+from fanin.server.privacy.noising import CentralNoise
 from fanin.server.storage.protocols.retention import Removed
 
 
@@ -90,7 +91,7 @@ def verify_run(
             seen = version.order
             if round_number in removed.rounds:
                 base = number if record is None else record.base_version
-                if history.noise is not None and not {number, base} & removed.versions.keys():
+                if isinstance(history.noise, CentralNoise) and not {number, base} & removed.versions.keys():
                     problem = check_round(history, version, record, lineage_start, from_sum=True)
                     digest_only, from_sum = "", digest_only
                 else:

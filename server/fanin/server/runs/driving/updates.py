@@ -16,6 +16,7 @@ from dataclasses import replace
 from fanin.edge.ranges import NUM_BINS
 from fanin.protos import messages as m
 from fanin.protos.errors import Conflict, InvalidUpdate, Superseded, Unavailable
+from fanin.server.privacy.noising import CentralNoise
 from fanin.server.protocols import events as e
 from fanin.server.rounds.decision import Accepted, Decision, Discarded, Later, Receive, decide
 from fanin.server.rounds.recent import OpenedRound
@@ -193,7 +194,7 @@ class UpdateDecisions:
         try:
             if self._ranges.are_checked:
                 await files.run(self._ranges.check, header, device, (origin.record, origin.base), (spool, files.blobs))
-            if setup.noise is not None:
+            if isinstance(setup.noise, CentralNoise):
                 decode = setup.codec.codec.decode
                 pieces = (decode(memoryview(piece)) for piece in spool.read(header, device))
                 await files.run(setup.noise.check_update, header.telemetry, pieces)

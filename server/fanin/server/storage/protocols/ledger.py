@@ -27,7 +27,7 @@ class PrivacyCharge:
         lineage: The number of the Version with which its lineage began.
         epsilon: The epsilon of the ledger with this row.
         delta: Its delta.
-        seed: ``SEED_BYTES`` random bytes. The noise of the Round is derived from them.
+        seed: ``SEED_BYTES`` random bytes, from which the noise of the Round is derived. None: devices add it.
     """
 
     population: str
@@ -37,10 +37,10 @@ class PrivacyCharge:
     lineage: int
     epsilon: float
     delta: float
-    seed: bytes = field(repr=False)
+    seed: bytes | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.seed) != SEED_BYTES:
+        if self.seed is not None and len(self.seed) != SEED_BYTES:
             raise ValueError(f"seed of noise: got {len(self.seed)} bytes, expected {SEED_BYTES}")
 
 
@@ -58,7 +58,7 @@ class ChargedRound:
 
     Attributes:
         row: Its row of the ledger.
-        seed: The seed of its noise, None after it was erased.
+        seed: The seed of its noise, None after it was erased, or if devices added the noise.
     """
 
     row: LedgerRow

@@ -135,7 +135,8 @@ def add_charge(connection: Connection, run_id: str, round_number: int, charge: P
         committed_at=now_s,
     )
     _append(connection, charge.population, row)
-    add_seed(connection, run_id, round_number, charge.seed)
+    if charge.seed is not None:
+        add_seed(connection, run_id, round_number, charge.seed)
     return True
 
 

@@ -59,17 +59,16 @@ def erase_old_seeds(connection: Connection, run_id: str, published: int, now_s: 
 
 
 def leave_out(connection: Connection, now_s: float) -> tuple[tuple[str, int], ...]:
-    """Erase all seeds and name no Update of a Run with privacy, in a copy of the database for a backup.
+    """Erase all seeds and name no Update of a Run with central noise, in a copy of the database for a backup.
 
     Returns:
         The Rounds that are under way, which cannot be folded without their Updates.
     """
-    rounds, runs = schema.rounds, schema.runs
+    rounds = schema.rounds
     connection.execute(update(_SEEDS).where(_SEEDS.c.seed.is_not(None)).values(seed=None, erased_at=now_s))
     query = (
         select(rounds.c.run_id, rounds.c["round"], rounds.c.state)
-        .join(runs, runs.c.run_id == rounds.c.run_id)
-        .where(runs.c.population.is_not(None), rounds.c.state != RoundMark.FAILED.value)
+        .where(rounds.c.run_id.in_(_central(connection)), rounds.c.state != RoundMark.FAILED.value)
         .order_by(rounds.c.run_id, rounds.c["round"])
     )
     under_way = []
@@ -79,6 +78,17 @@ def leave_out(connection: Connection, now_s: float) -> tuple[tuple[str, int], ..
         else:
             under_way.append((run_id, number))
     return tuple(under_way)
+
+
+def _central(connection: Connection) -> list[str]:
+    """Return the Runs with a seed of noise, whose Updates have none. Updates with noise on devices are masked."""
+    runs = schema.runs
+    query = select(runs.c.run_id, runs.c.start_proto).where(runs.c.population.is_not(None))
+    starts = {
+        run_id: decode(f"run {run_id}", StartRun, control_pb2.StartRunRequest, data)
+        for run_id, data in connection.execute(query).all()
+    }
+    return [run_id for run_id, start in starts.items() if not start.plan.privacy.is_shared]
 
 
 def _remove_updates(

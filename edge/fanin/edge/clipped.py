@@ -1,0 +1,105 @@
+"""The codec of a Round with differential privacy: it clips the change, and writes the integers of another codec.
+
+It is the last step before the bytes, or before the noise and the masks of a device: a step after it could break the
+bound of the norm (``noise.clipping``), and there is none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from fanin.edge.codecs.fixed import Encoded, Integers, RunCodec, TwosComplement
+from fanin.edge.noise.clipping import ClipGrid
+from fanin.edge.tensors import Float32s, TensorTable
+from fanin.protos.errors import InvalidInput
+from fanin.protos.messages import CodecSpec, PrivacyTerms
+from fanin.protos.plans import PrivacyPlan
+from fanin.protos.roles import PARAMETER
+
+NOTED_SLACK: Final = 1.05
+"""Factor of the sensitivity from which on a person is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClippingCodec:
+    """The ``Codec`` of an Assignment with privacy: it clips the change, and writes the integers of another codec.
+
+    Attributes:
+        codec: The codec of the Run, whose bytes it writes.
+        terms: The terms of the Assignment.
+    """
+
+    codec: TwosComplement
+    terms: PrivacyTerms
+    is_stochastic: bool = True
+
+    @property
+    def bits(self) -> int:
+        """See ``Codec.bits``."""
+        return self.codec.bits
+
+    def encode(
+        self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
+    ) -> Encoded:
+        """Clip an update to the terms, as one vector. All shifts are 0, and nothing is counted.
+
+        A change that is not finite becomes zero: a device that gives up instead would report that its data diverge.
+
+        Raises:
+            InvalidInput: The grid or the sensitivity is not that of the terms, a shift is possible, or a tensor is no
+                trained parameter.
+        """
+        clip = ClipGrid.of(self.terms.clip_norm, self.codec.bits, table.num_values)
+        if others := [spec.name for spec in table.specs if spec.role != PARAMETER]:
+            raise InvalidInput(
+                f"assignment: privacy: got the tensor {others[0]!r}, which is no trained parameter without a range, "
+                "expected parameters alone; the coordinator must not start such a run",
+                code="FN-1684",
+            )
+        expected = ((clip.exponent,) * len(table.specs), 0, clip.squared_sensitivity)
+        if (tuple(grid), max_shift, self.terms.squared_sensitivity) != expected:
+            raise InvalidInput(
+                f"assignment: privacy: got a sensitivity whose square is {self.terms.squared_sensitivity}, max_shift "
+                f"{max_shift} and a grid with the exponents {sorted(set(grid))}, expected {clip.squared_sensitivity}, "
+                f"0 and {clip.exponent}, which follow from the clip norm; the coordinator must be corrected",
+                code="FN-1685",
+            )
+        change = update if np.isfinite(update).all() else np.zeros_like(update)
+        payload = clip.clipped(change, rng).astype(self.codec.dtype).tobytes()
+        return Encoded(payload=payload, shifts=(0,) * len(table.specs), num_rounded=0, num_saturated=0)
+
+    def decode(self, payload: memoryview) -> Integers:
+        """See ``Codec.decode``."""
+        return self.codec.decode(payload)
+
+
+def slack_notes(privacy: PrivacyPlan, codec: CodecSpec, num_values: int) -> tuple[str, ...]:
+    """Return a note on what the rounding of a private Run costs, if it is much."""
+    if not privacy:
+        return ()
+    grid = ClipGrid.of(privacy.clip_norm, codec.bits, num_values)
+    if grid.slack < NOTED_SLACK:
+        return ()
+    share = grid.largest * 2.0**grid.exponent / grid.clip_norm
+    note = (
+        f"codec.name: the sensitivity, and with it the noise, grows by a factor of {grid.slack:.2f}, because "
+        f"{codec.name} rounds {num_values} values to steps of 1/{round(grid.clip_norm * 2.0**-grid.exponent)} of the "
+        f"clip norm, and cuts values above {min(share, 1.0):.2g} of it; fixed32 has finer steps "
+        "(docs/howto/differential-privacy.md#the-codec)"
+    )
+    return (note,)
+
+
+def clipping(codec: RunCodec, terms: PrivacyTerms | None) -> RunCodec:
+    """Return the codec of an Assignment: one that clips, if it has privacy terms. Raises InvalidInput."""
+    if terms is None:
+        return codec
+    if not isinstance(codec.codec, TwosComplement):
+        raise InvalidInput(
+            f"assignment: privacy: got the codec {type(codec.codec).__name__}, expected one of fanin, whose integers "
+            "have a proven norm; the coordinator must be corrected",
+            code="FN-1685",
+        )
+    return replace(codec, codec=ClippingCodec(codec=codec.codec, terms=terms))
