@@ -191,14 +191,15 @@ def test_the_prose_lists_every_key_of_a_slot_and_of_a_derived_tensor() -> None:
 
 
 VECTOR = re.compile(
-    r"^// +(fixed32|int8) +(-?\d+) +(\d+) {2,}((?:-?[\d.]+ )+) +(\d+) {2,}((?:-?\d+ )+) +([0-9a-f]+) +(\d+) +(\d+)$",
+    rf"^// +({'|'.join(CODECS)})"
+    r" +(-?\d+) +(\d+) {2,}((?:-?[\d.]+ )+) +(\d+) {2,}((?:-?\d+ )+) +([0-9a-f]+) +(\d+) +(\d+)$",
     re.MULTILINE,
 )
 
 
 def test_the_codecs_encode_the_vectors_of_the_prose() -> None:
     vectors = VECTOR.findall(TEXT)
-    assert len(vectors) == 3
+    assert len(vectors) == 4
     for name, exponent, max_shift, change, shift, integers, payload, rounded, saturated in vectors:
         values = np.array(change.split(), np.float32)
         table = TensorTable.of({"a": (values.size,)})

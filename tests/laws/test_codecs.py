@@ -12,6 +12,7 @@ from support.folds import fresh
 from fanin.edge.codecs.fixed import CODECS, Encoded, RunCodec, largest_value
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.messages import CodecSpec
+from fanin.protos.plans import CODEC_BITS
 from fanin.server.aggregation.fold import accept, begin
 
 TABLE = TensorTable.of({"a": (2, 2), "b": (), "c": (0,), "d": (3,)})
@@ -22,6 +23,7 @@ UPDATES = st.lists(FLOATS, min_size=8, max_size=8).map(lambda values: np.array(v
 SHIFTS = st.integers(0, 20)
 SEEDS = st.integers(0, 1 << 32)
 NAMES = st.sampled_from(sorted(CODECS))
+STOCHASTIC = st.sampled_from([name for name, codec in sorted(CODECS.items()) if codec.is_stochastic])
 
 
 def encode(name: str, update: Float32s, grid: Sequence[int], max_shift: int, seed: int) -> Encoded:
@@ -48,7 +50,7 @@ def test_each_value_encodes_to_an_adjacent_step_or_to_the_end(
 ) -> None:
     encoded = encode(name, update, grid, max_shift, seed)
     assert all(0 <= shift <= max_shift for shift in encoded.shifts)
-    max_distance = Fraction(1, 2) if name == "fixed32" else Fraction(1)
+    max_distance = Fraction(1) if CODECS[name].is_stochastic else Fraction(1, 2)
     num_rounded, num_beyond = 0, 0
     for value, q, step in zip(update, decoded(name, encoded), steps(grid, encoded.shifts), strict=True):
         exact = Fraction(float(value)) / step
@@ -79,14 +81,14 @@ def test_fixed32_rounds_to_the_nearest_step_and_ties_to_even(
     assert encoded.num_saturated == sum(abs(q) > end for q in nearest)
 
 
-@given(st.floats(-(2.0**-10), 2.0**-10, width=32), st.integers(-18, -14), SEEDS)
-def test_int8_is_unbiased(value: float, exponent: int, seed: int) -> None:
+@given(STOCHASTIC, st.floats(-(2.0**-10), 2.0**-10, width=32), st.integers(-18, -14), SEEDS)
+def test_stochastic_codecs_are_unbiased(name: str, value: float, exponent: int, seed: int) -> None:
     num = 20_000
     many = TensorTable.of({"a": (num,)})
     update = np.full(num, value, np.float32)
-    encoded = CODECS["int8"].encode(many, update, (exponent,), 4, np.random.default_rng(seed))
+    encoded = CODECS[name].encode(many, update, (exponent,), 12, np.random.default_rng(seed))
     step = 2.0 ** (exponent + encoded.shifts[0])
-    mean = float(CODECS["int8"].decode(memoryview(encoded.payload)).mean()) * step
+    mean = float(CODECS[name].decode(memoryview(encoded.payload)).mean()) * step
     # Hoeffding: for errors of at most a step, their mean exceeds 0.04 step with probability 2 exp(-2 n 0.04^2) < 1e-27.
     assert abs(mean - value) <= 0.04 * step
 
@@ -131,8 +133,8 @@ def test_a_payload_has_exactly_the_bytes_of_its_values(
     name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
 ) -> None:
     encoded = encode(name, update, grid, max_shift, seed)
-    num_bytes, run_codec = {"fixed32": 4, "int8": 1}[name], RunCodec(codec=CODECS[name], max_shift=max_shift)
-    assert len(encoded.payload) == run_codec.payload_bytes(TABLE) == num_bytes * TABLE.num_values
+    run_codec = RunCodec(codec=CODECS[name], max_shift=max_shift)
+    assert 8 * len(encoded.payload) == 8 * run_codec.payload_bytes(TABLE) == CODEC_BITS[name] * TABLE.num_values
 
 
 @given(NAMES, st.lists(st.tuples(UPDATES, st.integers(1, 1 << 20), SEEDS), min_size=1, max_size=5), GRIDS)

@@ -19,6 +19,7 @@ from fanin.edge.codecs.vector import PARAMETERS, Group, Vector, Weighting
 from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import CodecSpec, StageSpec
+from fanin.protos.plans import CODEC_BITS
 
 TABLE = TensorTable.of({"a": (5,), "b": (2, 3)})
 NUM = TABLE.num_values
@@ -50,28 +51,39 @@ def decoded_change(update_pipeline: UpdatePipeline, payload: bytes, shifts: tupl
     return values
 
 
+Changes = list[list[float]]
 CHANGES = st.lists(st.lists(st.floats(-2, 2, width=32), min_size=NUM, max_size=NUM), min_size=1, max_size=6)
 
 
-@given(CHANGES, st.sampled_from(["fixed32", "int8"]), st.integers(-12, -2))
-def test_the_sent_changes_and_the_residual_sum_to_all_changes(
-    changes: list[list[float]], codec: str, exponent: int
-) -> None:
-    """The sums differ only by the rounding of float32."""
+def sent_and_left(changes: list[Float32s], codec: str, exponent: int) -> Float64s:
+    """Return the sum of all changes as the coordinator reads them, plus the residual after the last one."""
     stages = stages_of([FEEDBACK])
-    states, total_sent, total = first_states(stages, NUM), np.zeros(NUM), np.zeros(NUM)
+    states, total_sent = first_states(stages, NUM), np.zeros(NUM)
     for change in changes:
         line = pipeline(stages, codec, exponent, {})
-        update = line.apply(np.array(change, np.float32), 1, states)
+        update = line.apply(change, 1, states)
         states = update.states
         total_sent += decoded_change(line, update.encoded.payload, update.encoded.shifts)
-        total += np.array(change, np.float32)
-    residual = states["error_feedback"]["residual"]
-    np.testing.assert_allclose(total_sent + residual, total, atol=1e-5)
+    return total_sent + states["error_feedback"]["residual"]
 
 
-@given(CHANGES, st.sampled_from(["fixed32", "int8"]))
-def test_the_mean_of_the_control_variates_equals_that_of_the_version(changes: list[list[float]], codec: str) -> None:
+@given(CHANGES, st.sampled_from(sorted(CODEC_BITS)), st.integers(-12, -2))
+def test_the_sent_changes_and_the_residual_sum_to_all_changes(changes: Changes, codec: str, exponent: int) -> None:
+    """The sums differ only by the rounding of float32."""
+    arrays = [np.array(change, np.float32) for change in changes]
+    total = np.sum(arrays, axis=0, dtype=np.float64)
+    np.testing.assert_allclose(sent_and_left(arrays, codec, exponent), total, atol=1e-5)
+
+
+@given(CHANGES, st.sampled_from(sorted(CODEC_BITS)), st.integers(-12, -2))
+def test_multiples_of_a_power_of_two_are_sent_or_left_to_the_bit(changes: Changes, codec: str, exponent: int) -> None:
+    """Sums of multiples of 2^-18 are exact in float32, and so are the steps. Only the codec rounds."""
+    arrays = [np.rint(np.array(change) * 2.0**18).astype(np.float32) * np.float32(2.0**-18) for change in changes]
+    assert np.array_equal(sent_and_left(arrays, codec, exponent), np.sum(arrays, axis=0, dtype=np.float64))
+
+
+@given(CHANGES, st.sampled_from(sorted(CODEC_BITS)))
+def test_the_mean_of_the_control_variates_equals_that_of_the_version(changes: Changes, codec: str) -> None:
     """There are four devices, and one to four of them take part in a Round."""
     stages = stages_of([SCAFFOLD, FEEDBACK])
     scaffold = stages["scaffold"]

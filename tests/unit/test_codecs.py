@@ -51,7 +51,7 @@ def test_a_block_shifts_by_as_little_as_it_needs() -> None:
     assert (encoded.num_rounded, encoded.num_saturated) == (0, 0)
 
 
-@pytest.mark.parametrize(("name", "form"), [("fixed32", "<4i"), ("int8", "<4b")])
+@pytest.mark.parametrize(("name", "form"), [("fixed32", "<4i"), ("int16", "<4h"), ("int8", "<4b")])
 def test_beyond_the_last_shift_values_are_cut_and_counted(name: str, form: str) -> None:
     limit = largest_value(CODECS[name].bits)
     encoded = encode(name, [4.0 * (limit + 1), -(2.0**40), 1.0, 1.0], 2)
@@ -124,10 +124,12 @@ def test_a_piece_that_ends_within_a_value_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("", ""), ("int4", "; did you mean int8?"), ("Fixed32", "; did you mean fixed32?")]
+    ("name", "hint"), [("", ""), ("int7", "; did you mean int8?"), ("Fixed32", "; did you mean fixed32?")]
 )
 def test_an_unknown_codec_is_refused(name: str, hint: str) -> None:
-    text = f"plan: codec.name: got {name!r}, expected one of ['fixed32', 'int8'], which are installed here{hint}"
+    text = (
+        f"plan: codec.name: got {name!r}, expected one of ['fixed32', 'int16', 'int8'], which are installed here{hint}"
+    )
     with raises(InvalidPlan, text):
         codec_of(CodecSpec(name=name, max_shift=0))
 

@@ -41,7 +41,7 @@ def check_stage(stage: Stage, *, num_rounds: int = 4, seed: int = 1) -> None:
         _check_groups(stage)
     alone: Mapping[str, Stage] = {"stage": stage}
     for stages in (alone, {"first": _First(), **alone}):
-        for codec in ("fixed32", "int8"):
+        for codec in CODECS:
             expected = _rounds(stages, codec, num_rounds, seed)
             assert _rounds(stages, codec, num_rounds, seed) == expected, "apply: a repetition gave other bits"
 

@@ -1,11 +1,11 @@
 """Codecs: an update as integers on the grid, and as bytes.
 
-A payload has the values in the order of the ``TensorTable``, as little-endian integers. There are two codecs:
+A payload has the values in the order of the ``TensorTable``, as little-endian integers. These are the codecs:
 
-    fixed32   32 bits per value, rounded to the nearest step. The error is at most half a (shifted) grid step.
-    int8      8 bits per value, rounded stochastically. The error is less than one step, and 0 in expectation.
+    fixed32       32 bits per value, rounded to the nearest step. The error is at most half a (shifted) grid step.
+    int16, int8   16 or 8 bits per value, rounded stochastically. The error is less than one step, and 0 in expectation.
 
-With 8 bits, rounding to nearest would lose every change that stays below half a step, Round after Round. Stochastic
+With few bits, rounding to nearest would lose every change that stays below half a step, Round after Round. Stochastic
 rounding needs no memory on the device: its errors are independent, so they average out over devices and Rounds.
 docs/decisions/0006 has the measurements.
 
@@ -193,6 +193,7 @@ class TwosComplement:
 CODECS: Final[Mapping[str, Codec]] = MappingProxyType(
     {
         "fixed32": TwosComplement(name="fixed32", dtype=np.dtype("<i4"), is_stochastic=False),
+        "int16": TwosComplement(name="int16", dtype=np.dtype("<i2"), is_stochastic=True),
         "int8": TwosComplement(name="int8", dtype=np.dtype("<i1"), is_stochastic=True),
     }
 )
