@@ -50,6 +50,7 @@ PACKAGES: Final = {
 EXTENSIONS: Final = (
     "fanin.server.aggregation.rules.Rule",
     "fanin.server.aggregation.rules.ColumnRule",
+    "fanin.server.aggregation.rules.DistanceRule",
     "fanin.server.aggregation.outer.OuterOptimizer",
     "fanin.edge.codecs.stage.Stage",
     "fanin.edge.codecs.stage.GroupStage",

@@ -44,8 +44,7 @@ def pipeline(
 
 def decoded_change(update_pipeline: UpdatePipeline, payload: bytes, shifts: tuple[int, ...]) -> Float64s:
     """Return the change of the parameters as the coordinator reads it, by the formula of fleet.proto."""
-    dtype = f"<i{update_pipeline.codec.bits // 8}"
-    values = np.frombuffer(payload, dtype)[:NUM].astype(np.float64)
+    values = np.frombuffer(payload, f"<i{update_pipeline.codec.bits // 8}")[:NUM].astype(np.float64)
     for spec, start, exponent, shift in zip(TABLE.specs, TABLE.offsets, update_pipeline.grid, shifts, strict=False):
         values[start : start + spec.num_values] *= 2.0 ** (exponent + shift)
     return values

@@ -13,6 +13,8 @@ from parallel.programs import Programs
 from support.nightly import in_ci
 from support.outside import install, python_blocks
 
+from fanin.server.aggregation import rules
+
 RULES, OUTER, SELECTION, STAGES = (
     (ROOT / "docs" / "howto" / f"{name}.md").read_text() for name in ("rules", "outer", "selection", "stages")
 )
@@ -159,7 +161,7 @@ def test_the_example_is_shorter_than_40_lines_and_keeps_the_contract(run: Run, s
 def test_the_example_of_a_rule_that_adds_up_keeps_the_contract(run: Run, tmp_path: Path) -> None:
     _, example, check = python_blocks(RULES)
     assert len(example.splitlines()) < 40
-    check = check.replace("from median_rule import Median\n", example).replace("Median()", "EqualMean()")
+    check = check.replace("from midmean_rule import Midmean\n", example).replace("Midmean()", "EqualMean()")
     completed = run(tmp_path, check)
     assert (completed.returncode, completed.stderr) == (0, "")
 
@@ -168,8 +170,8 @@ def test_the_example_of_a_rule_that_adds_up_keeps_the_contract(run: Run, tmp_pat
 @pytest.mark.parametrize(
     ("rule", "optimizer"),
     [
-        ("median", "lion"),
-        pytest.param("median", "fedavg", marks=pytest.mark.nightly),
+        ("midmean", "lion"),
+        pytest.param("midmean", "fedavg", marks=pytest.mark.nightly),
         pytest.param("weighted_mean", "lion", marks=pytest.mark.nightly),
     ],
 )
@@ -202,7 +204,11 @@ def test_without_the_package_of_a_policy_the_run_does_not_start(run: Run, tmp_pa
 @pytest.mark.parametrize(
     ("rule", "optimizer", "error"),
     [
-        ("median", "fedavg", "aggregation.rule: got 'median', expected one of ['trimmed_mean', 'weighted_mean']"),
+        (
+            "midmean",
+            "fedavg",
+            f"aggregation.rule: got 'midmean', expected one of {sorted(rules.RULES)}",
+        ),
         (
             "weighted_mean",
             "lion",

@@ -68,6 +68,7 @@ WRONG = {
     ),
     "simulate": (("a.py:app", "--seeds", "x"), "--seeds x: expected integers of 0 or more, as in 0,1,2"),
     "partition": (("--data", "mnist"), "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the pa"),
+    "policy": (("set", "nope=1"), "privacy_floor.nope: got an unknown key, expected one of protocol, threat, "),
     "privacy": (
         ("plan", "--epsilon", "-1", "--rounds", "10", "--cohort", "10", "--population", "100"),
         "epsilon: got -1, expected a number above 0 and at most 100",

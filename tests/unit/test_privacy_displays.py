@@ -89,6 +89,7 @@ def test_epsilon_is_shown_after_each_round(tmp_path: Path) -> None:
             instruments=instruments,
             disk=DiskWatch(tmp_path, no_rounds, lambda: 0.0),
             certificates=local_certificates(tmp_path / "tls", frozenset({"localhost"}), utc_now),
+            last_backup=lambda: None,
         )
         data, _ = await Exposition(sources).render("")
         scrape = Scrape(data.decode())

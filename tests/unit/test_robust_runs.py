@@ -1,6 +1,7 @@
 """Runs with a trimmed mean through the production coordinator: liars, restarts, damage, and impossible Plans."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fanin.v1 import plan_pb2
 
 SIZES = {"a": 0.01, "b": 0.02, "c": 0.04, "d": 0.05, "liar": 1e4}
 """The change of every parameter by each device's Update."""
+SEVEN = {"a": 0.01, "b": 0.02, "c": 0.04, "d": 0.05, "e": 0.06, "f": 0.07, "liar": 1e4}
 TRIMMED = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1, rule="trimmed_mean", rule_options={"trim": 0.2})
 MEAN = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1)
 
@@ -29,7 +31,7 @@ MEAN = plan(concurrency=5, buffer=5, quorum=5, max_rounds=1)
 async def send(place: Place, device: str) -> m.UploadReply:
     work = await assignment(place, device)
     transport = LoopbackTransport(fleet=place.coordinator, device=device, latency_s=0.01)
-    header, payload = update(work, SIZES[device])
+    header, payload = update(work, (SIZES | SEVEN)[device])
     return await transport.upload(header, lambda offset, size_bytes: payload[offset : offset + size_bytes])
 
 
@@ -39,8 +41,8 @@ async def newest_parameters(place: Place) -> Float32s:
     return load_parameters(place.state.blobs, version, TABLE)
 
 
-def outcome(folder: Path, run_plan: Plan, *, restart_after: int = 99) -> Float32s:
-    """Run and verify one Round of five devices, one of them a liar. Return the parameters.
+def outcome(folder: Path, run_plan: Plan, *, sizes: Mapping[str, float] = SIZES, restart_after: int = 99) -> Float32s:
+    """Run and verify one Round of some devices, one of them a liar. Return the parameters.
 
     After ``restart_after`` devices, a new coordinator continues the Round.
     """
@@ -49,7 +51,7 @@ def outcome(folder: Path, run_plan: Plan, *, restart_after: int = 99) -> Float32
         place = open_place(folder)
         await start(place.runs, bundle_in(folder), run_plan)
         await settle()
-        for index, device in enumerate(SIZES):
+        for index, device in enumerate(sizes):
             if index == restart_after:
                 await place.runs.stop()
                 place = open_place(folder)
@@ -79,6 +81,27 @@ def test_a_trimmed_mean_is_the_same_after_a_restart(tmp_path: Path, restart_afte
     assert np.array_equal(outcome(tmp_path / "two", TRIMMED, restart_after=restart_after), expected)
 
 
+ROBUST: dict[str, dict[str, object]] = {
+    "median": {},
+    "meamed": {"f": 1},
+    "krum": {"f": 1},
+    "multi_krum": {"f": 1, "m": 3},
+    "bulyan": {"f": 1},
+    "geometric_median": {"iterations": 20},
+    "centred_clipping": {"radius": 0.2},
+    "norm_bounding": {"radius": 0.2},
+}
+"""The options of each robust rule in a Run of seven devices with one liar."""
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_a_liar_moves_no_robust_rule_and_a_restart_no_bit(tmp_path: Path, name: str) -> None:
+    run_plan = plan(concurrency=7, buffer=7, quorum=7, max_rounds=1, rule=name, rule_options=ROBUST[name])
+    expected = outcome(tmp_path / "one", run_plan, sizes=SEVEN)
+    assert 0.01 <= expected.min() <= expected.max() <= 0.07
+    assert np.array_equal(outcome(tmp_path / "two", run_plan, sizes=SEVEN, restart_after=4), expected)
+
+
 def test_a_payload_that_is_damaged_before_it_is_read_again_fails_the_round(tmp_path: Path) -> None:
     """A column rule reads a payload twice: at its commit and in the fold."""
 
@@ -106,7 +129,7 @@ def test_a_payload_that_is_damaged_before_it_is_read_again_fails_the_round(tmp_p
 def test_a_run_with_an_unknown_rule_does_not_start_and_leaves_no_record(tmp_path: Path) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
-        run_plan = replace(MEAN, aggregation=AggregationPlan(rule="krum"))
+        run_plan = replace(MEAN, aggregation=AggregationPlan(rule="crumb"))
         with pytest.raises(InvalidPlan, match="FN-0210"):
             await start(place.runs, bundle_in(tmp_path), run_plan)
         assert (await place.runs.listed()).runs == ()

@@ -219,8 +219,8 @@ class AggregationPlan:
     rule: Annotated[
         str,
         Key(
-            text="How Updates become one change of the parameters: `weighted_mean`, `trimmed_mean`, or a rule that is "
-            "installed at the coordinator.",
+            text="How Updates become one change of the parameters: `weighted_mean`, a robust rule such as "
+            "`trimmed_mean` or `median`, or a rule that is installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
             see="../howto/rules.md",
@@ -228,7 +228,9 @@ class AggregationPlan:
     ] = "weighted_mean"
     rule_options: Annotated[
         dict[str, Option],
-        Key(text="The options of the rule. `trimmed_mean` has `trim`.", entries=OPTIONS, see="../howto/rules.md"),
+        Key(
+            text="The options of the rule, such as `trim` of `trimmed_mean`.", entries=OPTIONS, see="../howto/rules.md"
+        ),
     ] = field(default_factory=dict)
     max_examples: Annotated[
         int,

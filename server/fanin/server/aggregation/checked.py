@@ -23,7 +23,15 @@ from fanin.protos.plans.named import Choice, blamed, created
 from fanin.server.aggregation import outer, rules
 from fanin.server.aggregation.fold import Contribution, PartialSum
 from fanin.server.aggregation.outer import OPTIMIZERS, NextParameters, OuterOptimizer, State
-from fanin.server.aggregation.rules import MAX_STATE_BYTES, RULES, ColumnRule, Rule, check_column_plan, check_passes
+from fanin.server.aggregation.rules import (
+    MAX_STATE_BYTES,
+    RULES,
+    ColumnRule,
+    DistanceRule,
+    Rule,
+    check_column_plan,
+    check_passes,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +112,8 @@ def rule_of(plan: Plan) -> Rule | ColumnRule:
 def guarded_rule(rule: Rule | ColumnRule, where: str) -> Rule | ColumnRule:
     """Return a rule of another package with its checks. ``where`` begins the error of an object that is no rule."""
     rules.check_members(rule, where)
+    if isinstance(rule, DistanceRule):
+        return CheckedDistanceRule(rule)
     return CheckedColumnRule(rule) if isinstance(rule, ColumnRule) else CheckedRule(rule)
 
 
@@ -253,6 +263,24 @@ class CheckedColumnRule:
                 code="FN-0640",
             )
         return state
+
+
+class CheckedDistanceRule(CheckedColumnRule):
+    """A ``DistanceRule`` whose errors name it.
+
+    Args:
+        rule: The rule.
+    """
+
+    def __init__(self, rule: DistanceRule) -> None:
+        super().__init__(rule)
+        self._distances = rule
+
+    def measure(self, state: Mapping[str, np.ndarray], squares: Float64s) -> Mapping[str, np.ndarray]:
+        """See ``DistanceRule.measure``."""
+        with self._part.blamed("measure"):
+            after = self._distances.measure(state, squares)
+        return self._checked("measure", after)
 
 
 class CheckedOptimizer:

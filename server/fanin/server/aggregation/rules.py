@@ -8,7 +8,7 @@ sees the arrays of each device and returns those of the next Version. Its code r
 (``server.strategies``, docs/decisions/0046).
 
 ``weighted_mean`` is the mean of FedAvg (McMahan et al. 2017, arXiv 1602.05629, algorithm 1). ``trimmed_mean`` is the
-coordinate-wise trimmed mean (Yin et al. 2018, arXiv 1803.01498, definition 2).
+coordinate-wise trimmed mean (Yin et al. 2018, arXiv 1803.01498, definition 2). ``robust`` has the other rules.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +27,7 @@ from fanin.protos.plans.keys import Key, shown
 from fanin.protos.plans.named import blamed, wrong_object
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.fold import Contribution, PartialSum
+from fanin.server.aggregation.robust import ROBUST_RULES
 
 GROUP: Final = "fanin.rules"
 """The entry point group of rules in other distributions. An entry is a function of the Plan and of options."""
@@ -102,6 +103,21 @@ class ColumnRule(Protocol):
         Args:
             state: The state after all passes before.
             columns: The Updates' values in steps of the Round's grid (num_values_of_part, num_updates).
+        """
+        ...
+
+
+@runtime_checkable
+class DistanceRule(ColumnRule, Protocol):
+    """A column rule that also sees how far the Updates are from each other. They are read once more for that."""
+
+    def measure(self, state: Mapping[str, np.ndarray], squares: Float64s) -> Mapping[str, np.ndarray]:
+        """Return the state before the first pass.
+
+        Args:
+            state: The state of ``begin``.
+            squares: The squared distances between the Updates, and those from zero on the diagonal, in the unit of the
+                parameters (num_updates, num_updates). The order is that of the columns, by the ids of the devices.
         """
         ...
 
@@ -304,7 +320,7 @@ def _trimmed_mean(
 
 
 RULES: Final[Mapping[str, RuleFactory]] = MappingProxyType(
-    {"weighted_mean": lambda _plan: WeightedMean(), "trimmed_mean": _trimmed_mean}
+    {"weighted_mean": lambda _plan: WeightedMean(), "trimmed_mean": _trimmed_mean, **ROBUST_RULES}
 )
 """The rules of fanin, by name."""
 

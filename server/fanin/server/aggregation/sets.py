@@ -31,8 +31,10 @@ from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
 from fanin.protos.messages import EVAL_EXAMPLES, EXAMPLES
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.fold import Contribution, KeptUpdates, RangeSum, blocks_within
+from fanin.server.aggregation.robust import Columns
 from fanin.server.aggregation.rules import (
     ColumnRule,
+    DistanceRule,
     Metrics,
     Reply,
     Rule,
@@ -215,38 +217,26 @@ class _ColumnFold:
         self._kept.add(device, update)
 
     def aggregate(self, accepted: Sequence[str], shifts: Sequence[int]) -> Aggregate:
+        """See ``SetFold.complete``. The columns are in the order of the devices' ids, whatever the order of uploads."""
         kept, rule = self._kept, self._rule
-        updates = [kept.updates[device] for device in accepted]
-        state = rule.begin(len(updates))
+        columns = Columns([kept.updates[device] for device in sorted(accepted)], self._table, self._column_bytes)
+        state = rule.begin(len(accepted))
+        if isinstance(rule, DistanceRule):
+            state = rule.measure(state, columns.squared_distances(self._grid))
         for number in range(rule.num_passes - 1):
-            for first, last in self._parts(0, self._table.num_values, len(updates)):
-                state = rule.look(state, self._columns(updates, first, last), number)
+            for _, _, values in columns.slices(0, self._table.num_values):
+                state = rule.look(state, values, number)
 
         def part(first: int, last: int) -> Float64s:
             mean = np.empty(last - first, np.float64)
-            for start, stop in self._parts(first, last, len(updates)):
-                mean[start - first : stop - first] = rule.reduce(state, self._columns(updates, start, stop))
+            for start, stop, values in columns.slices(first, last):
+                mean[start - first : stop - first] = rule.reduce(state, values)
             for start, stop, exponent in blocks_within(self._table, self._grid, first, last):
                 block = mean[start - first : stop - first]
                 np.ldexp(block, exponent, out=block)
             return mean
 
         return Aggregate(part=part, reaches=kept.reaches, counts=dict(kept.counts), shifts=shifts)
-
-    def _parts(self, first: int, last: int, num_updates: int) -> Iterator[tuple[int, int]]:
-        size = max(self._column_bytes // (8 * num_updates), 1)
-        return ((start, min(start + size, last)) for start in range(first, last, size))
-
-    def _columns(self, updates: Sequence[Contribution], first: int, last: int) -> Int64s:
-        """Return the Updates' values from ``first`` to ``last``, in steps of the Round's grid (last - first, n)."""
-        columns = np.empty((last - first, len(updates)), np.int64)
-        for index, update in enumerate(updates):
-            assert update.read is not None, "an Update for a column rule can be read again"
-            values = update.read(first, last)
-            for start, stop, shift in blocks_within(self._table, update.shifts, first, last):
-                rows = slice(start - first, stop - first)
-                np.left_shift(values[rows], shift, out=columns[rows, index], dtype=np.int64)
-        return columns
 
 
 class _StrategyFold:

@@ -32,12 +32,13 @@ from fanin.server.storage.decisions import (
     reclaimed_text,
 )
 from fanin.server.storage.records import Newest, RoundMark
+from fanin.server.storage.retention import RemovedKind, check_has_parameters
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
 from fanin.server.storage.sqlite.ledger.rows import find_uncharged
 from fanin.server.storage.sqlite.ledger.seeds import leave_out
 from fanin.server.storage.sqlite.rounds import fail_round
-from fanin.server.storage.sqlite.runs import add_event, add_version, check_adoptable, find_version, run_state, set_run
+from fanin.server.storage.sqlite.runs import add_event, add_version, find_version, run_state, set_run
 from fanin.v1 import control_pb2, fleet_pb2
 
 
@@ -247,3 +248,12 @@ def leave_out_private(engine: Engine, now_s: float) -> None:
         for run_id, number in leave_out(connection, now_s):
             reason = "a backup has no updates of a run with privacy"
             fail_round(connection, run_id, RoundFailed(round=number, reason=reason), now_s)
+
+
+def check_adoptable(connection: Connection, run_id: str, number: int) -> None:
+    """Raise Conflict if the parameters of a Version were removed, within the transaction that adopts it."""
+    table = schema.removals
+    query = select(table.c.removed_at).where(
+        table.c.run_id == run_id, table.c.kind == RemovedKind.PARAMETERS.value, table.c.number == number
+    )
+    check_has_parameters(run_id, number, connection.execute(query).scalar())

@@ -39,7 +39,7 @@ from fanin.server.storage.decisions import check_new_key
 from fanin.server.storage.protocols.retention import Removed
 from fanin.server.storage.protocols.runs import PAGE_EVENTS
 from fanin.server.storage.records import RoundMark, RunRecord
-from fanin.server.storage.retention import RemovedKind, check_has_parameters
+from fanin.server.storage.retention import RemovedKind
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
 from fanin.server.storage.sqlite.ledger.rows import begin_population
@@ -394,12 +394,3 @@ def find_removed(connection: Connection, run_id: str) -> Removed:
     for kind, number, removed_at_s in connection.execute(query):
         times[kind][number] = removed_at_s
     return Removed(versions=times[RemovedKind.PARAMETERS.value], rounds=times[RemovedKind.UPDATES.value])
-
-
-def check_adoptable(connection: Connection, run_id: str, number: int) -> None:
-    """Raise Conflict if the parameters of a Version were removed, within the transaction that adopts it."""
-    table = schema.removals
-    query = select(table.c.removed_at).where(
-        table.c.run_id == run_id, table.c.kind == RemovedKind.PARAMETERS.value, table.c.number == number
-    )
-    check_has_parameters(run_id, number, connection.execute(query).scalar())
