@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import CODECS, Codec, largest_value
+from fanin.edge.codecs.fixed import CODECS, Codec, decoded, largest_value
 from fanin.edge.tensors import Float32s, TensorTable
 
 FILE: Final = Path(__file__).with_name("codecs.json")
@@ -69,7 +69,7 @@ def text() -> str:
                     "change": change.astype(np.float64).tolist(),
                     "draws": draws.tolist(),
                     "shifts": encoded.shifts,
-                    "values": codec.decode(memoryview(encoded.payload)).tolist(),
+                    "values": decoded(codec, encoded.payload, change.size).tolist(),
                     "payload": encoded.payload.hex(),
                     "rounded": encoded.num_rounded,
                     "saturated": encoded.num_saturated,

@@ -19,7 +19,7 @@ from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES
 from fanin.edge.bundles.manifest_json import KEYS, OPTIONAL_KEYS, dump_manifest
 from fanin.edge.bundles.quantize import BIAS_ROOM, MAX_BIAS_CODE, MAX_CODE, MIN_SCALE
 from fanin.edge.bundles.slots import SlotKind
-from fanin.edge.codecs.fixed import CODECS
+from fanin.edge.codecs.fixed import CODECS, decoded
 from fanin.edge.codecs.statistics import range_counts_of
 from fanin.edge.lengths import Lengths
 from fanin.edge.ranges import EDGES, NUM_BINS, counts
@@ -199,13 +199,13 @@ VECTOR = re.compile(
 
 def test_the_codecs_encode_the_vectors_of_the_prose() -> None:
     vectors = VECTOR.findall(TEXT)
-    assert len(vectors) == 4
+    assert len(vectors) == 6
     for name, exponent, max_shift, change, shift, integers, payload, rounded, saturated in vectors:
         values = np.array(change.split(), np.float32)
         table = TensorTable.of({"a": (values.size,)})
         encoded = CODECS[name].encode(table, values, [int(exponent)], int(max_shift), np.random.default_rng(0))
         assert encoded.payload.hex() == payload
-        assert [int(number) for number in CODECS[name].decode(memoryview(encoded.payload))] == [
+        assert [int(number) for number in decoded(CODECS[name], encoded.payload, values.size)] == [
             int(number) for number in integers.split()
         ]
         assert (encoded.shifts, encoded.num_rounded, encoded.num_saturated) == (

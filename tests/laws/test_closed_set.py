@@ -21,7 +21,7 @@ from support.laws import tables
 from support.scenarios import CALM, PATIENT_S, outcome_of
 from support.virtual import plan
 
-from fanin.edge.codecs.fixed import CODECS
+from fanin.edge.codecs.fixed import CODECS, decoded_pieces
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos import messages as m
@@ -108,14 +108,13 @@ class ClosedSet:
         return VectorLayout(table=self.table)
 
     def add(self, total: PartialSum, update: CommittedUpdate, rng: random.Random) -> PartialSum:
-        """Add one Update to the sum. Its payload is cut at random places between values."""
+        """Add one Update to the sum. Its payload is cut at random places."""
         codec = CODECS[update.header.codec]
-        size = codec.bits // 8
-        num_values = len(update.payload) // size
-        cuts = sorted(rng.randint(0, num_values) * size for _ in range(rng.randint(0, 4)))
+        cuts = sorted(rng.randint(0, len(update.payload)) for _ in range(rng.randint(0, 4)))
         ends = [*cuts, len(update.payload)]
         view = memoryview(update.payload)
-        pieces = [codec.decode(view[first:last]) for first, last in zip([0, *cuts], ends, strict=True)]
+        slices = [view[first:last] for first, last in zip([0, *cuts], ends, strict=True)]
+        pieces = list(decoded_pieces(codec, slices, self.table.num_values))
         contribution = contribution_of(update.header, codec, self.plan, self.layout, update.lag)
         return accept(total, self.table, replace(contribution, pieces=pieces))
 

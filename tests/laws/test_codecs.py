@@ -1,7 +1,9 @@
 """Laws of the codecs: an error of at most one step, no loss of values on the grid, and counts of all changed values."""
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.folds import fresh
 
-from fanin.edge.codecs.fixed import CODECS, Encoded, RunCodec, largest_value
+from fanin.edge.codecs.fixed import (
+    CODECS,
+    Encoded,
+    RunCodec,
+    decoded,
+    decoded_part,
+    decoded_pieces,
+    largest_value,
+    payload_bytes,
+)
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.messages import CodecSpec
 from fanin.protos.plans import CODEC_BITS
@@ -30,8 +41,8 @@ def encode(name: str, update: Float32s, grid: Sequence[int], max_shift: int, see
     return CODECS[name].encode(TABLE, update, grid, max_shift, np.random.default_rng(seed))
 
 
-def decoded(name: str, encoded: Encoded) -> list[int]:
-    return [int(value) for value in CODECS[name].decode(memoryview(encoded.payload))]
+def values_of(name: str, encoded: Encoded) -> list[int]:
+    return [int(value) for value in decoded(CODECS[name], encoded.payload, TABLE.num_values)]
 
 
 def limit(name: str) -> int:
@@ -52,7 +63,7 @@ def test_each_value_encodes_to_an_adjacent_step_or_to_the_end(
     assert all(0 <= shift <= max_shift for shift in encoded.shifts)
     max_distance = Fraction(1) if CODECS[name].is_stochastic else Fraction(1, 2)
     num_rounded, num_beyond = 0, 0
-    for value, q, step in zip(update, decoded(name, encoded), steps(grid, encoded.shifts), strict=True):
+    for value, q, step in zip(update, values_of(name, encoded), steps(grid, encoded.shifts), strict=True):
         exact = Fraction(float(value)) / step
         num_rounded += exact.denominator != 1
         if abs(exact) <= limit(name):
@@ -77,7 +88,7 @@ def test_fixed32_rounds_to_the_nearest_step_and_ties_to_even(
         for value, step in zip(update, steps(grid, encoded.shifts), strict=True)
     ]
     end = limit("fixed32")
-    assert decoded("fixed32", encoded) == [max(-end, min(end, q)) for q in nearest]
+    assert values_of("fixed32", encoded) == [max(-end, min(end, q)) for q in nearest]
     assert encoded.num_saturated == sum(abs(q) > end for q in nearest)
 
 
@@ -88,7 +99,7 @@ def test_stochastic_codecs_are_unbiased(name: str, value: float, exponent: int, 
     update = np.full(num, value, np.float32)
     encoded = CODECS[name].encode(many, update, (exponent,), 12, np.random.default_rng(seed))
     step = 2.0 ** (exponent + encoded.shifts[0])
-    mean = float(CODECS[name].decode(memoryview(encoded.payload)).mean()) * step
+    mean = float(decoded(CODECS[name], encoded.payload, num).mean()) * step
     # Hoeffding: for errors of at most a step, their mean exceeds 0.04 step with probability 2 exp(-2 n 0.04^2) < 1e-27.
     assert abs(mean - value) <= 0.04 * step
 
@@ -111,7 +122,7 @@ def test_values_on_the_grid_are_exact(name: str, data: st.DataObject, grid: tupl
     integers = data.draw(st.lists(st.integers(-end, end), min_size=8, max_size=8))
     exact = [q * step for q, step in zip(integers, steps(grid, (0, 0, 0, 0)), strict=True)]
     encoded = encode(name, np.array([float(value) for value in exact], np.float32), grid, 0, seed)
-    assert decoded(name, encoded) == integers
+    assert values_of(name, encoded) == integers
     assert (encoded.num_rounded, encoded.num_saturated) == (0, 0)
 
 
@@ -120,7 +131,7 @@ def test_a_negated_update_encodes_to_negated_values(
     name: str, update: Float32s, grid: tuple[int, ...], max_shift: int, seed: int
 ) -> None:
     plus, minus = (encode(name, values, grid, max_shift, seed) for values in (update, -update))
-    assert decoded(name, minus) == [-q for q in decoded(name, plus)]
+    assert values_of(name, minus) == [-q for q in values_of(name, plus)]
     assert (minus.shifts, minus.num_rounded, minus.num_saturated) == (
         plus.shifts,
         plus.num_rounded,
@@ -137,6 +148,25 @@ def test_a_payload_has_exactly_the_bytes_of_its_values(
     assert 8 * len(encoded.payload) == 8 * run_codec.payload_bytes(TABLE) == CODEC_BITS[name] * TABLE.num_values
 
 
+@given(NAMES, st.lists(st.integers(-7, 7), max_size=9), st.lists(st.integers(0, 36), max_size=4), st.data())
+def test_pieces_and_parts_of_a_payload_have_the_values_of_the_whole(
+    name: str, integers: list[int], cuts: list[int], data: st.DataObject
+) -> None:
+    """The cuts are anywhere: inside a value, and between the two values of a byte."""
+    codec, num, table = CODECS[name], len(integers), TensorTable.of({"a": (len(integers),)})
+    payload = codec.encode(table, np.array(integers, np.float32), (0,), 0, np.random.default_rng(0)).payload
+    assert len(payload) == payload_bytes(codec.bits, num) == math.ceil(num * codec.bits / 8)
+    assert decoded(codec, payload, num).tolist() == integers
+    ends = sorted(min(cut, len(payload)) for cut in cuts)
+    slices = [payload[first:last] for first, last in pairwise([0, *ends, len(payload)])]
+    assert [int(q) for piece in decoded_pieces(codec, slices, num) for q in piece] == integers
+    first, last = sorted((data.draw(st.integers(0, num)), data.draw(st.integers(0, num))))
+    part = decoded_part(codec, lambda offset, size: payload[offset : offset + size], first, last)
+    assert part.tolist() == integers[first:last]
+    if codec.bits * num % 8:
+        assert payload[-1] >> 4 == 0
+
+
 @given(NAMES, st.lists(st.tuples(UPDATES, st.integers(1, 1 << 20), SEEDS), min_size=1, max_size=5), GRIDS)
 def test_encoded_updates_fold_to_what_python_adds(
     name: str, updates: list[tuple[Float32s, int, int]], grid: tuple[int, ...]
@@ -145,9 +175,9 @@ def test_encoded_updates_fold_to_what_python_adds(
     for update, weight, seed in updates:
         encoded = encode(name, update, grid, 8, seed)
         shifts = steps((0, 0, 0, 0), encoded.shifts)
-        for index, (q, shift) in enumerate(zip(decoded(name, encoded), shifts, strict=True)):
+        for index, (q, shift) in enumerate(zip(values_of(name, encoded), shifts, strict=True)):
             expected[index] += weight * q * int(shift)
-        pieces = (CODECS[name].decode(memoryview(encoded.payload)),)
+        pieces = (decoded(CODECS[name], encoded.payload, TABLE.num_values),)
         total = accept(total, TABLE, fresh(weight, encoded.shifts, CodecSpec(name=name, max_shift=8), pieces))
     assert total.values.tolist() == expected
 

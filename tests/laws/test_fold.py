@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.folds import fresh
 from support.laws import plans, tables
 
-from fanin.edge.codecs.fixed import CODECS, Integers, largest_value
+from fanin.edge.codecs.fixed import CODECS, Integers, decoded, largest_value, payload_bytes
 from fanin.edge.codecs.grid import reach_column
 from fanin.edge.tensors import TensorTable
 from fanin.protos.messages import SATURATED
@@ -142,9 +142,9 @@ def test_the_extreme_update_of_an_admitted_plan_folds_exactly(plan: Plan, sign: 
     codec = CODECS[plan.codec.name]
     # A peer may also send the lowest value, which no encoder produces.
     value = largest_value(codec.bits) if sign > 0 else -(1 << (codec.bits - 1))
-    payload = value.to_bytes(codec.bits // 8, "little", signed=True)
+    payload = (value % (1 << codec.bits)).to_bytes(payload_bytes(codec.bits, 1), "little")
     weight, shift = plan.max_total_examples // plan.cohort.buffer * plan.weight_unit, plan.codec.max_shift
-    pieces = (codec.decode(memoryview(payload)),)
+    pieces = (decoded(codec, payload, 1),)
     update = fresh(weight, (shift,), plan.codec, pieces)
     one = accept(begin(table), table, update)
     assert int(one.values[0]) == weight * (value << shift)
@@ -158,8 +158,8 @@ def test_the_extreme_update_of_an_admitted_plan_folds_exactly(plan: Plan, sign: 
 def test_no_update_from_an_earlier_grid_leaves_the_headroom(plan: Plan, shift: int, sign: int) -> None:
     table, codec = TensorTable.of({"a": (1,)}), CODECS[plan.codec.name]
     value = largest_value(codec.bits) if sign > 0 else -(1 << (codec.bits - 1))
-    payload = value.to_bytes(codec.bits // 8, "little", signed=True)
-    update = fresh(1, (shift,), plan.codec, (codec.decode(memoryview(payload)),))
+    payload = (value % (1 << codec.bits)).to_bytes(payload_bytes(codec.bits, 1), "little")
+    update = fresh(1, (shift,), plan.codec, (decoded(codec, payload, 1),))
     total = accept(begin(table), table, update)
     limit = 1 << (codec.bits - 1 + plan.codec.max_shift)
     assert abs(int(total.values[0])) <= limit

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.folds import fresh
 
-from fanin.edge.codecs.fixed import CODECS, Encoded, largest_value
+from fanin.edge.codecs.fixed import CODECS, Encoded, decoded, largest_value
 from fanin.edge.codecs.grid import (
     MAX_EXPONENT,
     MAX_MOVE_BITS,
@@ -52,7 +52,7 @@ def reaches(rows: Sequence[Sequence[int]]) -> Reaches:
 def column_of(update: float, exponent: int, spec: CodecSpec) -> int:
     """Return the reach that the coordinator measures in an Update of one value, encoded on a grid."""
     encoded = encode(ONE, np.array([update], np.float32), (exponent,), spec)
-    pieces = (CODECS[spec.name].decode(memoryview(encoded.payload)),)
+    pieces = (decoded(CODECS[spec.name], encoded.payload, 1),)
     total = accept(begin(ONE), ONE, fresh(1, encoded.shifts, spec, pieces))
     return common_column(total.reaches[0])
 
@@ -75,7 +75,7 @@ def test_a_first_grid_does_not_depend_on_the_pieces(parameters: Float32s, cuts: 
 def rounded(update: float, exponent: int, spec: CodecSpec) -> float:
     """Return the value that the coordinator reads from an Update of one value, encoded on a grid."""
     encoded = encode(ONE, np.array([update], np.float32), (exponent,), spec)
-    (steps,) = CODECS[spec.name].decode(memoryview(encoded.payload)).tolist()
+    (steps,) = decoded(CODECS[spec.name], encoded.payload, 1).tolist()
     return float(np.ldexp(steps, exponent + encoded.shifts[0]))
 
 

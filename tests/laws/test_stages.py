@@ -11,6 +11,7 @@ from support.errors import raises
 
 from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.contract import check_stage
+from fanin.edge.codecs.fixed import decoded
 from fanin.edge.codecs.pipeline import UpdatePipeline, first_states
 from fanin.edge.codecs.scaffold import Scaffold
 from fanin.edge.codecs.stage import Stage, StageContext, State
@@ -44,7 +45,7 @@ def pipeline(
 
 def decoded_change(update_pipeline: UpdatePipeline, payload: bytes, shifts: tuple[int, ...]) -> Float64s:
     """Return the change of the parameters as the coordinator reads it, by the formula of fleet.proto."""
-    values = np.frombuffer(payload, f"<i{update_pipeline.codec.bits // 8}")[:NUM].astype(np.float64)
+    values = decoded(update_pipeline.codec.codec, payload, NUM).astype(np.float64)
     for spec, start, exponent, shift in zip(TABLE.specs, TABLE.offsets, update_pipeline.grid, shifts, strict=False):
         values[start : start + spec.num_values] *= 2.0 ** (exponent + shift)
     return values
@@ -61,8 +62,8 @@ def sent_and_left(changes: list[Float32s], codec: str, exponent: int) -> Float64
     for change in changes:
         line = pipeline(stages, codec, exponent, {})
         update = line.apply(change, 1, states)
-        states = update.states
-        total_sent += decoded_change(line, update.encoded.payload, update.encoded.shifts)
+        states, encoded = update.states, update.encoded
+        total_sent += decoded_change(line, encoded.payload, encoded.shifts)
     return total_sent + states["error_feedback"]["residual"]
 
 
@@ -70,8 +71,7 @@ def sent_and_left(changes: list[Float32s], codec: str, exponent: int) -> Float64
 def test_the_sent_changes_and_the_residual_sum_to_all_changes(changes: Changes, codec: str, exponent: int) -> None:
     """The sums differ only by the rounding of float32."""
     arrays = [np.array(change, np.float32) for change in changes]
-    total = np.sum(arrays, axis=0, dtype=np.float64)
-    np.testing.assert_allclose(sent_and_left(arrays, codec, exponent), total, atol=1e-5)
+    np.testing.assert_allclose(sent_and_left(arrays, codec, exponent), np.sum(arrays, axis=0), atol=1e-5)
 
 
 @given(CHANGES, st.sampled_from(sorted(CODEC_BITS)), st.integers(-12, -2))

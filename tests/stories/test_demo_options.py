@@ -36,7 +36,7 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         (("--dataset", "cats"), "--dataset: got 'cats', expected one of ['digits', 'fashion-mnist']"),
         (("--mesh", "pp=4,tp=2"), f"mesh pp=4,tp=2: {TWO_LAYERS} (world 8, {NUMBERS})"),
         (("--mesh", "two"), f"mesh: got 'two' in 'two', {MESHES}"),
-        (("--codec", "int4"), "--codec: got 'int4', expected one of ['fixed32', 'int8']"),
+        (("--codec", "int08"), "--codec: got 'int08', expected one of ['fixed32', 'int16', 'int4', 'int8']"),
         (("--runtimes", "onnx,abacus"), "--runtimes: got 'abacus', expected one of ['litert', 'onnx', 'tflite']"),
         (
             ("--runtimes", "onnx,litert", "--device-python", sys.executable),

@@ -114,12 +114,12 @@ def test_a_wrong_option_of_an_installed_codec_does_not_start_the_run(
 def test_without_the_package_the_run_does_not_start(run: Run, tmp_path: Path) -> None:
     completed = run(tmp_path / "empty", RUN, tmp_path, "", SUM)
     assert completed.returncode != 0
-    error = "InvalidPlan: plan: codec.name: got 'levels', expected one of ['fixed32', 'int8'], which are installed here"
-    assert error in completed.stderr
+    error = "InvalidPlan: plan: codec.name: got 'levels', expected one of ['fixed32', 'int16', 'int4', 'int8'], which"
+    assert f"{error} are installed here" in completed.stderr
 
 
 BROKEN = {
-    "bits": ("bits = 8", "bits = 12", "plan: codec.name: 'levels': bits: got 12, expected 8, 16 or 32"),
+    "bits": ("bits = 8", "bits = 12", "plan: codec.name: 'levels': bits: got 12, expected 4, 8, 16 or 32"),
     "no codec": (
         "return Levels(largest)",
         "return None",
@@ -154,7 +154,7 @@ def test_a_codec_that_decodes_wrongly_fails_the_round_with_its_name(run: Run, tm
 
 def test_a_device_names_an_installed_codec_and_loads_no_parser_without_one(site: Path, tmp_path: Path) -> None:
     # New interpreters: a fork has loaded the parser.
-    for path, codecs in ((site, "fixed32 int8 levels True"), (tmp_path, "fixed32 int8 False")):
+    for path, codecs in ((site, "fixed32 int16 int4 int8 levels True"), (tmp_path, "fixed32 int16 int4 int8 False")):
         environment = os.environ | {"PYTHONPATH": str(path)}
         command = [sys.executable, "-c", KNOWN]
         completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

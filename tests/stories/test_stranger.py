@@ -32,10 +32,10 @@ def test_the_device_imports_only_the_generated_code_of_fanin() -> None:
     assert {name for name in modules if name and name.split(".")[0] in ("fanin", "support")} == {"fanin.v1"}
 
 
-@pytest.mark.parametrize("codec", ["fixed32", "int16", "int8"])
+@pytest.mark.parametrize("codec", ["fixed32", "int16", "int8", "int4"])
 def test_a_device_built_from_the_proto_files_moves_the_next_version(host: Hosted, tmp_path: Path, codec: str) -> None:
     # More than one Chunk, so that an upload can stop between two of them.
-    rows = {"fixed32": 600, "int16": 1200, "int8": 2400}[codec]
+    rows = {"fixed32": 600, "int16": 1200, "int8": 2400, "int4": 4801}[codec]
     bundle = f.bundle_in(tmp_path, {"a": (rows, 500), "b": (3,)})
     plan = f.plan()
     cohort = replace(plan.cohort, concurrency=1, buffer=1, quorum=1)

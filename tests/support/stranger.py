@@ -92,7 +92,7 @@ class Stranger:
 
     def check_in(self, wait_s: float = 10.0) -> pb.CheckInReply:
         """Request work."""
-        can = pb.Capabilities(codecs=["fixed32", "int16", "int8"], runtimes=["none 1"], graph_formats=["onnx"])
+        can = pb.Capabilities(codecs=["fixed32", "int16", "int8", "int4"], runtimes=["none 1"], graph_formats=["onnx"])
         request = pb.CheckInRequest(protocol=PROTOCOL, capabilities=can, wait_s=wait_s)
         metadata = self.sign("CheckIn", request.SerializeToString())
         return self.fleet.CheckIn(request, metadata=metadata, timeout=wait_s + 30.0)
@@ -195,9 +195,9 @@ def read_parameters(data: bytes, shapes: dict[str, list[int]]) -> Model:
 
 def encode(work: pb.Assignment, blocks: list[Block], change: Values) -> tuple[bytes, list[int], dict[str, int]]:
     """Return the payload of a change, its shifts, and the numbers of rounded and of saturated values."""
-    bits = {"fixed32": 32, "int16": 16, "int8": 8}[work.codec.name]
+    bits = {"fixed32": 32, "int16": 16, "int8": 8, "int4": 4}[work.codec.name]
     limit, rng = 2 ** (bits - 1) - 1, np.random.default_rng()
-    payload, shifts, counts = b"", [], {"rounded": 0, "saturated": 0}
+    integers, shifts, counts = [np.empty(0, np.int32)], [], {"rounded": 0, "saturated": 0}
     for block, exponent in zip(blocks, work.grid.exponents, strict=True):
         values = change[block.first : block.last].astype(np.float64)
         largest, shift = float(np.abs(values).max(initial=0.0)), 0
@@ -211,9 +211,13 @@ def encode(work: pb.Assignment, blocks: list[Block], change: Values) -> tuple[by
             rounded = np.copysign(below + (rng.random(scaled.size) < np.abs(scaled) - below), scaled)
         counts["rounded"] += int((rounded != scaled).sum())
         counts["saturated"] += int((np.abs(rounded) > limit).sum())
-        payload += np.clip(rounded, -limit, limit).astype(f"<i{bits // 8}").tobytes()
+        integers.append(np.clip(rounded, -limit, limit).astype("<i4"))
         shifts.append(shift)
-    return payload, shifts, counts
+    values = np.concatenate(integers)
+    if bits > 4:
+        return values.astype(f"<i{bits // 8}").tobytes(), shifts, counts
+    halves = np.append(values, np.zeros(values.size % 2, np.int32)) & 15
+    return (halves[::2] + 16 * halves[1::2]).astype(np.uint8).tobytes(), shifts, counts
 
 
 def artifact_of(data: bytes) -> pb.Artifact:

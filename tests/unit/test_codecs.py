@@ -12,7 +12,7 @@ from support.errors import raises
 
 from fanin.edge.codecs.codec import codec_of, guarded_codec
 from fanin.edge.codecs.contract import check_codec
-from fanin.edge.codecs.fixed import CODECS, DIVERGED, SLICE_VALUES, Encoded, largest_value
+from fanin.edge.codecs.fixed import CODECS, DIVERGED, SLICE_VALUES, Encoded, decoded, largest_value
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import InvalidPlan, InvalidUpdate
 from fanin.protos.messages import MAX_GRID_EXPONENT, MIN_GRID_EXPONENT, CodecSpec
@@ -65,7 +65,7 @@ def test_beyond_the_last_shift_values_are_cut_and_counted(name: str, form: str) 
 def test_any_grid_of_an_assignment_can_be_used(name: str, exponent: int) -> None:
     update = np.array([3e38, -1e-45, 0.0, -3e38], np.float32)
     encoded = CODECS[name].encode(TABLE, update, (exponent, exponent), MAX_CODEC_SHIFT, np.random.default_rng(0))
-    values = CODECS[name].decode(memoryview(encoded.payload)).tolist()
+    values = decoded(CODECS[name], encoded.payload, 4).tolist()
     limit = largest_value(CODECS[name].bits)
     if exponent < 0:
         # Even the smallest float32 is 2^851 steps.
@@ -107,7 +107,7 @@ def test_a_long_update_is_encoded_as_its_values_one_by_one_would_be(name: str, e
     assert encoded.num_rounded == np.count_nonzero(rounded != scaled)
     assert encoded.num_saturated == np.count_nonzero(np.abs(rounded) > limit)
     expected = np.clip(rounded, -limit, limit).astype(np.int64)
-    np.testing.assert_array_equal(codec.decode(memoryview(encoded.payload)), np.concatenate([np.zeros(5), expected]))
+    np.testing.assert_array_equal(decoded(codec, encoded.payload, num + 5), np.concatenate([np.zeros(5), expected]))
 
 
 def test_a_callers_mistakes_are_value_errors() -> None:
@@ -118,18 +118,26 @@ def test_a_callers_mistakes_are_value_errors() -> None:
         CODECS["fixed32"].encode(TABLE, np.zeros(3, np.float32), (0, 0), 0, rng)
 
 
+def test_int4_has_two_values_in_a_byte_the_first_in_its_low_bits() -> None:
+    encoded = encode("int4", [3.0, -1.0, -7.0, 56.0], 3)
+    assert encoded.shifts == (0, 3)
+    assert encoded.payload.hex() in ("f37f", "f370")
+    table, update = TensorTable.of({"a": (1,), "b": (2,)}), np.array([-8.0, 2.0, -2.0], np.float32)
+    odd = CODECS["int4"].encode(table, update, (0, 0), 0, np.random.default_rng(0))
+    assert (odd.payload.hex(), odd.num_saturated) == ("290e", 1)
+
+
 def test_a_piece_that_ends_within_a_value_is_refused() -> None:
     with raises(InvalidUpdate, "fixed32: got a payload of 7 bytes, expected a multiple of 4"):
         CODECS["fixed32"].decode(memoryview(bytes(7)))
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("", ""), ("int7", "; did you mean int8?"), ("Fixed32", "; did you mean fixed32?")]
+    ("name", "hint"), [("", ""), ("int08", "; did you mean int8?"), ("Fixed32", "; did you mean fixed32?")]
 )
 def test_an_unknown_codec_is_refused(name: str, hint: str) -> None:
-    text = (
-        f"plan: codec.name: got {name!r}, expected one of ['fixed32', 'int16', 'int8'], which are installed here{hint}"
-    )
+    names = "['fixed32', 'int16', 'int4', 'int8']"
+    text = f"plan: codec.name: got {name!r}, expected one of {names}, which are installed here{hint}"
     with raises(InvalidPlan, text):
         codec_of(CodecSpec(name=name, max_shift=0))
 

@@ -50,8 +50,11 @@ RATE = "expected a number above 0 and below inf; correct it"
             "aggregation.rule_options.trim: got 0.5, expected a number above 0 and below 0.5; correct it",
         ),
         (
-            {"codec": CodecSpec(name="int4", max_shift=0)},
-            "codec.name: got 'int4', expected one of ['fixed32', 'int8'], which are installed here; did you mean int8?",
+            {"codec": CodecSpec(name="int08", max_shift=0)},
+            (
+                "codec.name: got 'int08', expected one of ['fixed32', 'int16', 'int4', 'int8'], which are installed "
+                "here; did you mean int8?"
+            ),
         ),
         (
             {"codec": CodecSpec(name="int8", max_shift=0, options={"levels": 7})},

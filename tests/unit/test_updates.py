@@ -116,11 +116,11 @@ def test_a_training_that_diverged_creates_no_update(value: float) -> None:
 
 
 def test_an_unknown_codec_creates_no_update() -> None:
-    work = replace(WORK, codec=m.CodecSpec(name="int4", max_shift=0))
+    work = replace(WORK, codec=m.CodecSpec(name="int08", max_shift=0))
     with raises(
         InvalidPlan,
-        "plan: codec.name: got 'int4', expected one of ['fixed32', 'int8'], which are installed here; did you mean "
-        "int8?",
+        "plan: codec.name: got 'int08', expected one of ['fixed32', 'int16', 'int4', 'int8'], which are installed "
+        "here; did you mean int8?",
     ):
         make_update(work, TABLE, change_of(parameters()), TELEMETRY)
 

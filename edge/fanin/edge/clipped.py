@@ -67,7 +67,7 @@ class ClippingCodec:
                 code="FN-1685",
             )
         change = update if np.isfinite(update).all() else np.zeros_like(update)
-        payload = clip.clipped(change, rng).astype(self.codec.dtype).tobytes()
+        payload = self.codec.packed(clip.clipped(change, rng))
         return Encoded(payload=payload, shifts=(0,) * len(table.specs), num_rounded=0, num_saturated=0)
 
     def decode(self, payload: memoryview) -> Integers:

@@ -284,7 +284,7 @@ class Capabilities(_message.Message):
     """Whether this device reports progress (see Report)."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"fixed32", "int16", "int8", or the name of another one: the codecs that this device can encode with (see Codec)."""
+        """"fixed32", "int16", "int8", "int4", or the name of another one: the codecs that this device can encode with (see Codec)."""
 
     @_builtins.property
     def runtimes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1019,17 +1019,19 @@ class Codec(_message.Message):
     """How an Update's change becomes bytes. The change is the flat vector after training minus the Version's, unweighted.
     If a value is NaN or infinite, report a failure. For each block with the exponent e:
 
-    1. L = 2^(bits - 1) - 1: 2147483647 for fixed32, 32767 for int16, 127 for int8.
+    1. L = 2^(bits - 1) - 1: 2147483647 for fixed32, 32767 for int16, 127 for int8, 7 for int4.
     2. The shift s is the smallest from 0 to max_shift with max|change| / 2^(e + s) <= L; if there is none, max_shift.
     3. scaled = change / 2^(e + s), exact in float64.
     4. fixed32: q = scaled rounded to the nearest integer, ties to even.
-       int16, int8: q = scaled rounded by chance to one of the two integers beside it. Let m = |scaled|, and draw u
+       int16, int8, int4: q = scaled rounded by chance to one of the two integers beside it. Let m = |scaled|, and draw u
        evenly from [0, 1) for each value, with any good generator. |q| is floor(m) + 1 if u < m - floor(m), else
        floor(m). q has the sign of scaled.
     5. Count `rounded`: values with q != scaled. Count `saturated`: values with |q| > L, which become L or -L.
 
-    The payload is all q in the order of the flat vector, without a header: 4 bytes each (fixed32), 2 bytes (int16) or 1
-    byte (int8), little-endian two's complement. A device sends q from -L to L. The coordinator also accepts -L - 1, and
+    The payload is all q in the order of the flat vector, without a header: 4 bytes each (fixed32), 2 bytes (int16), 1 byte
+    (int8) or half a byte (int4), little-endian two's complement. Of the two q in a byte, the first one is in the low 4
+    bits. Blocks follow each other without a gap. If the number of values is odd, the high 4 bits of the last byte are 0, and
+    the coordinator does not read them. A device sends q from -L to L. The coordinator also accepts -L - 1, and
     reads it as this number. The payload has one size for all Updates of a Run. The coordinator reads a value as
     q * 2^(e + s), times the weight of the Update: `examples`, which a Round with many examples divides by a power of two
     for all its Updates. The device does not apply the weight.
@@ -1041,6 +1043,8 @@ class Codec(_message.Message):
         int16     -15  4           1.5 -0.5 0.0          1   24576 -8192 0   006000e00000              0        0
         int8      -7   4           1.5 -0.5 0.0          1   96 -32 0        60e000                    0        0
         int8      -7   0           1.5 -0.5 0.0          0   127 -64 0       7fc000                    0        1
+        int4      -3   4           1.5 -0.5 0.25         1   6 -2 1          e601                      0        0
+        int4      -3   0           1.5 -0.5 0.25 0.0     0   7 -4 2 0        c702                      0        1
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1070,8 +1074,8 @@ class Codec(_message.Message):
     MAX_SHIFT_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"fixed32" (32 bits a value), "int16" (16 bits a value) or "int8" (8 bits a value). There are no others in fanin. A
-    codec of another package has 8, 16 or 32 bits a value; the package says how it encodes.
+    """"fixed32" (32 bits a value), "int16" (16 bits a value), "int8" (8 bits a value) or "int4" (4 bits a value). There
+    are no others in fanin. A codec of another package has 4, 8, 16 or 32 bits a value; the package says how it encodes.
     """
     max_shift: _builtins.int
     """W: how many bits coarser than the grid a device may encode a block."""

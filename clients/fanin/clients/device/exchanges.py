@@ -27,6 +27,7 @@ from fanin.edge.basis import RoundBasis
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.codec import codec_of
+from fanin.edge.codecs.fixed import decoded
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of
 from fanin.edge.masking.terms import MaskFloor
@@ -133,8 +134,10 @@ class DeviceExchanges:
             raise _refusal(f"exchange: {phase}", exc) from exc
         self._store.put(assignment.assignment_id, phase, replace(prepared.kept, answer=outcome.message))
 
-    def masked(self, assignment: m.Assignment, header: m.UpdateHeader, payload: bytes) -> tuple[m.UpdateHeader, bytes]:
-        """Return an Update as its protocol sends it.
+    def masked(
+        self, assignment: m.Assignment, header: m.UpdateHeader, payload: bytes, num_values: int
+    ) -> tuple[m.UpdateHeader, bytes]:
+        """Return an Update of ``num_values`` values as its protocol sends it.
 
         The header of a masked Update tells nothing of the data: its weight is that of one example, and statistics,
         steps and durations are absent.
@@ -152,7 +155,7 @@ class DeviceExchanges:
                 "grid; set codec.max_shift to 0",
                 code="FN-1608",
             )
-        values = codec_of(assignment.codec).codec.decode(memoryview(payload)).astype(np.int64)
+        values = decoded(codec_of(assignment.codec).codec, payload, num_values).astype(np.int64)
         update = EncodedUpdate(values=values, counts=header.statistics.counts)
         try:
             masked: object = mask(self._context(assignment), update)

@@ -345,7 +345,8 @@ class SessionDriver:
             telemetry = self._telemetry(change, host.now() - started_s)
             staged = apply_stages(assignment, change, staging)
             header = header_of(assignment, staged.encoded, change, telemetry)
-            header, payload = self._exchanges.masked(assignment, header, staged.encoded.payload)
+            num_values = layout_of(staging.table, self._stages).total_table.num_values
+            header, payload = self._exchanges.masked(assignment, header, staged.encoded.payload, num_values)
             keep_local(store.locals, model.bundle, assignment, change.local)
         except InvalidBundle:
             # A graph was damaged on this disk after its download: the next try downloads it again.
@@ -358,7 +359,6 @@ class SessionDriver:
             store.states.put(state_label(assignment, assignment.round), staged.states)
         store.updates.put(header, payload)
         self._forget_training()
-        num_values = layout_of(staging.table, self._stages).total_table.num_values
         return e.UpdateStored(num_saturated=staged.encoded.num_saturated, num_values=num_values)
 
     def _telemetry(self, change: Change, train_s: float) -> m.Telemetry:

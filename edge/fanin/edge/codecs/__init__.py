@@ -2,7 +2,7 @@
 
 Modules in reading order:
 
-    fixed            the codecs ``fixed32``, ``int16`` and ``int8``: encode, decode; the contract of codecs
+    fixed            the codecs ``fixed32``, ``int16``, ``int8`` and ``int4``: encode, decode; the contract of codecs
     grid             the step of each block, and how it follows the Updates of a Round
     vector           the vector of an Update: groups of values
     trained          the values of a vector that rules, optimizers and stages work on

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import CODECS, DIVERGED, Codec, Encoded, Integers, RunCodec
+from fanin.edge.codecs.fixed import CODECS, DIVERGED, Codec, Encoded, Integers, RunCodec, dtype_of, payload_bytes
 from fanin.edge.codecs.pipeline import form_of
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidPlan
@@ -21,8 +21,8 @@ from fanin.protos.plans.named import Choice, blamed, created, wrong_object
 
 GROUP: Final = "fanin.codecs"
 """The entry point group of codecs in other distributions. An entry is a function of options."""
-BITS: Final = (8, 16, 32)
-"""Bits of a value: whole bytes, and at most those for which a Plan has head-room."""
+BITS: Final = (4, 8, 16, 32)
+"""Bits of a value: half a byte or whole bytes, and at most those for which a Plan has head-room."""
 
 
 def _factory(codec: Codec) -> Callable[[], Codec]:
@@ -51,7 +51,7 @@ def guarded_codec(codec: Codec, where: str) -> Codec:
         where: Begins the error of an object that is no codec.
 
     Raises:
-        InvalidPlan: This is no codec, or its values have another number of bits than 8, 16 or 32.
+        InvalidPlan: This is no codec, or its values have another number of bits than 4, 8, 16 or 32.
     """
     with blamed(where, "correct that package"):
         if isinstance(codec, type) or not isinstance(codec, Codec):
@@ -59,7 +59,7 @@ def guarded_codec(codec: Codec, where: str) -> Codec:
         bits: object = codec.bits
         if isinstance(bits, bool) or bits not in BITS:
             raise InvalidPlan(
-                f"{where}: bits: got {shown(bits)}, expected 8, 16 or 32; correct that package", code="FN-0214"
+                f"{where}: bits: got {shown(bits)}, expected 4, 8, 16 or 32; correct that package", code="FN-0214"
             )
         return _CheckedCodec(codec)
 
@@ -83,7 +83,7 @@ class _CheckedCodec:
             encoded: object = self._codec.encode(table, update, grid, max_shift, rng)
         if not isinstance(encoded, Encoded) or not isinstance(encoded.payload, bytes):
             raise self._error(f"encode returned {form_of(encoded)}, expected an Encoded with a payload of bytes")
-        size = table.num_values * self.bits // 8
+        size = payload_bytes(self.bits, table.num_values)
         if len(encoded.payload) != size:
             raise self._error(f"encode returned {len(encoded.payload)} bytes, expected {size}")
         shifts = encoded.shifts
@@ -98,7 +98,7 @@ class _CheckedCodec:
         """See ``Codec.decode``."""
         with blamed(f"{self._name}: decode", "correct the codec"):
             values = self._codec.decode(payload)
-        expected = f"int{self.bits} ({8 * len(payload) // self.bits},)"
+        expected = f"{dtype_of(self.bits)} ({8 * len(payload) // self.bits},)"
         if form_of(values) != expected:
             raise self._error(f"decode returned {form_of(values)}, expected {expected}")
         return values

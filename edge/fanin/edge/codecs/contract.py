@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.codecs.codec import guarded_codec
-from fanin.edge.codecs.fixed import CODECS, Codec, Encoded, Integers, RunCodec, largest_value
+from fanin.edge.codecs.fixed import CODECS, Codec, Encoded, Integers, RunCodec, decoded, largest_value, payload_bytes
 from fanin.edge.codecs.pipeline import UpdatePipeline, first_states, form_of, read_only, stage_error
 from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
 from fanin.edge.codecs.stages import check_members, layout_of
@@ -146,8 +146,8 @@ def check_codec(codec: Codec, *, seed: int = 1) -> None:
         encoded, repeated = (_encoded(codec, change, seed) for _ in range(2))
         assert encoded == repeated, "encode: a repetition with the same generator gave another result"
         payload = memoryview(encoded.payload)
-        values = codec.decode(payload)
-        cut = codec.bits // 8 * 5
+        values = decoded(codec, encoded.payload, _TABLE.num_values)
+        cut = payload_bytes(codec.bits, 6)
         parts = [codec.decode(payload[:cut]), codec.decode(payload[cut:])]
         assert np.array_equal(np.concatenate(parts), values), "decode: slices gave other values than the whole payload"
         _check_rounding(codec, change, encoded, values)

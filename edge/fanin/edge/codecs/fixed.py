@@ -2,8 +2,11 @@
 
 A payload has the values in the order of the ``TensorTable``, as little-endian integers. These are the codecs:
 
-    fixed32       32 bits per value, rounded to the nearest step. The error is at most half a (shifted) grid step.
-    int16, int8   16 or 8 bits per value, rounded stochastically. The error is less than one step, and 0 in expectation.
+    fixed32              32 bits per value, rounded to the nearest step: the error is at most half a (shifted) step
+    int16, int8, int4    16, 8 or 4 bits per value, rounded stochastically: less than one step, and 0 in expectation
+
+Two values of 4 bits share a byte, the first of them in its low bits. Blocks follow each other without a gap, so a byte
+may have values of two blocks. The high bits of the last byte are zero if the number of values is odd.
 
 With few bits, rounding to nearest would lose every change that stays below half a step, Round after Round. Stochastic
 rounding needs no memory on the device: its errors are independent, so they average out over devices and Rounds.
@@ -18,7 +21,7 @@ Reference:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol, runtime_checkable
@@ -32,6 +35,8 @@ from fanin.protos.errors import InvalidUpdate
 SLICE_VALUES: Final = 1 << 14
 """Values that are encoded at a time, so that intermediate results fit the second-level cache of a processor."""
 LARGE: Final = 2.0**100
+HALF_BYTE: Final = 4
+"""Bits of a value that shares its byte with another one."""
 Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 Integers = npt.NDArray[np.signedinteger]
 """Encoded values (num_values,)."""
@@ -75,7 +80,7 @@ class Codec(Protocol):
 
     @property
     def bits(self) -> int:
-        """Bits of one value, including the sign: whole bytes."""
+        """Bits of one value, including the sign: 4, or whole bytes."""
         ...
 
     @property
@@ -104,11 +109,14 @@ class Codec(Protocol):
         ...
 
     def decode(self, payload: memoryview) -> Integers:
-        """Decode a slice of a payload that begins and ends at the boundary of a value.
+        """Decode whole bytes of a payload that begin and end at the boundary of a value.
+
+        ``decoded``, ``decoded_pieces`` and ``decoded_part`` read any values.
 
         Returns:
-            The integers (num_values_of_slice,), of ``bits`` bits, a view of ``payload`` where possible. The value of
-            an integer q in a block with exponent e and shift s is q * 2^(e + s).
+            The integers (num_values_of_slice,) in the smallest dtype of at least ``bits`` bits, a view of ``payload``
+            where possible. With 4 bits, two for each byte. The value of an integer q in a block with exponent e and
+            shift s is q * 2^(e + s).
 
         Raises:
             InvalidUpdate: The slice ends inside a value.
@@ -138,13 +146,8 @@ class TwosComplement:
     """A codec whose values are two's complement integers, rounded to nearest or stochastically."""
 
     name: str
-    dtype: np.dtype[np.signedinteger]
+    bits: int
     is_stochastic: bool
-
-    @property
-    def bits(self) -> int:
-        """Bits of the dtype."""
-        return 8 * self.dtype.itemsize
 
     def encode(
         self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
@@ -153,7 +156,7 @@ class TwosComplement:
         if len(grid) != len(table.specs):
             raise ValueError(f"grid: got {len(grid)} blocks, expected {len(table.specs)}")
         limit = largest_value(self.bits)
-        values = np.empty(table.num_values, self.dtype)
+        values = np.empty(table.num_values, dtype_of(self.bits))
         shifts, num_rounded, num_saturated = [], 0, 0
         for view, start, exponent in zip(table.views(update).values(), table.offsets, grid, strict=True):
             flat = view.ravel()
@@ -177,24 +180,100 @@ class TwosComplement:
                     values[start + first : start + first + rounded.size] = rounded
             shifts.append(shift)
         return Encoded(
-            payload=values.tobytes(), shifts=tuple(shifts), num_rounded=num_rounded, num_saturated=num_saturated
+            payload=self.packed(values), shifts=tuple(shifts), num_rounded=num_rounded, num_saturated=num_saturated
         )
 
+    def packed(self, values: Integers) -> bytes:
+        """Return the payload of encoded values (num_values,)."""
+        narrow = values.astype(dtype_of(self.bits), copy=False)
+        return _packed(narrow) if self.bits == HALF_BYTE else narrow.tobytes()
+
     def decode(self, payload: memoryview) -> Integers:
-        """See ``Codec.decode``; returns a view."""
-        size = self.dtype.itemsize
-        if len(payload) % size:
+        """See ``Codec.decode``; returns a view, except of 4 bits."""
+        if self.bits == HALF_BYTE:
+            return _unpacked(payload)
+        dtype = dtype_of(self.bits)
+        if len(payload) % dtype.itemsize:
             raise InvalidUpdate(
-                f"{self.name}: got a payload of {len(payload)} bytes, expected a multiple of {size}", code="FN-0639"
+                f"{self.name}: got a payload of {len(payload)} bytes, expected a multiple of {dtype.itemsize}",
+                code="FN-0639",
             )
-        return np.frombuffer(payload, self.dtype)
+        return np.frombuffer(payload, dtype)
+
+
+def dtype_of(bits: int) -> np.dtype[np.signedinteger]:
+    """Return the dtype of decoded values: the smallest with at least so many bits."""
+    return np.dtype(f"<i{max(bits // 8, 1)}")
+
+
+def _packed(values: Integers) -> bytes:
+    """Return values of 4 bits (num_values,), two in a byte."""
+    pairs = np.zeros(-(-values.size // 2), np.uint8)
+    pairs[: values.size // 2] = values[1::2].view(np.uint8) << HALF_BYTE
+    pairs |= values[::2].view(np.uint8) & 15
+    return pairs.tobytes()
+
+
+def _unpacked(payload: memoryview) -> Integers:
+    """Return the values of 4 bits of a payload, two for each byte."""
+    pairs = np.frombuffer(payload, np.int8)
+    values = np.empty(2 * pairs.size, np.int8)
+    # A right shift of a signed integer repeats its sign.
+    values[::2] = (pairs << HALF_BYTE) >> HALF_BYTE
+    values[1::2] = pairs >> HALF_BYTE
+    return values
+
+
+def payload_bytes(bits: int, num_values: int) -> int:
+    """Return the bytes of so many values."""
+    return -(-num_values * bits // 8)
+
+
+def decoded(codec: Codec, payload: bytes, num_values: int) -> Integers:
+    """Return the values of a payload (num_values,)."""
+    return codec.decode(memoryview(payload))[:num_values]
+
+
+def decoded_pieces(codec: Codec, pieces: Iterable[bytes | memoryview], num_values: int) -> Iterator[Integers]:
+    """Yield the values of a payload in consecutive slices, (num_values,) together.
+
+    Args:
+        codec: The codec.
+        pieces: The payload in consecutive pieces, which may end inside a value.
+        num_values: Number of values of the payload.
+    """
+    size, left, rest = max(codec.bits // 8, 1), num_values, b""
+    for piece in pieces:
+        data = memoryview(rest + bytes(piece) if rest else piece)
+        end = len(data) - len(data) % size
+        rest = bytes(data[end:])
+        values = codec.decode(data[:end])
+        # Half of the last byte may be no value.
+        yield values[:left] if values.size == left + 1 and codec.bits == HALF_BYTE else values
+        left -= values.size
+
+
+def decoded_part(codec: Codec, read: Callable[[int, int], bytes], first: int, last: int) -> Integers:
+    """Return the values of a payload from a first to a last position (exclusive).
+
+    Args:
+        codec: The codec.
+        read: Returns bytes of the payload. Its arguments are the first byte and the number of bytes.
+        first: The position of the first value.
+        last: The position after the last value.
+    """
+    offset = first * codec.bits // 8
+    values = codec.decode(memoryview(read(offset, payload_bytes(codec.bits, last) - offset)))
+    skipped = first - 8 * offset // codec.bits
+    return values[skipped : skipped + last - first]
 
 
 CODECS: Final[Mapping[str, Codec]] = MappingProxyType(
     {
-        "fixed32": TwosComplement(name="fixed32", dtype=np.dtype("<i4"), is_stochastic=False),
-        "int16": TwosComplement(name="int16", dtype=np.dtype("<i2"), is_stochastic=True),
-        "int8": TwosComplement(name="int8", dtype=np.dtype("<i1"), is_stochastic=True),
+        "fixed32": TwosComplement(name="fixed32", bits=32, is_stochastic=False),
+        "int16": TwosComplement(name="int16", bits=16, is_stochastic=True),
+        "int8": TwosComplement(name="int8", bits=8, is_stochastic=True),
+        "int4": TwosComplement(name="int4", bits=HALF_BYTE, is_stochastic=True),
     }
 )
 
@@ -218,7 +297,7 @@ class RunCodec:
 
     def payload_bytes(self, table: TensorTable) -> int:
         """Return the exact size of every payload for this table, in bytes."""
-        return table.num_values * self.bits // 8
+        return payload_bytes(self.bits, table.num_values)
 
 
 def _largest(values: Float32s) -> float:

@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.codecs.fixed import DIVERGED, Encoded, RunCodec
+from fanin.edge.codecs.fixed import DIVERGED, Encoded, RunCodec, decoded
 from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
 from fanin.edge.codecs.trained import Numbers, TrainedPart
 from fanin.edge.codecs.vector import PARAMETERS, Vector, VectorLayout
@@ -147,7 +147,7 @@ class UpdatePipeline:
         if not self.stages:
             return {}
         table = self.layout.total_table
-        values = self.codec.codec.decode(memoryview(encoded.payload)).astype(np.float64)
+        values = decoded(self.codec.codec, encoded.payload, table.num_values).astype(np.float64)
         for spec, start, exponent, shift in zip(table.specs, table.offsets, self.grid, encoded.shifts, strict=True):
             block = values[start : start + spec.num_values]
             np.ldexp(block, exponent + shift, out=block)

@@ -15,13 +15,13 @@ from fanin.protos.names import MAX_NAME_CHARS, NAME_FORM, is_name
 from fanin.protos.plans.entries import OPTIONS, Option
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
-CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int16": 16, "int8": 8})
+CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int16": 16, "int8": 8, "int4": 4})
 """The codecs of fanin, with the bits of one value including its sign."""
 MAX_CODEC_BITS: Final = 32
 """Bits of a value of any other codec, at most. A Plan has head-room for as many: it does not know the codec."""
-DEFAULT_MAX_SHIFTS: Final = MappingProxyType({"fixed32": 0, "int16": 12, "int8": 12})
+DEFAULT_MAX_SHIFTS: Final = MappingProxyType({"fixed32": 0, "int16": 12, "int8": 12, "int4": 12})
 """Default of W by codec. With 12, an Update of few bits uses all of them in a block if its largest value is between
-1/32 and 127 times the block's reach (``fanin.edge.codecs.grid``). The headroom still admits a million full Updates."""
+1/32 and 112 times the block's reach (``fanin.edge.codecs.grid``). The headroom still admits a million full Updates."""
 MAX_CODEC_SHIFT: Final = 62
 """A larger shift leaves no bits of an int64 sum for values."""
 MAX_EPOCHS: Final = 10_000
@@ -127,8 +127,8 @@ class CodecSpec:
     name: Annotated[
         str,
         Key(
-            text="`fixed32`; `int16` or `int8`, which send half or a quarter of its bytes; or a codec that is "
-            "installed at the coordinator and on the devices.",
+            text="`fixed32`; `int16`, `int8` or `int4`, which send a half, a quarter or an eighth of its bytes; or a "
+            "codec that is installed at the coordinator and on the devices.",
             form=NAME_FORM,
             is_valid=is_name,
             see="../howto/codecs.md",

@@ -7,12 +7,13 @@ Version can be recomputed anywhere, and the result after a restart is bit-identi
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import Codec, Integers
+from fanin.edge.codecs.fixed import Codec, Integers, decoded_part, decoded_pieces
 from fanin.edge.codecs.grid import Precision, first_grid, next_grid
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.codecs.vector import VectorLayout
@@ -121,13 +122,11 @@ class SpooledUpdates:
             tail = np.zeros(self.vector.num_tail, np.int64)
             masked = self.vector.decode(spool.read(header, device), tail)
             return replace(contribution_of(header, codec, self.plan, self.layout, lag), pieces=masked, tail=tail)
-        value_bytes = codec.bits // 8
 
         def read(first: int, last: int) -> Integers:
-            size_bytes = (last - first) * value_bytes
-            return codec.decode(memoryview(spool.read_part(header, device, first * value_bytes, size_bytes)))
+            return decoded_part(codec, partial(spool.read_part, header, device), first, last)
 
-        pieces = (codec.decode(piece) for piece in spool.read(header, device))
+        pieces = decoded_pieces(codec, spool.read(header, device), self.layout.total_table.num_values)
         return replace(contribution_of(header, codec, self.plan, self.layout, lag), pieces=pieces, read=read)
 
 

@@ -9,11 +9,12 @@ A parameter with a range is checked, too, unless the Plan has stages: these chan
 
 import math
 from collections import OrderedDict
+from functools import partial
 from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import Codec
+from fanin.edge.codecs.fixed import Codec, decoded_part
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorSpec
 from fanin.protos.errors import InvalidUpdate
@@ -68,13 +69,12 @@ class DeviceRanges:
         """
         (record, version), (payloads, blobs) = origin, files
         codec, base, position = self._codec, self._base(version, blobs), 0
-        value_bytes = codec.bits // 8
+        read = partial(payloads.read_part, header, device)
         for block, (spec, offset) in enumerate(zip(self._table.specs, self._table.offsets, strict=True)):
             if not self._is_checked[block] or not spec.num_values:
                 continue
-            data = payloads.read_part(header, device, offset * value_bytes, spec.num_values * value_bytes)
             exponent = record.grid[block] + header.shifts[block]
-            change = np.ldexp(codec.decode(memoryview(data)).astype(np.float64), exponent)
+            change = np.ldexp(decoded_part(codec, read, offset, offset + spec.num_values).astype(np.float64), exponent)
             _check_block(spec, base[position : position + spec.num_values] + change, math.ldexp(1.0, exponent))
             position += spec.num_values
 
