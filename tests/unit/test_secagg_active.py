@@ -133,6 +133,7 @@ def attempt(certifies: Callable[[int], bool] = lambda index: True) -> Attempt:
         codec=PLAN.codec,
         statistics=tuple(Statistic(name=name, bound=4096) for name in NAMES),
         num_values=NUM_VALUES,
+        work_sha256="cd" * 32,
     )
     devices = []
     for index in range(NUM_DEVICES):

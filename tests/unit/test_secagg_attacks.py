@@ -145,6 +145,7 @@ def test_an_enrolled_device_advertises_its_own_keys_alone() -> None:
         codec=plan_of("secagg", NUM_DEVICES, NUM_DEVICES).codec,
         statistics=(m.Statistic(name="examples", bound=4096),),
         num_values=10,
+        work_sha256="cd" * 32,
     )
     exchange = protocol.phases["advertising"].exchange
     assert exchange is not None

@@ -103,8 +103,9 @@ def test_both_sides_compute_the_terms_of_a_round_as_the_specification_says() -> 
         codec=CodecSpec(name="int8", max_shift=0),
         statistics=(Statistic(name="examples", bound=4096), Statistic(name="train_loss_q16", bound=99)),
         num_values=12,
+        work_sha256="cd" * 32,
     )
-    text = "codec int8 8\ngrid -8 2\nexamples 4096\ntrain_loss_q16 99\n"
+    text = f"work {'cd' * 32}\ncodec int8 8\ngrid -8 2\nexamples 4096\ntrain_loss_q16 99\n"
     terms = MaskSettings(min_survivors=5, dropout_fraction=0.25).terms(basis)
     assert terms.meaning_sha256 == hashlib.sha256(f"fanin secagg meaning v1\n{text}".encode()).digest()
     assert terms.version_sha256 == b"\xab" * 32

@@ -23,7 +23,7 @@ from fanin.clients.device.session.protocols import (
     Message,
 )
 from fanin.clients.device.storage.protocols import DeviceFolder, StoredJournals
-from fanin.edge.basis import RoundBasis
+from fanin.edge.basis import RoundBasis, basis_of
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.codecs.codec import codec_of
@@ -68,18 +68,8 @@ class DeviceExchanges:
         self._floor = self._guard.floor(manifest).masks or MaskFloor()
         self._protocol = protocol_of(assignment.round_protocol)
         check_noise(assignment.privacy, self._protocol)
-        self._basis = RoundBasis(
-            run_id=assignment.run_id,
-            lineage=assignment.state.lineage,
-            round=assignment.round,
-            version_sha256=assignment.version.sha256,
-            max_devices=assignment.max_devices,
-            grid=assignment.grid,
-            codec=assignment.codec,
-            statistics=assignment.statistics,
-            num_values=layout_of(table_in(manifest, assignment.flower), stages).total_table.num_values,
-            privacy=assignment.privacy,
-        )
+        num_values = layout_of(table_in(manifest, assignment.flower), stages).total_table.num_values
+        self._basis = basis_of(assignment, num_values)
 
     async def exchange(
         self, calls: DeviceCalls, assignment: m.Assignment, phase: str, wait_s: float

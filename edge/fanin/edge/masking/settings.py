@@ -148,8 +148,9 @@ class MaskSettings:
 
 
 def meaning_of(basis: RoundBasis, share: NoiseShare | None) -> bytes:
-    """Return the digest of what the integers of a Round mean: codec, grid, statistics with their bounds, and noise."""
+    """Return the digest of what the integers of a Round mean: work, codec, grid, statistics with bounds, and noise."""
     lines = [
+        f"work {basis.work_sha256}",
         f"codec {basis.codec.name} {basis.codec.bits}",
         " ".join(["grid", *map(str, basis.grid)]),
         *(f"{statistic.name} {statistic.bound}" for statistic in basis.statistics),

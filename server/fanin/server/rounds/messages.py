@@ -7,12 +7,12 @@ are code of the protocol, whose time may grow with the cohort. They run on the d
 from collections.abc import Callable
 from functools import partial
 
-from fanin.edge.basis import RoundBasis
+from fanin.edge.basis import RoundBasis, basis_of
 from fanin.edge.rings import Adjustment
 from fanin.protos.errors import FaninError, InvalidInput, foreign_text
 from fanin.protos.messages import MAX_MESSAGE_BYTES
 from fanin.server.privacy.noising import CentralNoise
-from fanin.server.protocols.facts import adjustment_of, facts_of
+from fanin.server.protocols.facts import adjustment_of, common_work, facts_of
 from fanin.server.protocols.phases import Phase, RoundFacts
 from fanin.server.rounds.charging import noise_seed
 from fanin.server.rounds.setup import RunSetup
@@ -118,15 +118,14 @@ async def _basis_of(setup: RunSetup, record: RoundRecord, stores: DriverStores) 
     """Return the facts of a Round under way on which its devices agree."""
     base = await stores.runs.version(record.run_id, record.base_version)
     assert base is not None, "a round has its base version"
-    return RoundBasis(
-        run_id=record.run_id,
-        lineage=await stores.runs.lineage_start(record.run_id),
-        round=record.round,
-        version_sha256=base.sha256,
-        max_devices=setup.plan.cohort.concurrency,
-        grid=record.grid,
-        codec=setup.plan.codec,
+    lineage = await stores.runs.lineage_start(record.run_id)
+    work = common_work(
+        setup.plan,
+        record,
+        base,
+        bundle=setup.bundle,
         statistics=setup.statistics,
-        num_values=setup.layout.total_table.num_values,
         privacy=None if setup.noise is None else setup.noise.terms,
+        lineage=lineage,
     )
+    return basis_of(work, setup.layout.total_table.num_values)

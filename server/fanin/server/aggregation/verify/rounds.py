@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from fanin.edge.basis import RoundBasis
+from fanin.edge.basis import basis_of
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.ranges import RANGES
 from fanin.edge.tensors import Float32s, Float64s, sha256_hex
@@ -41,7 +41,7 @@ from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.verify.history import Archive, RunHistory
 from fanin.server.aggregation.weights import examples_of, scale_of
 from fanin.server.privacy.noising import NOISED_SUM, CentralNoise
-from fanin.server.protocols.facts import adjustment_of, facts_of
+from fanin.server.protocols.facts import adjustment_of, common_work, facts_of
 from fanin.server.selection.coverage import coverage_problem
 from fanin.server.storage.origins import recorded_grid, recorded_state
 from fanin.server.storage.records import OuterState, RoundMark, RoundRecord
@@ -243,18 +243,16 @@ def _aggregate(history: RunHistory, record: RoundRecord, version: Version, origi
         return set_fold.complete(record.accepted, noise.adjustment(_seed(archive, record)))
     rosters = archive.messages.rosters(record.run_id, record.round)
     messages = archive.messages.messages(record.run_id, record.round) if rosters else ()
-    basis = RoundBasis(
-        run_id=record.run_id,
-        lineage=lineage_start,
-        round=record.round,
-        version_sha256=base.sha256,
-        max_devices=history.plan.cohort.concurrency,
-        grid=record.grid,
-        codec=history.plan.codec,
+    work = common_work(
+        history.plan,
+        record,
+        base,
+        bundle=history.bundle_ref,
         statistics=history.statistics,
-        num_values=layout.total_table.num_values,
         privacy=None if noise is None else noise.terms,
+        lineage=lineage_start,
     )
+    basis = basis_of(work, layout.total_table.num_values)
     facts = facts_of(history.protocol, basis, record, rosters, messages)
     denominator = None if noise is None else noise.denominator
     return set_fold.complete(record.accepted, adjustment_of(history.protocol, facts, denominator))
