@@ -145,20 +145,25 @@ def record_of(fact: Fact) -> bytes:
 
 
 def read_journal(data: bytes) -> tuple[Fact, ...]:
-    """Return the facts of a journal. Raises Corrupted if a complete record is damaged."""
+    """Return the facts of a journal.
+
+    The file is replaced whole, so a record that ends too early is damage, too: without it a key would serve twice.
+
+    Raises:
+        Corrupted: A record is damaged or cut.
+    """
     return tuple(_facts(data))
 
 
 def _facts(data: bytes) -> Iterator[Fact]:
     start = 0
-    while start + _HEAD.size <= len(data):
-        number, length = _HEAD.unpack_from(data, start)
+    while start < len(data):
+        number, length = _HEAD.unpack_from(data.ljust(start + _HEAD.size, b"\0"), start)
         end = start + _HEAD.size + length
-        if end + DIGEST_BYTES > len(data):
-            return
-        if hashlib.sha256(data[start:end]).digest() != data[end : end + DIGEST_BYTES] or number not in FACTS:
+        digest = data[end : end + DIGEST_BYTES]
+        if hashlib.sha256(data[start:end]).digest() != digest or number not in FACTS:
             raise Corrupted(
-                f"journal of a secure aggregation: the record at byte {start} is damaged; give up the attempt",
+                f"journal of a secure aggregation: the record at byte {start} is damaged or cut; give up the attempt",
                 code="FN-1634",
             )
         parts = _parts(data[start + _HEAD.size : end])

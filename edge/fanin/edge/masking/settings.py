@@ -19,6 +19,8 @@ from fanin.protos.names import check_key
 from fanin.protos.plans.keys import Key
 
 MEANING_LABEL: Final = "fanin secagg meaning v1"
+LEAST_BITS: Final = 40
+"""Security bits that each device demands, whatever its floor."""
 MAX_BITS: Final = 128
 
 
@@ -45,8 +47,11 @@ class MaskSettings:
     ] = 0.1
     dropout_fraction: Annotated[float, Key(text="Devices that may drop out of a Round.", at_least=0, below=1)] = 0.1
     security_bits: Annotated[
-        int, Key(text="A Round shows an Update with a probability of at most 2^-bits.", at_least=1, at_most=MAX_BITS)
-    ] = 40
+        int,
+        Key(
+            text="A Round shows an Update with a probability of at most 2^-bits.", at_least=LEAST_BITS, at_most=MAX_BITS
+        ),
+    ] = LEAST_BITS
     correctness_bits: Annotated[
         int,
         Key(

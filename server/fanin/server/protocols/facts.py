@@ -1,28 +1,19 @@
 """The facts about the messages of a Round, from its record."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from fanin.edge.basis import RoundBasis
 from fanin.edge.rings import Adjustment
-from fanin.protos.messages import Assignment, BundleRef, PrivacyTerms, StageState, Statistic, Version
+from fanin.protos.messages import Assignment, BundleRef, StageState, Version
 from fanin.protos.plans import Plan
 from fanin.server.protocols.machine import RoundProtocol
 from fanin.server.protocols.phases import RoundFacts
 from fanin.server.storage.records import Roster, RoundMessage, RoundRecord
 
 
-def common_work(
-    plan: Plan,
-    record: RoundRecord,
-    base: Version,
-    *,
-    bundle: BundleRef,
-    statistics: Sequence[Statistic],
-    privacy: PrivacyTerms | None,
-    lineage: int,
-) -> Assignment:
-    """Return what the Assignments of a Round with messages have in common, for ``basis_of``.
+def common_work(plan: Plan, record: RoundRecord, base: Version, bundle: BundleRef, lineage: int) -> Assignment:
+    """Return what the Assignments of a Round with messages have in common, without statistics and privacy terms.
 
     Under masks, no device measures ranges.
 
@@ -31,8 +22,6 @@ def common_work(
         record: The Round.
         base: The Version that devices train from.
         bundle: The Bundle of the Run.
-        statistics: The statistics of an Update.
-        privacy: The terms of the Run.
         lineage: The Version with which the Round's lineage starts.
     """
     return Assignment(
@@ -44,11 +33,9 @@ def common_work(
         grid=record.grid,
         codec=plan.codec,
         training=plan.training_in(record.round),
-        statistics=tuple(statistics),
         stages=plan.stages,
         flower=plan.flower_in(record.round),
         round_protocol=plan.round,
-        privacy=privacy,
         state=StageState(lineage=lineage),
         max_devices=plan.cohort.concurrency,
     )

@@ -5,6 +5,7 @@ are code of the protocol, whose time may grow with the cohort. They run on the d
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from fanin.edge.basis import RoundBasis, basis_of
@@ -119,13 +120,8 @@ async def _basis_of(setup: RunSetup, record: RoundRecord, stores: DriverStores) 
     base = await stores.runs.version(record.run_id, record.base_version)
     assert base is not None, "a round has its base version"
     lineage = await stores.runs.lineage_start(record.run_id)
-    work = common_work(
-        setup.plan,
-        record,
-        base,
-        bundle=setup.bundle,
-        statistics=setup.statistics,
-        privacy=None if setup.noise is None else setup.noise.terms,
-        lineage=lineage,
+    privacy = None if setup.noise is None else setup.noise.terms
+    work = replace(
+        common_work(setup.plan, record, base, setup.bundle, lineage), statistics=setup.statistics, privacy=privacy
     )
     return basis_of(work, setup.layout.total_table.num_values)

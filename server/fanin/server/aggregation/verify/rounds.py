@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -243,14 +244,10 @@ def _aggregate(history: RunHistory, record: RoundRecord, version: Version, origi
         return set_fold.complete(record.accepted, noise.adjustment(_seed(archive, record)))
     rosters = archive.messages.rosters(record.run_id, record.round)
     messages = archive.messages.messages(record.run_id, record.round) if rosters else ()
-    work = common_work(
-        history.plan,
-        record,
-        base,
-        bundle=history.bundle_ref,
-        statistics=history.statistics,
+    work = replace(
+        common_work(history.plan, record, base, history.bundle_ref, lineage_start),
+        statistics=tuple(history.statistics),
         privacy=None if noise is None else noise.terms,
-        lineage=lineage_start,
     )
     basis = basis_of(work, layout.total_table.num_values)
     facts = facts_of(history.protocol, basis, record, rosters, messages)
