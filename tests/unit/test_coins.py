@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 import pytest
 from scipy import stats
+from support.private import private
 from support.staleness import TABLE, check_in, settle
 from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 
@@ -154,9 +155,8 @@ def test_a_successor_throws_the_same_coins(tmp_path: Path) -> None:
     assert draws[0] == draws[1] != set()
 
 
-def test_a_population_smaller_than_the_roster_is_refused(tmp_path: Path) -> None:
-    small = sampled(0.5)
-
+@pytest.mark.parametrize("small", [sampled(0.5), private(population_size=8, delta=0.125)], ids=["coins", "none"])
+def test_a_population_smaller_than_the_enrolled_devices_is_refused(tmp_path: Path, small: Plan) -> None:
     async def main() -> None:
         place = open_place(tmp_path)
         await place.state.stores.devices.enroll([*ENROLLED, LATE], 0.0)

@@ -1,7 +1,9 @@
 """The budget of a population: a Run stops before it is exceeded, and nothing resets its ledger."""
 
 import asyncio
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from support.staleness import devices, hang_up, settle
 from support.virtual import Place, open_place
 
 from fanin.protos import messages as m
-from fanin.protos.errors import Conflict, RuntimeMissing
+from fanin.protos.errors import Conflict, Corrupted, RuntimeMissing
 from fanin.protos.messages import Adopt, Command, Prune, Resume, RunState
 from fanin.protos.plans import RetentionPlan
 from fanin.server.aggregation.verify import verify_run
@@ -181,5 +183,44 @@ def test_a_coordinator_without_the_extra_refuses_the_run(tmp_path: Path, monkeyp
         assert excinfo.value.code == "FN-1652"
         assert "pip install 'fanin[privacy]'" in str(excinfo.value)
         assert await place.runs.run_ids() == ()
+
+    story(tmp_path, tell)
+
+
+def test_a_missing_row_of_a_ledger_is_damage(tmp_path: Path) -> None:
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private(max_rounds=2))
+        await rested(place)
+        with closing(sqlite3.connect(tmp_path / "state" / "fanin.db")) as database, database:
+            database.execute("DELETE FROM privacy_ledger WHERE number = 1")
+        with pytest.raises(Corrupted) as excinfo:
+            await place.state.stores.ledger.counts("phones")
+        assert excinfo.value.code == "FN-1661"
+
+    story(tmp_path, tell)
+
+
+def test_a_seed_that_a_reader_kept_in_the_log_is_erased_after_the_reader(tmp_path: Path) -> None:
+    seeds: list[bytes] = []
+
+    def with_seed() -> list[str]:
+        return [path.name for path in tmp_path.rglob("*") if path.is_file() and seeds[0] in path.read_bytes()]
+
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private(max_rounds=1, keep_seed_rounds=1))
+        await rested(place)
+        charged = await place.state.stores.ledger.charged("run", 1)
+        assert charged is not None and charged.seed is not None
+        seeds.append(charged.seed)
+        address = f"file:{tmp_path}/state/fanin.db?mode=ro"
+        with closing(sqlite3.connect(address, uri=True, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM noise_seeds").fetchall()
+            await place.runs.command(Command(command_id="more", run_id="run", what=Resume(rounds=1)))
+            await rested(place)
+            await settle()
+            assert with_seed()
+        await Pruner(place.state.stores, place.state.files).prune_all()
+        assert with_seed() == []
 
     story(tmp_path, tell)

@@ -26,7 +26,7 @@ from fanin.protos.messages import Prune, Pruned
 from fanin.protos.plans import RetentionPlan
 from fanin.protos.plans.retention import check_needed
 from fanin.server.storage.collector import recorded_artifacts
-from fanin.server.storage.protocols.retention import PendingVersion
+from fanin.server.storage.protocols.retention import PendingRound, PendingVersion
 from fanin.server.storage.retention import GRACE_S, removable, young
 from fanin.server.storage.stores import Files, Stores
 
@@ -121,10 +121,13 @@ class Pruner:
     async def _remove_bytes(self) -> None:
         """Remove what is recorded as removed, also by a process that was killed."""
         retention, files = self._stores.retention, self._files
-        while rounds := await retention.pending_rounds():
+        before: tuple[PendingRound, ...] = ()
+        # A Round stays pending while a reader of the database keeps the seed of its noise in the log.
+        while (rounds := await retention.pending_rounds()) and rounds != before:
             for pending in rounds:
                 await files.run(files.spool.remove_committed, pending.updates)
                 await retention.finish(pending, self._stores.wall())
+            before = rounds
         await self._forget()
         versions = await retention.pending_versions()
         if not versions:

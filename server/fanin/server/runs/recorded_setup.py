@@ -215,6 +215,8 @@ async def coins_of(
 ) -> Coins | None:
     """Return the coins of a Run, whose roster are the devices that were enrolled when it started; None without coins.
 
+    The delta of a Plan is for a population. So none may be smaller than the enrolled devices, with and without coins.
+
     Their key derives from that of the Run's epoch. Another epoch begins without an open Round
     (``CommandStore.reclaim``), so no Round is drawn twice. A restored Run, whose numbers of Rounds may repeat, always
     has another epoch.
@@ -223,16 +225,18 @@ async def coins_of(
         InvalidPlan: More devices are enrolled than the population of the Plan has.
     """
     privacy = start.plan.privacy
-    if privacy.sampling != COINS:
+    if not privacy:
         return None
     enrolled = await _enrolled(start.run_id, stores) if roster is None else frozenset()
     if len(enrolled) > privacy.population_size:
         raise InvalidPlan(
             f"run {start.run_id}: got privacy.population_size {privacy.population_size} with "
-            f"{counted(len(enrolled), 'enrolled device')}, expected at least as many: all of them are the roster of "
-            "the coins; raise it, and cohort.buffer with it",
+            f"{counted(len(enrolled), 'enrolled device')}, expected at least as many: each of them may take part; "
+            "raise it, lower delta to 1 / population_size, and with coins raise cohort.buffer",
             code="FN-1655",
         )
+    if privacy.sampling != COINS:
+        return None
     key = hashlib.sha256(b"fanin coins" + run_key.private_bytes()).digest()
     return Coins(key=key, rate=privacy.sampling_rate, roster=enrolled if roster is None else roster)
 

@@ -167,11 +167,18 @@ class SqliteRetention:
         number = pending.round if isinstance(pending, PendingRound) else pending.number
         table = schema.removals
         row = (table.c.run_id == pending.run_id) & (table.c.kind == kind.value) & (table.c.number == number)
-        if is_round:
-            # The log may have the seed of its noise.
-            truncate_log(self._engine)
+        if is_round and not truncate_log(self._engine) and self._had_seed(pending.run_id, number):
+            # The log may have the seed of its noise. A later call empties it, when nobody reads the database.
+            return
         with writing(self._engine) as connection:
             connection.execute(update(table).where(row).values(finished_at=now_s))
+
+    def _had_seed(self, run_id: str, number: int) -> bool:
+        """Return whether a Round was charged for noise."""
+        table = schema.privacy_ledger
+        query = select(exists().where((table.c.run_id == run_id) & (table.c["round"] == number)))
+        with self._engine.connect() as connection:
+            return bool(connection.execute(query).scalar())
 
     def forget(self, run_id: str) -> int:
         """See ``RetentionStore.forget``."""

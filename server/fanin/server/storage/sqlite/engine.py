@@ -165,8 +165,8 @@ def write_times(engine: Engine) -> Durations:
     return times
 
 
-def truncate_log(engine: Engine) -> None:
-    """Empty the write-ahead log, which has pages from before they were overwritten. With a reader, a later call does.
+def truncate_log(engine: Engine) -> bool:
+    """Empty the write-ahead log, which has old pages. Return False if a reader hinders it.
 
     Reference: https://www.sqlite.org/pragma.html#pragma_wal_checkpoint
     """
@@ -174,8 +174,9 @@ def truncate_log(engine: Engine) -> None:
         file = connection.connection.driver_connection
         assert isinstance(file, sqlite3.Connection), "the engine opens SQLite"
         file.execute("PRAGMA busy_timeout = 0")
-        file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        is_busy, _, _ = file.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         file.execute(f"PRAGMA busy_timeout = {1000 * BUSY_S}")
+    return not is_busy
 
 
 def touch(engine: Engine) -> None:

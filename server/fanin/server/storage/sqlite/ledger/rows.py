@@ -11,6 +11,7 @@ from typing import Final
 
 from sqlalchemy import Connection, Engine, Row, func, insert, select, update
 
+from fanin.protos.errors import Corrupted
 from fanin.protos.messages import (
     MAX_PAGE_LEDGER,
     LedgerRow,
@@ -18,6 +19,7 @@ from fanin.protos.messages import (
     PrivacyPopulation,
     StartRun,
 )
+from fanin.protos.texts import counted
 from fanin.server.storage.decisions import begun_fact, charge_fact, check_charge, check_population, population_of
 from fanin.server.storage.protocols.ledger import ChargedRound, LedgerCounts, PrivacyCharge
 from fanin.server.storage.sqlite import schema
@@ -49,15 +51,21 @@ class SqliteLedger:
     def counts(self, name: str) -> LedgerCounts:
         """See ``LedgerStore.counts``."""
         query = (
-            select(_LEDGER.c.release, func.sum(_LEDGER.c["count"]))
+            select(_LEDGER.c.release, func.sum(_LEDGER.c["count"]), func.count())
             .where(_LEDGER.c.population == name)
             .group_by(_LEDGER.c.release)
         )
         # One transaction, so that the newest row is among those that are counted.
         with self._engine.begin() as connection:
             newest = _newest_number(connection, name)
-            counts = {release: int(count) for release, count in connection.execute(query)}
-        return LedgerCounts(newest=newest, counts=counts)
+            rows = connection.execute(query).all()
+        if (num_rows := sum(number for _, _, number in rows)) != newest:
+            raise Corrupted(
+                f"fanin.db: the privacy ledger of population {name} has {counted(num_rows, 'row')}, expected {newest}: "
+                "epsilon is not known without the others; restore a backup of the folder",
+                code="FN-1661",
+            )
+        return LedgerCounts(newest=newest, counts={release: int(count) for release, count, _ in rows})
 
     def ledger_page(self, name: str, from_number: int) -> tuple[LedgerRow, ...]:
         """See ``LedgerStore.ledger_page``."""
