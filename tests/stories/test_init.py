@@ -67,6 +67,12 @@ def test_the_advice_to_refresh_the_scales_is_given_only_to_a_plan_that_does_not(
         outcome = fanin(*run)
         assert outcome.status == 0 and "the cost of int8 is not measured" in outcome.err and advice not in outcome.err
         assert advice in fanin(*run, "--set", "int8.ranges=export").err
+        # Under masks, no device may show its ranges.
+        cohort = ("concurrency=3", "buffer=3", "quorum=3")
+        masked = ["round.protocol=secagg", "aggregation.max_examples=4096", "codec.max_shift=0", "int8.ranges=export"]
+        words = [word for each in (*masked, *(f"cohort.{key}" for key in cohort)) for word in ("--set", each)]
+        outcome = fanin(*run, *words)
+        assert (outcome.status, advice in outcome.err) == (0, False), outcome.err
     finally:
         site.close()
 

@@ -264,6 +264,8 @@ def test_a_process_logs_once_that_its_data_do_not_fit() -> None:
     session = Session(phase=e.SessionPhase.TRAINING, assignment=work)
     line = "round 2 of run run: the data do not fit; this device trains again once its data or the Bundle changes"
     assert progress(session, unfit) == line
+    refused = "round 2 of run run: refused by the privacy floor of this device, which fanin policy show prints"
+    assert progress(session, replace(unfit, code="FN-1700")) == refused
     reply = m.UploadReply(round_state=m.RoundState.OPEN, update_state=m.UpdateState.DISCARDED)
     silent = [
         (e.Poll(), e.Answered(answer=m.Assigned(assignment=work))),

@@ -64,6 +64,8 @@ REFUSED = {
     ),
     "an active coordinator without an authority": (with_options(threat="active"), "FN-1643", "add authority"),
     "an authority of no use": (with_options(authority=AUTHORITY), "FN-1643", "remove authority"),
+    "too few security bits": (with_options(security_bits=39), "FN-0216", "security_bits: got 39"),
+    "fewer devices than survivors": (with_options(2, 2), "FN-1644", "cohort.concurrency: got 2"),
     "an unknown threat": (with_options(threat="kind"), "FN-0216", "threat"),
 }
 

@@ -44,7 +44,7 @@ from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput, NotFound
 from fanin.protos.messages import RunState
 from fanin.protos.names import check_run_id
-from fanin.protos.plans import EXPORT, Plan
+from fanin.protos.plans import EXPORT, PLAIN_PROTOCOL, Plan
 
 if TYPE_CHECKING:
     from fanin.clients.operator import Operator
@@ -196,6 +196,7 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
             check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
     exported = export(app, out, publisher, max_drop=max_int8_drop)
     print_notes(exported.notes)
-    if exported.advice and plan.int8.ranges == EXPORT:
+    takes_ranges = plan.round.protocol == PLAIN_PROTOCOL and not plan.privacy
+    if exported.advice and plan.int8.ranges == EXPORT and takes_ranges:
         print_notes((exported.advice,))
     return exported.bundle

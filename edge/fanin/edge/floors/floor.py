@@ -15,31 +15,26 @@ from types import MappingProxyType
 from typing import Annotated, Final, Protocol
 
 from fanin.edge.masking.parameters import MILLION, Assumptions, Threat
-from fanin.edge.masking.settings import MaskSettings
+from fanin.edge.masking.settings import LEAST_BITS, MAX_BITS, MaskSettings
 from fanin.edge.masking.terms import LEAST_SURVIVORS, MAX_DEVICES, MaskFloor
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import EXAMPLES, Assignment
 from fanin.protos.names import check_key
-from fanin.protos.plans import RoundPlan
+from fanin.protos.plans import CENTRAL, GAUSSIAN_SHARES, SECAGG_PROTOCOL, SKELLAM, RoundPlan
 from fanin.protos.plans.keys import Key, KeyField, keys_of, shown
 
-SECAGG: Final = "secagg"
 BELOW_FLOOR: Final = "FN-1700"
 POLICY_CODES: Final = frozenset({BELOW_FLOOR, "FN-1628", "FN-1701", "FN-1702", "FN-1704"})
 """The codes with which a device refuses a Run by its policy: it would refuse the next Round, too."""
-CENTRAL: Final = "central"
 DISTRIBUTED: Final = "distributed"
 NO_THREAT: Final = ""
 THREATS: Final[Mapping[str, Threat]] = MappingProxyType({threat.title: threat for threat in Threat})
 STRENGTHS: Final[Mapping[str, int]] = MappingProxyType(
-    {"": 0, CENTRAL: 1, "skellam": 2, "gaussian-shares": 2, DISTRIBUTED: 2}
+    {"": 0, CENTRAL: 1, SKELLAM: 2, GAUSSIAN_SHARES: 2, DISTRIBUTED: 2}
 )
 """How far a mechanism trusts the coordinator. Mechanisms of a Run and levels of a floor; another one counts as none."""
 MAX_CLIP_NORM: Final = 2.0**127
 """Devices compute changes in float32."""
-MIN_SECURITY_BITS: Final = 40
-"""Least security bits of a floor with masks."""
-MAX_SECURITY_BITS: Final = 128
 _MASKS: Final = MaskSettings()
 _DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
     {
@@ -98,7 +93,7 @@ class PrivacyFloor:
         str,
         Key(
             text="`secagg`: the coordinator learns the sum of the Updates alone. Empty: any protocol.",
-            choices=("", SECAGG),
+            choices=("", SECAGG_PROTOCOL),
         ),
     ] = ""
     threat: Annotated[
@@ -118,7 +113,7 @@ class PrivacyFloor:
     ] = 0.0
     security_bits: Annotated[
         int,
-        Key(text="The fewest security bits.", unit="bits", at_least=MIN_SECURITY_BITS, at_most=MAX_SECURITY_BITS),
+        Key(text="The fewest security bits.", unit="bits", at_least=LEAST_BITS, at_most=MAX_BITS),
     ] = 0
     authority: Annotated[
         str,
@@ -160,13 +155,13 @@ class PrivacyFloor:
     @property
     def masks(self) -> MaskFloor | None:
         """The part about masks, for ``fanin.edge.masking``; None if the floor accepts Rounds without masks."""
-        if self.protocol != SECAGG:
+        if self.protocol != SECAGG_PROTOCOL:
             return None
         return MaskFloor(
             threat=THREATS.get(self.threat, Threat.CURIOUS),
             min_survivors=max(self.min_survivors, LEAST_SURVIVORS),
             adversarial_ppm=round(self.adversarial_fraction * MILLION),
-            security_bits=max(self.security_bits, MIN_SECURITY_BITS),
+            security_bits=max(self.security_bits, LEAST_BITS),
             authority=self.authority,
         )
 
@@ -225,8 +220,8 @@ class PrivacyFloor:
         masks = self.masks
         if masks is None:
             return ()
-        if protocol.protocol != SECAGG:
-            return (f"round protocol {protocol.protocol}, expected {SECAGG}",)
+        if protocol.protocol != SECAGG_PROTOCOL:
+            return (f"round protocol {protocol.protocol}, expected {SECAGG_PROTOCOL}",)
         assumptions, min_survivors = promised_masks(protocol.options)
         return masks.faults(assumptions, min_survivors)
 
@@ -299,7 +294,7 @@ def _problem(floor: PrivacyFloor) -> str:
     names = {field.name for field in fields(floor)} & floor.values().keys()
     alone = [name for name in MASK_KEYS if name in names]
     if alone and not floor.protocol:
-        return f'{alone[0]}: got it without protocol, expected protocol = "{SECAGG}" with it'
+        return f'{alone[0]}: got it without protocol, expected protocol = "{SECAGG_PROTOCOL}" with it'
     if floor.noise_multiplier and not floor.mechanism:
         return (
             f'noise_multiplier: got it without mechanism, expected mechanism = "{CENTRAL}" or "{DISTRIBUTED}" with it'

@@ -45,8 +45,7 @@ class Budget:
             return after, ""
         return after, (
             f"privacy budget: got epsilon {after:.6g} after the next release ({epsilon(entries, self.delta):.6g} "
-            f"before it), expected at most {self.epsilon:g} at delta {self.delta:g}; end the training here, or "
-            "train on another population"
+            f"before it), expected at most {self.epsilon:g} at delta {self.delta:g}; end the training here"
         )
 
 

@@ -10,17 +10,17 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import PLAIN_PROTOCOL, Plan
+from fanin.protos.plans import PLAIN_PROTOCOL, SECAGG_PROTOCOL, Plan
 from fanin.protos.plans.named import Choice, created, wrong_object
 from fanin.server.protocols.machine import RoundProtocol
 from fanin.server.protocols.plain import PLAIN
 from fanin.server.protocols.requirements import check_masks, check_rosters
-from fanin.server.protocols.secagg import SECAGG, secagg
+from fanin.server.protocols.secagg import secagg
 
 GROUP: Final = "fanin.round_protocols"
 """The entry point group of protocols in other distributions. An entry is a factory of a ``RoundProtocol``."""
 PROTOCOLS: Final[Mapping[str, Callable[..., RoundProtocol]]] = MappingProxyType(
-    {PLAIN_PROTOCOL: lambda _plan: PLAIN, SECAGG: secagg}
+    {PLAIN_PROTOCOL: lambda _plan: PLAIN, SECAGG_PROTOCOL: secagg}
 )
 """The factories of fanin, by name."""
 

@@ -32,14 +32,13 @@ from fanin.edge.tensors import Int64s
 from fanin.protos.calls import device_id_of
 from fanin.protos.errors import Conflict, InvalidInput, InvalidPlan
 from fanin.protos.messages import MAX_MESSAGE_BYTES
-from fanin.protos.plans import Plan
+from fanin.protos.plans import SECAGG_PROTOCOL, Plan
 from fanin.protos.plans.named import RecordFactory
 from fanin.server.protocols.exchanging import exchanging
 from fanin.server.protocols.machine import RoundProtocol
 from fanin.server.protocols.phases import Phase, PhaseExchange, RoundFacts
 from fanin.server.protocols.requirements import ring_of
 
-SECAGG: Final = "secagg"
 ADVERTISING: Final = "advertising"
 SHARING: Final = "sharing"
 TRAINING: Final = "training"
@@ -251,7 +250,7 @@ def _secagg(plan: Plan, settings: MaskSettings) -> RoundProtocol:
     if settings.is_active:
         after.insert(0, Phase(name=CONFIRMING, assigns=True, exchange=confirming))
     protocol = exchanging(
-        SECAGG,
+        SECAGG_PROTOCOL,
         before=(
             Phase(name=ADVERTISING, gives_places=True, assigns=True, exchange=advertising),
             Phase(name=SHARING, assigns=True, exchange=sharing),
@@ -296,6 +295,12 @@ def _checked_quorum(plan: Plan, settings: MaskSettings) -> int:
             f"plan: round.options: got dropout_fraction {settings.dropout_fraction:g}, which lets {num_dropouts} of "
             f"{cohort.concurrency} devices drop out, expected at least {fraction:g}: with cohort.quorum "
             f"{cohort.quorum}, {num_gone} may be missing; raise dropout_fraction or the quorum",
+            code="FN-1644",
+        )
+    if cohort.concurrency < least:
+        raise InvalidPlan(
+            f"plan: cohort.concurrency: got {cohort.concurrency} with round.protocol 'secagg', expected at least "
+            f"{least} devices, so that their sum can be unmasked and hides each; raise concurrency, buffer and quorum",
             code="FN-1644",
         )
     if cohort.quorum < least:

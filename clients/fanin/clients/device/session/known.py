@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Final
 
 from fanin.clients.device.session.protocols import DeviceProtocol
-from fanin.clients.device.session.secagg import SECAGG, secagg
+from fanin.clients.device.session.secagg import secagg
 from fanin.edge.codecs.known import announced, installed_names
 from fanin.edge.floors.floor import POLICY_CODES
 from fanin.protos.errors import CODE, InvalidPlan
 from fanin.protos.messages import MAX_CAPABILITIES, MAX_FAILURE_CHARS, Assignment
-from fanin.protos.plans import PLAIN_PROTOCOL, RoundPlan
+from fanin.protos.plans import PLAIN_PROTOCOL, SECAGG_PROTOCOL, RoundPlan
 from fanin.protos.plans.named import Choice, created, wrong_object
 
 GROUP: Final = "fanin.device_protocols"
@@ -24,7 +24,7 @@ PROTOCOL_CODES: Final = "FN-16"
 """The codes of round protocols begin with these. Their texts are about messages and not about data."""
 PLAIN: Final = DeviceProtocol(name=PLAIN_PROTOCOL)
 PROTOCOLS: Final[Mapping[str, Callable[..., DeviceProtocol]]] = MappingProxyType(
-    {PLAIN_PROTOCOL: lambda: PLAIN, SECAGG: secagg}
+    {PLAIN_PROTOCOL: lambda: PLAIN, SECAGG_PROTOCOL: secagg}
 )
 """The factories of fanin, by name."""
 
@@ -48,7 +48,7 @@ def protocol_of(spec: RoundPlan) -> DeviceProtocol:
 @cache
 def known_protocols() -> tuple[str, ...]:
     """Return the names of fanin's protocols without ``plain``, and of those that were installed at the first call."""
-    return announced("round protocols", (SECAGG,), installed_names(GROUP), MAX_CAPABILITIES)
+    return announced("round protocols", (SECAGG_PROTOCOL,), installed_names(GROUP), MAX_CAPABILITIES)
 
 
 def reported_failure(assignment: Assignment, reason: str) -> str:

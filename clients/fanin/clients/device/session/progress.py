@@ -6,6 +6,7 @@ configures the logger ``fanin.clients``.
 
 from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
+from fanin.edge.floors.floor import POLICY_CODES
 from fanin.protos.messages import Assigned, ExchangeAnswer, ExchangeEnd, UpdateState, UploadReply
 
 
@@ -34,6 +35,8 @@ def progress(session: s.Session, event: e.SessionEvent) -> str | None:
             return f"{_round(session)}: update discarded, the round has closed; waiting for work"
         case e.WorkPaused(reason=reason) if session.assignment is not None:
             return f"{_round(session)}: paused ({reason})"
+        case e.Unable(is_lasting=True, code=code) if code in POLICY_CODES:
+            return f"{_round(session)}: refused by the privacy floor of this device, which fanin policy show prints"
         case e.Unable(is_lasting=True):
             return (
                 f"{_round(session)}: the data do not fit; this device trains again once its data or the Bundle changes"

@@ -46,9 +46,9 @@ from fanin.edge.masking.settings import MaskSettings
 from fanin.edge.masking.terms import MaskIdentity, MaskTerms, decoded_terms
 from fanin.edge.noise.streams import SEED_BYTES
 from fanin.protos.errors import Conflict, Corrupted
+from fanin.protos.plans import SECAGG_PROTOCOL
 from fanin.protos.plans.named import RecordFactory
 
-SECAGG: Final = "secagg"
 ADVERTISING: Final = "advertising"
 Kind = TypeVar("Kind", KeysDrawn, SharesSealed, SurvivorsNamed, SharesGiven)
 
@@ -207,7 +207,7 @@ def _secagg(settings: MaskSettings) -> DeviceProtocol:
     if settings.is_active:
         after.insert(1, DeviceStep(phase="confirming", message=side.confirm, accept=side.receive))
     return DeviceProtocol(
-        name=SECAGG,
+        name=SECAGG_PROTOCOL,
         before=(
             DeviceStep(phase=ADVERTISING, message=side.advertise, accept=side.receive),
             DeviceStep(phase="sharing", message=side.seal, accept=side.receive),

@@ -7,10 +7,9 @@ of the messages with those that are described here, so a new field cannot leave 
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from fanin.clients.device.session.secagg import SECAGG
 from fanin.clients.device.site.record import Leaving
 from fanin.protos import messages as m
-from fanin.protos.plans import Statistic
+from fanin.protos.plans import SECAGG_PROTOCOL, Statistic
 
 UPDATE_FIELDS: Final[Mapping[str, str]] = {
     "payload": "the change of the trained parameters",
@@ -111,7 +110,7 @@ def leaving(data: str, assignment: m.Assignment | None) -> Leaving:
 
 
 def _of_assignment(assignment: m.Assignment) -> Iterable[str]:
-    if assignment.round_protocol.protocol == SECAGG:
+    if assignment.round_protocol.protocol == SECAGG_PROTOCOL:
         yield from _under_masks(assignment)
         return
     if assignment.privacy is not None:

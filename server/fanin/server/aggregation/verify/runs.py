@@ -75,7 +75,8 @@ def verify_run(
     for number, round_number in sorted(archive.runs.round_by_version(run_id).items()):
         lineage_start = lineage_start if round_number else number
         version_sha256, record, ranges, from_sum = "", None, NOT_MEASURED, ""
-        digest_only = _removed_text(removed, number, round_number)
+        by = "privacy erased" if isinstance(history.noise, CentralNoise) and round_number else "retention removed"
+        digest_only = _removed_text(removed, number, round_number, by)
         try:
             # A damaged record is the problem of its Version alone.
             record = history.round(round_number)
@@ -131,10 +132,10 @@ def _reason(history: RunHistory) -> str:
     return f"the strategy {flower.strategy} made the parameters, and the plan does not declare it pure"
 
 
-def _removed_text(removed: Removed, number: int, round_number: int) -> str:
-    """Return what retention removed of a Version and when, so that it is not recomputed; empty if it is."""
+def _removed_text(removed: Removed, number: int, round_number: int, by: str) -> str:
+    """Return what was removed of a Version and when, so that it is not recomputed; empty if it is."""
     removed_at_s = removed.rounds.get(round_number) if round_number else removed.versions.get(number)
     if removed_at_s is None:
         return ""
     what = "the updates of its round" if round_number else "its parameters"
-    return f"retention removed {what} on {datetime.fromtimestamp(removed_at_s, UTC):%Y-%m-%d}"
+    return f"{by} {what} on {datetime.fromtimestamp(removed_at_s, UTC):%Y-%m-%d}"
