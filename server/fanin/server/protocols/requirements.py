@@ -2,7 +2,7 @@
 
 from fanin.edge.rings import WIDE, Ring, largest_weight, smallest_ring
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import DEVICES, Plan
+from fanin.protos.plans import DEVICES, EXPORT, Plan
 
 
 def ring_of(plan: Plan) -> Ring:
@@ -40,15 +40,15 @@ def check_rosters(plan: Plan) -> None:
 
 def check_masks(plan: Plan) -> None:
     """Raise InvalidPlan if a key needs to see an Update that is masked."""
-    clear = {
-        "codec.max_shift": plan.codec.max_shift,
-        "int8.ranges": plan.int8.ranges if plan.int8.ranges == DEVICES else "",
-        "participants.min_examples": plan.participants.min_examples,
-    }
-    for key, value in clear.items():
-        if value:
+    ranges = plan.int8.ranges
+    for key, value, expected in (
+        ("codec.max_shift", plan.codec.max_shift, 0),
+        ("int8.ranges", ranges, EXPORT if ranges == DEVICES else ranges),
+        ("participants.min_examples", plan.participants.min_examples, 0),
+    ):
+        if value != expected:
             raise InvalidPlan(
-                f"plan: {key}: got {value!r} with round.protocol {plan.round.protocol!r}, expected none: the "
-                "coordinator sees the sum of the Updates alone; remove the key",
+                f"plan: {key}: got {value!r} with round.protocol {plan.round.protocol!r}, expected {expected!r}: the "
+                f"coordinator sees the sum of the Updates alone; set {key} to {expected!r}",
                 code="FN-1601",
             )

@@ -44,7 +44,6 @@ from fanin.server.runs.admission import (
     check_permission,
     check_start,
 )
-from fanin.server.runs.data import check_data_name
 from fanin.server.runs.describe import damaged_description, damaged_info, describe, page_of_ids, run_info
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.runs.driving.drivers import Drivers, unknown_run
@@ -196,7 +195,7 @@ class Runs:
         check_run_id(start.run_id)
         # Before the lock: reading a data set may take seconds.
         if await self._stores.runs.run(start.run_id) is None:
-            check_data_name(f"run {start.run_id}", start.plan, self._parts.data.names)
+            await self.check_plan(start.plan)
             await self._parts.data.check(start, await recorded_bundle(start.version.bundle_sha256, self._stores))
         # Shielded from an operator's disconnection: a recorded Run must have a driver.
         await run_to_end(self._start_run(start, by))
@@ -386,7 +385,6 @@ class Runs:
         if known is None:
             setup = await setup_of(start, start.delegation, self._stores, self._files, self._parts)
             check_start(start, setup)
-            await check_tags_are_known(start.plan, self._stores.devices, self._stores.tokens)
             await self._check_parameters(start.version, setup)
             check_sum(start, setup)
             await self._files.run(check_strategy, start, setup, self._files.blobs)
