@@ -8,6 +8,7 @@ import onnx
 import pytest
 import torch
 from support.models import export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.bundles.bundle import Bundle
@@ -95,7 +96,7 @@ def test_one_sample_without_a_batch_and_arguments_by_their_place() -> None:
         torch.testing.assert_close(part, other, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("need_weights", in_ci([False, True], [True]))
 def test_the_weights_are_dropped_while_it_trains_as_in_torchs_own_attention(need_weights: bool) -> None:
     options = {"batch_first": True, "dropout": 0.5}
     attention = adapted_attention(**options)

@@ -7,6 +7,7 @@ from typing import Final
 import pytest
 import torch
 from support.models import export_bundle
+from support.nightly import in_ci
 from torch import Tensor, nn
 
 from fanin.edge.export import App, BatchLoss
@@ -64,7 +65,7 @@ class InPlace(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("graph_format", FORMATS)
+@pytest.mark.parametrize("graph_format", in_ci(FORMATS, ["onnx"]))
 def test_operators_in_place_are_exported_and_verified(graph_format: str) -> None:
     torch.manual_seed(1)
     app = App(name="a", module=InPlace(), calibration=CALIBRATION, batch_size=4, num_classes=4)

@@ -242,7 +242,7 @@ async def pruned_with_kill(folder: Path, prepared: Path, kill_at: tuple[int, ...
     return ending
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.nightly), 9])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.nightly), 15])
 def test_a_kill_at_any_moment_leaves_nothing_behind(tmp_path: Path, step: int) -> None:
     async def story(mortal: Mortal) -> None:
         prepared = mortal.life.folder

@@ -214,8 +214,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ("plan", "outer"),
     [
         (NESTEROV, nesterov(0.7, 0.9)),
-        ({"aggregation.outer_options.learning_rate": 1.5}, fedavg(1.5)),
-        ({}, fedavg(1.0)),
+        pytest.param({"aggregation.outer_options.learning_rate": 1.5}, fedavg(1.5), marks=pytest.mark.nightly),
+        pytest.param({}, fedavg(1.0), marks=pytest.mark.nightly),
     ],
     ids=["nesterov", "fedavg-1.5", "fedavg"],
 )

@@ -52,7 +52,7 @@ def test_a_data_set_needs_test_data() -> None:
     assert refused.value.code == "FN-1181"
 
 
-@pytest.mark.parametrize("settings", [{"processes": 2}, {"engine": "vmap"}])
+@pytest.mark.parametrize("settings", [{"processes": 2}, pytest.param({"engine": "vmap"}, marks=pytest.mark.nightly)])
 def test_ranges_are_those_of_the_graphs_in_every_engine(settings: dict[str, object]) -> None:
     here, there = run("devices", rounds=2), run("devices", rounds=2, **settings)
     values = [[row.test_accuracy_int8 for row in result.rounds] for result in (here, there)]
