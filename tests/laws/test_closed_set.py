@@ -30,6 +30,7 @@ from fanin.protos.plans import DEFAULT_MAX_SHIFTS, Plan
 from fanin.server.aggregation.checked import optimizer_of
 from fanin.server.aggregation.fold import PartialSum, accept, begin, finish, merge
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
+from fanin.server.aggregation.outer import RoundStep
 from fanin.server.aggregation.sets import Aggregate
 from fanin.simulation import Habits, Lie
 
@@ -129,7 +130,8 @@ class ClosedSet:
             counts=total.counts,
             shifts=(0,) * len(self.grid),
         )
-        step = OuterStep(aggregate, self.layout, self.grid, self.plan.codec, optimizer_of(self.plan))
+        round_step = RoundStep(optimizer=optimizer_of(self.plan), number=1)
+        step = OuterStep(aggregate, self.layout, self.grid, self.plan.codec, round_step)
         cuts = sorted(rng.randint(0, self.parent.size) for _ in range(rng.randint(0, 3)))
         after = b"".join(piece.tobytes() for piece in step.parameters(np.split(self.parent, cuts), {}))
         return after, (step.result(), total.values.tobytes(), total.total_weights.tobytes(), total.num_updates)

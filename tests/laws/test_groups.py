@@ -27,7 +27,7 @@ from fanin.protos.plans import CODEC_BITS, HEADROOM_BITS, Plan
 from fanin.server.aggregation.auxiliary import AuxiliaryStep, RangeRefresh
 from fanin.server.aggregation.fold import Contribution, accept, begin
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
-from fanin.server.aggregation.outer import FedAvg
+from fanin.server.aggregation.outer import FedAvg, RoundStep
 from fanin.server.aggregation.rules import ColumnRule, Rule, TrimmedMean, WeightedMean, num_trimmed
 from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.weights import weights_of
@@ -163,7 +163,7 @@ def test_a_stale_update_is_clipped_at_the_bits_of_its_codec_also_of_one_of_anoth
 def test_the_grid_of_each_group_follows_its_own_values(drawn: Drawn, grid: list[int], rng: random.Random) -> None:
     spec = CodecSpec(name="fixed32", max_shift=4)
     aggregate = fold(WeightedMean(), drawn, grid, rng)
-    step = OuterStep(aggregate, LAYOUT, grid, spec, FedAvg(1.0))
+    step = OuterStep(aggregate, LAYOUT, grid, spec, RoundStep(optimizer=FedAvg(1.0), number=1))
     parameters = np.array([rng.uniform(-9, 9) for _ in range(NUM)], np.float32)
     list(step.parameters([parameters], {}))
     maxima = [float(np.abs(view).max(initial=0.0)) for view in LAYOUT.table.views(parameters).values()]

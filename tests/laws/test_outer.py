@@ -24,6 +24,7 @@ from fanin.server.aggregation.outer import (
     FedAvgM,
     Nesterov,
     OuterOptimizer,
+    RoundStep,
     State,
     adagrad,
     adam,
@@ -47,11 +48,12 @@ STATEFUL: Mapping[str, OuterOptimizer] = {
 }
 
 
-def outer_step(optimizer: OuterOptimizer, aggregate: Float64s) -> OuterStep:
+def outer_step(optimizer: OuterOptimizer, aggregate: Float64s, number: int = 1, factor: float = 1.0) -> OuterStep:
     mean = Aggregate(
         part=lambda first, last: aggregate[first:last], reaches=no_reaches(TABLE), counts={}, shifts=(0, 0)
     )
-    return OuterStep(mean, VectorLayout(table=TABLE), (0, 0), CODEC, optimizer)
+    step = RoundStep(optimizer=optimizer, number=number, factor=factor)
+    return OuterStep(mean, VectorLayout(table=TABLE), (0, 0), CODEC, step)
 
 
 def slow_step(name: str, state: dict[str, float], value: float, change: float) -> tuple[dict[str, float], float]:
@@ -101,8 +103,8 @@ def test_a_step_equals_that_of_plain_python(
 def test_a_small_square_never_makes_yogis_squares_negative(start: list[float], aggregate: list[float]) -> None:
     optimizer, values = STATEFUL["fedyogi"], np.array(start)
     state = optimizer.begin(values)
-    for _ in range(3):
-        state, values = optimizer.step(state, values, np.array(aggregate))
+    for number in (1, 2, 3):
+        state, values = optimizer.step(state, values, np.array(aggregate), number)
         assert (state["squares"] >= 0.0).all() and np.isfinite(values).all()
 
 
@@ -126,10 +128,10 @@ class Broken(Nesterov):
         super().__init__(0.5, 0.9)
         self.fault, self.calls = fault, 0
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
         self.calls += 1
         after: Mapping[str, Float64s]
-        after, values = super().step(state, parameters, aggregate)
+        after, values = super().step(state, parameters, aggregate, number)
         match self.fault:
             case "norm":
                 return after, values / np.linalg.norm(values)
@@ -148,6 +150,33 @@ class Broken(Nesterov):
 def test_the_contract_detects_an_optimizer_whose_bits_depend_on_the_calls(fault: str, error: str) -> None:
     with raises(AssertionError, error):
         check_optimizer(Broken(fault))
+
+
+@given(VALUES, VALUES, st.floats(1e-3, 4.0))
+def test_a_factor_of_the_step_is_a_factor_of_the_learning_rate(
+    start: list[float], aggregate: list[float], factor: float
+) -> None:
+    """As with a scheduler of torch: the rate multiplies the step, and the state is the same."""
+    parameters, mean = np.array(start, np.float32), np.array(aggregate)
+    scheduled, larger = outer_step(Nesterov(RATE, MOMENTUM), mean, factor=factor), Nesterov(RATE * factor, MOMENTUM)
+    after, same = (next(iter(each.parameters([parameters], {}))) for each in (scheduled, outer_step(larger, mean)))
+    largest = np.abs(np.concatenate([parameters, mean])).max()
+    np.testing.assert_allclose(after, same, rtol=2.0**-23, atol=float(largest) * 2.0**-50)
+    (state,) = scheduled.state("momentum", [parameters], {})
+    assert state.tolist() == mean.astype(np.float32).tolist()
+
+
+class Numbered(FedAvg):
+    """Adds the number of the step."""
+
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
+        return state, parameters + number
+
+
+def test_the_contract_takes_steps_with_their_numbers() -> None:
+    check_optimizer(Numbered(1.0))
+    (after,) = outer_step(Numbered(1.0), np.zeros(SIZE), number=7, factor=0.5).parameters([np.zeros(SIZE, "f4")], {})
+    assert after.tolist() == [3.5] * SIZE
 
 
 def test_a_state_that_is_too_short_is_corrupted() -> None:

@@ -15,10 +15,11 @@ from fanin.protos.errors import InvalidVersion
 from fanin.protos.messages import CodecSpec
 from fanin.protos.roles import RoleKind, TensorRole
 from fanin.server.aggregation.folding import OuterStep
-from fanin.server.aggregation.outer import Nesterov
+from fanin.server.aggregation.outer import Nesterov, RoundStep
 from fanin.server.aggregation.sets import Aggregate
 
 CODEC = CodecSpec(name="fixed32", max_shift=0)
+NESTEROV = RoundStep(optimizer=Nesterov(0.5, 0.5), number=1)
 BLOCKS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(RoleKind)), min_size=1, max_size=8)
 
 
@@ -58,7 +59,7 @@ def test_the_outer_step_of_each_role_is_the_same_in_any_slices(
     roles = np.array([spec.role.role for spec in table.specs for _ in range(spec.num_values)])
     cuts = data.draw(st.lists(st.integers(0, table.num_values), max_size=4).map(sorted))
 
-    step = OuterStep(aggregate_of(table, mean), VectorLayout(table=table), [0] * len(blocks), CODEC, Nesterov(0.5, 0.5))
+    step = OuterStep(aggregate_of(table, mean), VectorLayout(table=table), [0] * len(blocks), CODEC, NESTEROV)
     slices, state = np.split(before, cuts), {"momentum": [momentum]}
     after = np.concatenate(list(step.parameters(slices, state)))
     velocity = np.concatenate(list(step.state("momentum", slices, state)))
@@ -102,7 +103,7 @@ def test_a_value_out_of_range_by_a_step_is_limited_and_beyond_that_refused(
     mean = Aggregate(
         part=lambda first, last: np.zeros(last - first), reaches=no_reaches(table), counts={}, shifts=[shift]
     )
-    step = OuterStep(mean, VectorLayout(table=table), [exponent], CODEC, Nesterov(0.5, 0.5))
+    step = OuterStep(mean, VectorLayout(table=table), [exponent], CODEC, NESTEROV)
     limit, distance = 2.0 ** (exponent + shift), max(0.0 - start, start - 4.0, 0.0)
     parent = np.array([start, 1.0], np.float32)
     if distance > limit:

@@ -68,7 +68,7 @@ def test_numpy_and_plain_python_agree_in_bits(
     assert total.values.tolist() == slow_sums(updates)
 
     start = np.array(parameters, np.float32)
-    _, exact = FedAvg(rate).step({}, start.astype(np.float64), finish(total, TABLE, grid))
+    _, exact = FedAvg(rate).step({}, start.astype(np.float64), finish(total, TABLE, grid), 1)
     actual = exact.astype(np.float32)
     assert actual.tobytes() == struct.pack(f"<{len(BLOCKS)}f", *slow_fedavg(updates, grid, parameters, rate))
 

@@ -42,7 +42,7 @@ def test_a_rule_that_raises_is_named() -> None:
 class Raising(FedAvg):
     """An optimizer whose step raises."""
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
         raise ZeroDivisionError("beta")
 
 

@@ -1,16 +1,20 @@
 """Runs with Nesterov momentum through the production coordinator: the state is durable and belongs to a Version."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from sqlalchemy import text
+from support.outside import install_module
 from support.staleness import TABLE, assignment, settle, update
 from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.messages import Adopt, Command, Pause
+from fanin.protos.plans import Plan, ScheduledChange
 from fanin.server.aggregation.outer import Nesterov
 from fanin.server.aggregation.parameters import load_parameters, state_slices
 from fanin.server.aggregation.verify import Verdict, verify_run
@@ -38,14 +42,39 @@ async def take_round(place: Place, size: float) -> None:
     await settle()
 
 
-async def after_rounds(folder: Path, sizes: Sequence[float]) -> Place:
+async def after_rounds(folder: Path, sizes: Sequence[float], plan: Plan = NESTEROV) -> Place:
     """Return a coordinator whose Run has completed these Rounds."""
     place = open_place(folder)
-    await start(place.runs, bundle_in(folder), NESTEROV)
+    await start(place.runs, bundle_in(folder), plan)
     await settle()
     for size in sizes:
         await take_round(place, size)
     return place
+
+
+async def back_to(place: Place, command_id: str, number: int) -> None:
+    """Roll back to a Version."""
+    await place.runs.command(Command(command_id=f"pause-{command_id}", run_id="run", what=Pause()))
+    await settle()
+    adopt = Adopt(from_run_id="run", number=number, rounds=5)
+    await place.runs.command(Command(command_id=command_id, run_id="run", what=adopt))
+    await settle()
+
+
+NUMBERED = """
+class Numbered:
+    tensors = ()
+
+    def begin(self, parameters):
+        return {}
+
+    def step(self, state, parameters, aggregate, number):
+        return state, parameters + number
+
+
+def own(plan):
+    return Numbered()
+"""
 
 
 async def newest(place: Place) -> Float32s:
@@ -57,8 +86,8 @@ def expected(sizes: Sequence[float], start_at: float = 0.0) -> float:
     """Return the parameters after these Rounds, computed in numpy without the grid's rounding."""
     optimizer, values = Nesterov(0.5, 0.8), np.array([start_at])
     state = optimizer.begin(values)
-    for size in sizes:
-        state, values = optimizer.step(state, values, np.array([size]))
+    for number, size in enumerate(sizes, start=1):
+        state, values = optimizer.step(state, values, np.array([size]), number)
     return float(values[0])
 
 
@@ -86,16 +115,64 @@ def test_momentum_continues_over_rounds_and_restarts(tmp_path: Path) -> None:
 def test_a_rollback_restores_the_momentum_of_its_version(tmp_path: Path) -> None:
     async def main() -> None:
         place = await after_rounds(tmp_path, SIZES[:3])
-        await place.runs.command(Command(command_id="1", run_id="run", what=Pause()))
-        await settle()
-        adopt = Adopt(from_run_id="run", number=1, rounds=5)
-        await place.runs.command(Command(command_id="2", run_id="run", what=adopt))
-        await settle()
+        await back_to(place, "1", 1)
         assert np.allclose(await newest(place), expected(SIZES[:1]), rtol=1e-4)
         await take_round(place, SIZES[3])
         # The result is the same as without the Rounds in between.
         assert np.allclose(await newest(place), expected((SIZES[0], SIZES[3])), rtol=1e-4)
         assert [verdict.problem for verdict in verdicts(place) if verdict.problem] == []
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_the_number_of_a_step_continues_at_the_version_of_a_rollback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps 1 and 2, a rollback to the Version after step 1, steps 2 and 3, and a step of a Version from outside."""
+    (tmp_path / "site").mkdir()
+    install_module(tmp_path / "site", ("own", "numbered_outer:own"), NUMBERED, "fanin.outer_optimizers")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    numbered = replace(NESTEROV, aggregation=replace(NESTEROV.aggregation, outer_optimizer="own", outer_options={}))
+
+    async def main() -> None:
+        place = await after_rounds(tmp_path, SIZES[:2], numbered)
+        assert (await newest(place)).tolist() == [3.0] * TABLE.num_values
+        await back_to(place, "1", 1)
+        await take_round(place, SIZES[2])
+        await place.runs.stop()
+        place = open_place(tmp_path)
+        await place.runs.start()
+        await settle()
+        await take_round(place, SIZES[3])
+        assert (await newest(place)).tolist() == [1.0 + 2.0 + 3.0] * TABLE.num_values
+        await back_to(place, "2", 3)
+        await take_round(place, SIZES[0])
+        assert (await newest(place)).tolist() == [1.0 + 2.0] * TABLE.num_values
+        await back_to(place, "3", 0)
+        await take_round(place, SIZES[0])
+        assert (await newest(place)).tolist() == [1.0] * TABLE.num_values
+        assert [verdict.problem for verdict in verdicts(place) if verdict.problem] == []
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_the_factor_of_the_schedule_applies_by_the_rounds_number(tmp_path: Path) -> None:
+    schedule = (
+        ScheduledChange(from_round=2, outer_factor=0.5, outer_decay=0.5),
+        ScheduledChange(from_round=4, outer_factor=2.0),
+    )
+    plain = replace(NESTEROV.aggregation, outer_optimizer="fedavg", outer_options={})
+    scheduled = replace(NESTEROV, aggregation=plain, schedule=schedule)
+
+    async def main() -> None:
+        place = await after_rounds(tmp_path, SIZES, scheduled)
+        factors, total = (1.0, 0.5, 0.25, 2.0), 0.0
+        for factor, size in zip(factors, SIZES, strict=True):
+            total += factor * size
+        assert np.allclose(await newest(place), total, rtol=1e-4)
+        assert [verdict.problem for verdict in verdicts(place)] == [""] * 5
         await place.runs.stop()
 
     run_virtual(main())

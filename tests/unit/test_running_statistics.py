@@ -158,7 +158,7 @@ class Adam:
     def begin(self, parameters):
         return {name: np.zeros_like(parameters) for name in self.tensors}
 
-    def step(self, state, parameters, aggregate):
+    def step(self, state, parameters, aggregate, number):
         mean = 0.9 * state["mean"] + 0.1 * aggregate
         square = 0.99 * state["square"] + 0.01 * aggregate * aggregate
         return {"mean": mean, "square": square}, parameters + 0.01 * mean / (np.sqrt(square) + 0.001)

@@ -15,6 +15,7 @@ from fanin.clients.planfile import parse_plan
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import MIN_RATE, ScheduledChange
+from fanin.protos.plans.schedule import outer_factor_in
 from fanin.simulation import Member, Scenario, SyntheticTrainer, play
 
 TOML = """
@@ -123,7 +124,7 @@ SEE = "; docs/reference/plan.md describes the key"
 RATE_RULE = f"expected a number from 1.2e-38 to 1.7e+38{SEE}"
 UNKNOWN = (
     "unknown key, expected one of from_round, learning_rate, decay, epochs, proximal_weight, batch_size, optimizer, "
-    "warmup_steps, step_decay, [flower]"
+    "warmup_steps, step_decay, outer_factor, outer_decay, [flower]"
 )
 
 
@@ -133,6 +134,18 @@ UNKNOWN = (
         ("decay = 1.5", f"schedule.0.decay: got 1.5, expected a number above 0 and at most 1{SEE}"),
         ("learning_rate = 0.0", f"schedule.0.learning_rate: got 0.0, {RATE_RULE}"),
         ("learning_rate = 1e-40", f"schedule.0.learning_rate: got 1e-40, {RATE_RULE}"),
+        (
+            "outer_factor = 0.0",
+            f"schedule.0.outer_factor: got 0.0, expected a number from 1.2e-38 to 1.7e+38{SEE}",
+        ),
+        ("outer_decay = 2.0", f"schedule.0.outer_decay: got 2.0, expected a number above 0 and at most 1{SEE}"),
+        (
+            "outer_decay = 0.5\n[flower]\nstrategy = 'm:s'",
+            (
+                "schedule.0: got outer_factor or outer_decay with flower.strategy 'm:s', expected none: a strategy "
+                "makes the next parameters itself; remove them"
+            ),
+        ),
         ("epochs = 0", f"schedule.0.epochs: got 0, expected an integer from 1 to 10000{SEE}"),
         ("proximal_weight = -1.0", f"schedule.0.proximal_weight: got -1.0, expected a number from 0 to 1.7e+38{SEE}"),
         ("batch_size = 2.0", f"schedule.0.batch_size: got 2.0, expected an integer from 0 to 4294967295{SEE}"),
@@ -157,8 +170,23 @@ UNKNOWN = (
     ],
 )
 def test_a_wrong_key_of_a_change_raises_one_error(keys: str, message: str) -> None:
+    head = TOML.partition("[[schedule]]")[0]
+    if "[flower]" in keys:
+        head = head.replace('[flower.config]\nlocal-epochs = 1\nname = "sgd"\n', "")
     with raises(InvalidPlan, f"plan.toml: {message}"):
-        parse_plan(f"{TOML.partition('[[schedule]]')[0]}[[schedule]]\nfrom_round = 2\n{keys}", "plan.toml")
+        parse_plan(f"{head}[[schedule]]\nfrom_round = 2\n{keys}", "plan.toml")
+
+
+def test_the_outer_factor_decays_like_the_learning_rate() -> None:
+    schedule = (
+        ScheduledChange(from_round=2, learning_rate=0.5, decay=0.5, outer_factor=0.5, outer_decay=0.5),
+        ScheduledChange(from_round=5, epochs=2),
+        ScheduledChange(from_round=7, learning_rate=4.0, outer_factor=4.0),
+    )
+    scheduled = replace(plan(), training=replace(plan().training, learning_rate=1.0), schedule=schedule)
+    factors = [outer_factor_in(schedule, number) for number in range(1, 10)]
+    assert factors == [1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125, 4.0, 4.0, 4.0]
+    assert factors == [scheduled.training_in(number).learning_rate for number in range(1, 10)]
 
 
 def test_a_change_after_the_last_round_is_noted() -> None:

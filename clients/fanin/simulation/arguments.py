@@ -25,7 +25,7 @@ from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.engines.choice import check_engine
-from fanin.simulation.settings import SimulationSettings
+from fanin.simulation.settings import SimulationSettings, without_objects
 
 if TYPE_CHECKING:
     from fanin.edge.export.app.app import App
@@ -34,7 +34,7 @@ UNIFORM: Final = "uniform"
 """The default of ``cohort.selection``."""
 QUORUM: Final = "cohort.quorum"
 REPORT_FACTOR: Final = "cohort.report_factor"
-OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume")
+OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume", "trainer")
 """Settings that need the graphs of an App."""
 
 
@@ -130,7 +130,7 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
         Override(path="cohort.concurrency", value=cohort, source="cohort"),
         Override(path="training.seed", value=settings.seed, source="seed"),
         Override(path="stop.max_rounds", value=rounds, source="rounds"),
-        *(override_of(f"{key}={_toml(value)}", "plan") for key, value in settings.plan.items()),
+        *(override_of(f"{key}={_toml(value)}", "plan") for key, value in without_objects(settings.plan)[0].items()),
     ]
     try:
         plan = parse_plan("", "plan", overrides).plan
@@ -275,6 +275,7 @@ def check_settings(settings: SimulationSettings) -> None:
     check_validation_fraction(settings.validation_fraction)
     check_backend(settings.processes, settings.cluster, settings.engine)
     check_engine(settings)
+    _check_trainer(settings)
     if not _is_integer(settings.seed) or settings.seed < 0:
         raise InvalidInput(f"simulate: got seed {settings.seed!r}, expected an integer of 0 or more", code="FN-1172")
     seeds = list(settings.seeds)
@@ -289,6 +290,24 @@ def check_settings(settings: SimulationSettings) -> None:
     if seeds and settings.seed:
         raise InvalidInput(
             f"simulate: got seeds {seeds} and seed {settings.seed}, expected one of them; remove seed", code="FN-1173"
+        )
+
+
+def _check_trainer(settings: SimulationSettings) -> None:
+    """Raise InvalidInput for something that is no factory of trainers, or for settings that it does not go with."""
+    if settings.trainer is None:
+        return
+    if not callable(settings.trainer):
+        raise InvalidInput(
+            f"simulate: trainer: got {type(settings.trainer).__name__}, expected a class or a function that returns a "
+            "Trainer for the examples of a client; write trainer=lambda store: MyTrainer(store)",
+            code="FN-1881",
+        )
+    if settings.resume is not None:
+        raise InvalidInput(
+            "simulate: got trainer and resume, expected one of them: the record of the trainings does not know the "
+            "code of a trainer; remove resume",
+            code="FN-1884",
         )
 
 

@@ -8,7 +8,7 @@ open graphs, so a Round opens them once.
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.runtimes.base import VersionValues
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
+from fanin.protos.plans.named import passing
 from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
 from fanin.server.runs.admission import check_no_graphs
 from fanin.server.runs.data import DataSource, NoData
@@ -34,7 +35,7 @@ from fanin.simulation.arguments import check_devices, check_plan, plan_of
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
 from fanin.simulation.data.partitioning import Partition
-from fanin.simulation.engines.choice import Workload, choose
+from fanin.simulation.engines.choice import Chosen, Workload, choose
 from fanin.simulation.engines.exporting import check_no_int8, choose_vmap
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings
@@ -52,6 +53,7 @@ from fanin.simulation.workers import (
     GraphSubject,
     GraphTrainings,
     LocalTrainings,
+    OwnTrainings,
     SharedGraphs,
     Trainings,
 )
@@ -100,8 +102,14 @@ def simulate(
         ``simulate(app, partition(data, 100, Dirichlet(alpha=0.3)), cohort=10, rounds=20)``
     """
     settings = settings or SimulationSettings()
+    with passing(settings.passed_parts):
+        return _all_seeds(app, clients, {"cohort": cohort, "rounds": rounds}, settings)
+
+
+def _all_seeds(
+    app: object, clients: Partition | int, limits: Mapping[str, int | None], settings: SimulationSettings
+) -> Result:
     subject = subject_for(app, clients, settings)
-    limits = {"cohort": cohort, "rounds": rounds}
     studies = [(each, plan_of(subject.name, subject.num_clients, limits, each)) for each in settings.each_seed]
     for _, plan in studies:
         stages = check_names(plan, {**POLICIES, **settings.own_policies})
@@ -279,13 +287,22 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
     workload = Workload.of(plan, sizes, trained.manifest.batch_size)
     if refusal:
         check_no_int8(plan)
+    if settings.trainer is not None:
+        chosen = Chosen(engine="trainer")
+    elif refusal:
         chosen = choose_vmap(refusal, subject.app, trained, workload, settings.engine)
     else:
         chosen = choose(settings, subject.app, trained, graphs, workload)
     if chosen.reason:
         prepared.progress.step(chosen.reason)
     trainings: Trainings
-    if chosen.step is not None:
+    runtime = graphs.name
+    if settings.trainer is not None:
+        own = OwnTrainings(settings.trainer, clients, fraction)
+        runtime = own.runtime_of(0)
+        subject_of = GraphSubject.of(prepared.placed, clients, fraction, factory=settings.trainer)
+        trainings = own if isinstance(backend, ThisProcess) else GraphTrainings(backend, subject_of)
+    elif chosen.step is not None:
         trainings = VectorTrainings(chosen.step, graphs, clients, fraction, metrics)
     elif isinstance(backend, ThisProcess):
         # The evaluation uses the same open graphs.
@@ -297,7 +314,7 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
     return _Parts(
         engine=chosen.engine,
         trainings=trainings,
-        runtime=ClientRuntime(name=graphs.name, graph_format=graphs.graph_format),
+        runtime=ClientRuntime(name=runtime, graph_format=graphs.graph_format),
         work=tuple(sizes),
         evaluate=evaluation.quality,
         score=evaluation.score,

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import isroutine
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from fanin.clients.data.examples import Examples
+from fanin.edge.codecs import codec, stages
 from fanin.edge.metrics.graphs import metric_of
 from fanin.edge.metrics.metric import Metric, MetricFunction
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
-from fanin.protos.names import check_name
+from fanin.protos.names import check_name, is_name
 from fanin.protos.plans import Plan
+from fanin.protos.plans.named import PREFIX, Factory, PassedParts, RecordFactory
+from fanin.server.aggregation import outer, rules
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.simulation.backends.ray_cluster import RayCluster
 from fanin.simulation.devices.models import DeviceModel
@@ -19,6 +23,18 @@ from fanin.simulation.rows import OnEvent, OnFailure, RoundRow
 
 if TYPE_CHECKING:
     from fanin.edge.export.module.prepare import Module, StateDict
+    from fanin.simulation.workers import TrainerFactory
+
+STAGES: Final = "stages"
+GROUPS: Final = {
+    "aggregation.rule": rules.GROUP,
+    "aggregation.outer_optimizer": outer.GROUP,
+    "codec.name": codec.GROUP,
+    STAGES: stages.GROUP,
+}
+"""The entry point group of the parts of a key."""
+WITH_PLAN: Final = (rules.GROUP, outer.GROUP)
+"""The groups whose factories receive the Plan before the options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +47,9 @@ class SimulationSettings:
         metrics: Metrics of your own by name: a function ``(predictions, targets) -> number``, a ``Metric``, or the path
             of an ONNX graph (docs/howto/evaluate.md). They are computed on ``test``, and for each client on its
             validation part if the Plan declares the statistic ``evaluate.NAME``.
-        plan: Further keys of the Plan with their values, by dotted name (docs/reference/plan.md); or a Plan.
+        plan: Further keys of the Plan with their values, by dotted name (docs/reference/plan.md); or a Plan. The keys
+            of a rule, an outer optimizer, a codec and of stages may have an object, a class or a function instead of
+            the name of an installed one (docs/howto/simulate.md).
         selection: A selection policy of your own: a function ``(waiting, num_places, round_number, rng) -> devices``,
             or a class without arguments whose objects are called like one (docs/howto/selection.md). It replaces the
             Plan's ``cohort.selection``, and has its own name.
@@ -52,6 +70,8 @@ class SimulationSettings:
             ``vmap`` trains the clients of a Round together in torch, and ``vmap:cuda`` on a GPU. Their rounding
             differs. In docs/explanation/benchmarks.md ``vmap`` is faster for the logistic regression, and slower for
             the CNN. ``auto`` takes the faster one, by a measurement.
+        trainer: Trains the clients instead of the graphs of the App: a class or function that returns a ``Trainer`` for
+            the ``MemoryStore`` of a client, whose ``partition`` is the index of the client (docs/howto/trainer.md).
         processes: Processes that train clients in parallel; 1 trains them in this process. The Versions are the same.
         cluster: The Ray cluster that trains the clients, instead of ``processes``. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.
@@ -75,6 +95,7 @@ class SimulationSettings:
     resume: Path | str | None = None
     validation_fraction: float = 0.1
     engine: str = "graph"
+    trainer: "TrainerFactory | None" = None
     processes: int = 1
     cluster: RayCluster | None = None
     stop_on_failure: bool = False
@@ -131,6 +152,11 @@ class SimulationSettings:
         return {name: policy}
 
     @property
+    def passed_parts(self) -> PassedParts:
+        """The factories of the objects in ``plan``. Raises InvalidInput for one without a name."""
+        return {} if isinstance(self.plan, Plan) else without_objects(self.plan)[1]
+
+    @property
     def each_seed(self) -> "tuple[SimulationSettings, ...]":
         """The settings of each simulation."""
         return tuple(replace(self, seed=seed, seeds=(), plan=self._seeded(seed)) for seed in self.seeds) or (self,)
@@ -140,3 +166,65 @@ class SimulationSettings:
         if not isinstance(self.plan, Plan):
             return self.plan
         return replace(self.plan, training=replace(self.plan.training, seed=seed))
+
+
+def without_objects(plan: Mapping[str, object]) -> tuple[dict[str, object], PassedParts]:
+    """Return the keys of a Plan with names alone, and the factories of the objects.
+
+    An object is used as it is, and has no options. The options of a class are its parameters. A function is called as
+    that of an entry point: a rule's and an outer optimizer's with the Plan and the options.
+
+    Raises:
+        InvalidInput: An object has no name of its own.
+    """
+    parts: dict[tuple[str, str], Factory] = {}
+
+    def name_of(key: str, part: object) -> object:
+        if isinstance(part, str):
+            return part
+        named = part if isinstance(part, type) or isroutine(part) else type(part)
+        name = PREFIX + named.__name__
+        if not is_name(name):
+            raise InvalidInput(
+                f"simulate: plan: {key}: got the function {named.__name__}, expected one with a name: the record of a "
+                "Run names its parts; define it with def",
+                code="FN-1885",
+            )
+        parts[GROUPS[key], name] = _factory(part, 1 if GROUPS[key] in WITH_PLAN else 0)
+        return name
+
+    def stage_of(stage: object) -> object:
+        if isinstance(stage, Mapping) and "name" in stage:
+            return {**stage, "name": name_of(STAGES, stage["name"])}
+        return stage if isinstance(stage, Mapping | str) else {"name": name_of(STAGES, stage)}
+
+    def keys_of(prefix: str, keys: Mapping[str, object]) -> dict[str, object]:
+        return {key: _value(f"{prefix}{key}", value) for key, value in keys.items()}
+
+    def _value(key: str, value: object) -> object:
+        if key == STAGES and isinstance(value, list | tuple):
+            return [stage_of(stage) for stage in value]
+        if key in GROUPS and key != STAGES:
+            return name_of(key, value)
+        is_section = isinstance(value, Mapping) and any(each.startswith(f"{key}.") for each in GROUPS)
+        return keys_of(f"{key}.", value) if is_section and isinstance(value, Mapping) else value
+
+    return keys_of("", plan), parts
+
+
+def _factory(part: object, num_arguments: int) -> Factory:
+    """Return the factory of a part: the function itself, or one that does not pass the Plan on."""
+    if isroutine(part):
+        function: Callable[..., object] = part
+        return function
+    if isinstance(part, type):
+        return RecordFactory(part, _last, num_arguments)
+
+    def same(*_arguments: object) -> object:
+        return part
+
+    return same
+
+
+def _last(*arguments: object) -> object:
+    return arguments[-1]

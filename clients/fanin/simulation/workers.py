@@ -6,7 +6,7 @@ activations, the inputs of its stages and the Assignment. The Bundle and the exa
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Generic, Protocol, TypeVar
@@ -18,13 +18,14 @@ from fanin.clients.data.stores import MemoryStore, memory_store
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training.trainer import RuntimeTrainer
-from fanin.clients.device.updates import Change
+from fanin.clients.device.updates import Change, Trainer
 from fanin.edge.bundles.bundle import Bundle, SignedManifest, folder_reader
 from fanin.edge.metrics.metric import NO_METRICS, Metric
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import MeasureRanges, Predict, Runtime
 from fanin.edge.tensors import Float32s, Int64s
 from fanin.protos import messages as m
+from fanin.protos.errors import InvalidInput
 from fanin.protos.wire import from_proto, to_proto
 from fanin.simulation.backends.backend import Backend, Placed
 from fanin.simulation.data.partitioning import Partition
@@ -36,6 +37,7 @@ KEPT_CLIENTS: Final = 64
 G = TypeVar("G")
 PendingTraining = Callable[[], Change]
 """Waits for a training and returns its result. It raises the errors of ``RuntimeTrainer.train``."""
+_Train = Callable[[OpenedModel, m.Assignment], Change]
 
 
 class SharedGraphs(BundleGraphs):
@@ -73,6 +75,54 @@ class _Newest(Generic[G]):
             known is other or (known is not None and other is not None and np.array_equal(known, other))
             for known, other in pairs
         )
+
+
+TrainerFactory = Callable[[MemoryStore], Trainer]
+"""Returns the trainer of the client whose examples a store has; ``partition`` is the index of the client."""
+
+
+class OwnTrainer:
+    """A trainer of the settings, with checks of its type and of its results.
+
+    Args:
+        factory: Creates it.
+        store: The examples of its client.
+
+    Raises:
+        InvalidInput: The factory returned no trainer.
+    """
+
+    def __init__(self, factory: TrainerFactory, store: MemoryStore) -> None:
+        self._trainer = factory(store)
+        runtime: object = getattr(self._trainer, "runtime", None)
+        if isinstance(self._trainer, type) or not callable(getattr(self._trainer, "train", None)):
+            raise InvalidInput(
+                f"simulate: trainer: returned {_kind(self._trainer)}, expected an object with the members of Trainer "
+                "(docs/howto/trainer.md); pass a class or a function that returns one for the examples of a client",
+                code="FN-1881",
+            )
+        if not isinstance(runtime, str) or not runtime:
+            raise InvalidInput(
+                f"simulate: trainer: got runtime {runtime!r}, expected a text, such as 'numpy': the library and its "
+                "version; add the attribute",
+                code="FN-1881",
+            )
+        self.runtime = runtime
+
+    def train(self, model: OpenedModel, assignment: m.Assignment) -> Change:
+        """Return the change of a training. Raises the errors of the trainer, and InvalidInput for another result."""
+        change: object = self._trainer.train(model, assignment, lambda: True)
+        if not isinstance(change, Change):
+            raise InvalidInput(
+                f"training: the trainer returned {_kind(change)}, expected fanin.clients.Change(values=..., "
+                "counts={'examples': ...}); return one",
+                code="FN-1882",
+            )
+        return change
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
 
 
 class RecordFailed(Exception):
@@ -117,6 +167,7 @@ class GraphSubject:
         bounds: Where the indices of each client begin (clients + 1,).
         validation_fraction: Share of each client's examples that it holds out.
         metrics: Metrics of the settings by name.
+        factory: Creates the trainers of the settings; None for those of the graphs.
     """
 
     bundle: PlacedBundle
@@ -125,10 +176,16 @@ class GraphSubject:
     bounds: Int64s
     validation_fraction: float
     metrics: Mapping[str, Metric]
+    factory: TrainerFactory | None = None
 
     @classmethod
     def of(
-        cls, bundle: PlacedBundle, clients: Partition, validation_fraction: float, metrics: Mapping[str, Metric]
+        cls,
+        bundle: PlacedBundle,
+        clients: Partition,
+        validation_fraction: float,
+        metrics: Mapping[str, Metric] = NO_METRICS,
+        factory: TrainerFactory | None = None,
     ) -> "GraphSubject":
         """Return the subject of a simulation's clients."""
         return cls(
@@ -138,6 +195,7 @@ class GraphSubject:
             bounds=np.cumsum([0, *clients.sizes]),
             validation_fraction=validation_fraction,
             metrics=metrics,
+            factory=factory,
         )
 
     def store(self, client: int) -> MemoryStore:
@@ -179,12 +237,40 @@ class LocalTrainings:
         return lambda: self._trainer(client).train(model, assignment, lambda: True)
 
 
+class OwnTrainings:
+    """The trainings of clients by the trainers of the settings, in this process. Each client keeps its trainer."""
+
+    def __init__(self, factory: TrainerFactory, clients: Partition, validation_fraction: float) -> None:
+        def trainer(client: int) -> OwnTrainer:
+            return OwnTrainer(factory, clients.store(client, validation_fraction))
+
+        self._trainer = cache(trainer)
+
+    def runtime_of(self, client: int) -> str:
+        """Return the library with which a client trains. Raises InvalidInput, and the errors of the factory."""
+        return self._trainer(client).runtime
+
+    def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
+        """Return a training that runs when it is called. See Trainings."""
+        return lambda: self._trainer(client).train(model, assignment)
+
+
 class GraphTrainings:
     """The trainings of clients as tasks of a backend."""
 
     def __init__(self, backend: Backend, subject: GraphSubject) -> None:
         self._backend = backend
-        self._subject = backend.place(subject)
+        try:
+            self._subject = backend.place(subject)
+        except Exception as exc:
+            # Any error: cloudpickle asks each object of the user how it is pickled.
+            if subject.factory is None:
+                raise
+            raise InvalidInput(
+                f"simulate: trainer: cannot be sent to another process ({type(exc).__name__}: {exc}); create what "
+                "cannot be pickled in the trainer, or set processes=1",
+                code="FN-1883",
+            ) from exc
         self._versions = PlacedVersions(backend)
         self._last: tuple[m.Assignment, bytes] | None = None
 
@@ -241,7 +327,7 @@ def train_graph_job(job: GraphJob) -> Change:
         ranges=job.ranges,
         inputs=MappingProxyType(dict(job.inputs)),
     )
-    change = trainer(job.client).train(model, read_assignment(job.assignment), lambda: True)
+    change = trainer(job.client)(model, read_assignment(job.assignment))
     return replace(change, counts=dict(change.counts))
 
 
@@ -258,13 +344,18 @@ def _parameters(placed: Placed[Float32s]) -> Float32s:
 
 
 @lru_cache(maxsize=1)
-def _opened(placed: Placed[GraphSubject]) -> tuple[Bundle, Callable[[int], RuntimeTrainer]]:
-    """Open a subject once a worker: its Bundle, and the trainer of each client."""
+def _opened(placed: Placed[GraphSubject]) -> tuple[Bundle, Callable[[int], _Train]]:
+    """Open a subject once a worker: its Bundle, and a function that trains each client."""
     subject = placed.get()
+    factory = subject.factory
+    if factory is not None:
+        own = cache(lambda client: OwnTrainer(factory, subject.store(client)).train)
+        return subject.bundle.open(), own
     graphs = SharedGraphs(open_runtime(FORMAT))
 
     @lru_cache(maxsize=KEPT_CLIENTS)
-    def trainer(client: int) -> RuntimeTrainer:
-        return RuntimeTrainer(graphs, subject.store(client), subject.metrics)
+    def trainer(client: int) -> _Train:
+        runtime_trainer = RuntimeTrainer(graphs, subject.store(client), subject.metrics)
+        return lambda model, assignment: runtime_trainer.train(model, assignment, lambda: True)
 
     return subject.bundle.open(), trainer

@@ -308,6 +308,8 @@ class ScheduledChange(_message.Message):
     WARMUP_STEPS_FIELD_NUMBER: _builtins.int
     STEP_DECAY_FIELD_NUMBER: _builtins.int
     FLOWER_FIELD_NUMBER: _builtins.int
+    OUTER_FACTOR_FIELD_NUMBER: _builtins.int
+    OUTER_DECAY_FIELD_NUMBER: _builtins.int
     from_round: _builtins.int
     """The first Round with this change."""
     learning_rate: _builtins.float
@@ -320,6 +322,9 @@ class ScheduledChange(_message.Message):
     proximal_weight: _builtins.float
     warmup_steps: _builtins.int
     step_decay: _builtins.str
+    outer_factor: _builtins.float
+    """Factor of the outer step in that Round, and its factor for each Round after that one."""
+    outer_decay: _builtins.float
     @_builtins.property
     def optimizer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Replaces the settings of these names."""
@@ -341,10 +346,12 @@ class ScheduledChange(_message.Message):
         warmup_steps: _builtins.int | None = ...,
         step_decay: _builtins.str | None = ...,
         flower: _fleet_pb2.Flower | None = ...,
+        outer_factor: _builtins.float | None = ...,
+        outer_decay: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_decay", b"_decay", "_epochs", b"_epochs", "_learning_rate", b"_learning_rate", "_proximal_weight", b"_proximal_weight", "_step_decay", b"_step_decay", "_warmup_steps", b"_warmup_steps", "batch_size", b"batch_size", "decay", b"decay", "epochs", b"epochs", "flower", b"flower", "learning_rate", b"learning_rate", "proximal_weight", b"proximal_weight", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_decay", b"_decay", "_epochs", b"_epochs", "_learning_rate", b"_learning_rate", "_outer_decay", b"_outer_decay", "_outer_factor", b"_outer_factor", "_proximal_weight", b"_proximal_weight", "_step_decay", b"_step_decay", "_warmup_steps", b"_warmup_steps", "batch_size", b"batch_size", "decay", b"decay", "epochs", b"epochs", "flower", b"flower", "learning_rate", b"learning_rate", "outer_decay", b"outer_decay", "outer_factor", b"outer_factor", "proximal_weight", b"proximal_weight", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_decay", b"_decay", "_epochs", b"_epochs", "_learning_rate", b"_learning_rate", "_proximal_weight", b"_proximal_weight", "_step_decay", b"_step_decay", "_warmup_steps", b"_warmup_steps", "batch_size", b"batch_size", "decay", b"decay", "epochs", b"epochs", "flower", b"flower", "from_round", b"from_round", "learning_rate", b"learning_rate", "optimizer", b"optimizer", "proximal_weight", b"proximal_weight", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size", "_decay", b"_decay", "_epochs", b"_epochs", "_learning_rate", b"_learning_rate", "_outer_decay", b"_outer_decay", "_outer_factor", b"_outer_factor", "_proximal_weight", b"_proximal_weight", "_step_decay", b"_step_decay", "_warmup_steps", b"_warmup_steps", "batch_size", b"batch_size", "decay", b"decay", "epochs", b"epochs", "flower", b"flower", "from_round", b"from_round", "learning_rate", b"learning_rate", "optimizer", b"optimizer", "outer_decay", b"outer_decay", "outer_factor", b"outer_factor", "proximal_weight", b"proximal_weight", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__batch_size: _TypeAlias = _typing.Literal["batch_size"]  # noqa: Y015
     _WhichOneofArgType__batch_size: _TypeAlias = _typing.Literal["_batch_size", b"_batch_size"]  # noqa: Y015
@@ -354,6 +361,10 @@ class ScheduledChange(_message.Message):
     _WhichOneofArgType__epochs: _TypeAlias = _typing.Literal["_epochs", b"_epochs"]  # noqa: Y015
     _WhichOneofReturnType__learning_rate: _TypeAlias = _typing.Literal["learning_rate"]  # noqa: Y015
     _WhichOneofArgType__learning_rate: _TypeAlias = _typing.Literal["_learning_rate", b"_learning_rate"]  # noqa: Y015
+    _WhichOneofReturnType__outer_decay: _TypeAlias = _typing.Literal["outer_decay"]  # noqa: Y015
+    _WhichOneofArgType__outer_decay: _TypeAlias = _typing.Literal["_outer_decay", b"_outer_decay"]  # noqa: Y015
+    _WhichOneofReturnType__outer_factor: _TypeAlias = _typing.Literal["outer_factor"]  # noqa: Y015
+    _WhichOneofArgType__outer_factor: _TypeAlias = _typing.Literal["_outer_factor", b"_outer_factor"]  # noqa: Y015
     _WhichOneofReturnType__proximal_weight: _TypeAlias = _typing.Literal["proximal_weight"]  # noqa: Y015
     _WhichOneofArgType__proximal_weight: _TypeAlias = _typing.Literal["_proximal_weight", b"_proximal_weight"]  # noqa: Y015
     _WhichOneofReturnType__step_decay: _TypeAlias = _typing.Literal["step_decay"]  # noqa: Y015
@@ -368,6 +379,10 @@ class ScheduledChange(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__epochs) -> _WhichOneofReturnType__epochs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__learning_rate) -> _WhichOneofReturnType__learning_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__outer_decay) -> _WhichOneofReturnType__outer_decay | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__outer_factor) -> _WhichOneofReturnType__outer_factor | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__proximal_weight) -> _WhichOneofReturnType__proximal_weight | None: ...
     @_typing.overload

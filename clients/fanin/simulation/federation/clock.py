@@ -5,6 +5,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from contextvars import copy_context
 from threading import Event
 from typing import Final, TypeVar
 
@@ -117,7 +118,8 @@ def _run_in_thread(main: Coroutine[object, object, T]) -> T:
 
     with ThreadPoolExecutor(1, "virtual-time") as thread, ExitStack() as stack:
         stack.callback(submitted.set)
-        outcome = thread.submit(run)
+        # The thread has the context of the caller, as a task has.
+        outcome = thread.submit(copy_context().run, run)
         try:
             submitted.set()
             return outcome.result()

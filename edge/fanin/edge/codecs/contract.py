@@ -40,7 +40,11 @@ def check_stage(stage: Stage, *, num_rounds: int = 4, seed: int = 1) -> None:
     if isinstance(stage, GroupStage):
         _check_groups(stage)
     alone: Mapping[str, Stage] = {"stage": stage}
-    for stages in (alone, {"first": _First(), **alone}):
+    first = _First()
+    if isinstance(stage, GroupStage) and any(group.name == first.group for group in stage.groups):
+        # A group may have any name.
+        first = _First("other-group")
+    for stages in (alone, {"first": first, **alone}):
         for codec in CODECS:
             expected = _rounds(stages, codec, num_rounds, seed)
             assert _rounds(stages, codec, num_rounds, seed) == expected, "apply: a repetition gave other bits"
@@ -50,13 +54,16 @@ class _First:
     """A stage without state that adds a group."""
 
     tensors = ()
-    groups = (Group(name="first-group", weighting=Weighting.ONE),)
+
+    def __init__(self, group: str = "first-group") -> None:
+        self.group = group
+        self.groups = (Group(name=group, weighting=Weighting.ONE),)
 
     def prepare(self, state: State, downlink: Mapping[str, Float32s]) -> Mapping[str, Float32s]:
         return {}
 
     def apply(self, vector: Vector, state: State, context: StageContext) -> State:
-        context.send({**vector, "first-group": vector[PARAMETERS] * np.float32(0.5)})
+        context.send({**vector, self.group: vector[PARAMETERS] * np.float32(0.5)})
         return {}
 
     def advance(self, auxiliary: Float64s, aggregate: Float64s, num_updates: int) -> Float64s:

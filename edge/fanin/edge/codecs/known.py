@@ -16,20 +16,30 @@ from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.codecs.stages import STAGES
 from fanin.protos.messages import MAX_CAPABILITIES, MAX_KNOWN_STAGES
 from fanin.protos.names import is_name
-from fanin.protos.plans.named import installed
+from fanin.protos.plans.named import installed, passed_names
 
 LOG: Final = logging.getLogger("fanin.edge")
 
 
-@cache
 def known_stages() -> tuple[str, ...]:
-    """Return the names of the stages that were installed when this process first called, as ``announced`` has them."""
+    """Return the names of the stages: those that were installed when this process first called, as ``announced`` has
+    them, and those that a simulation passed.
+    """
+    return (*_installed_stages(), *passed_names(stages.GROUP))
+
+
+def known_codecs() -> tuple[str, ...]:
+    """Return the names of the codecs. See ``known_stages``."""
+    return (*_installed_codecs(), *passed_names(codec.GROUP))
+
+
+@cache
+def _installed_stages() -> tuple[str, ...]:
     return announced("stages", sorted(STAGES), installed_names(stages.GROUP), MAX_KNOWN_STAGES)
 
 
 @cache
-def known_codecs() -> tuple[str, ...]:
-    """Return the names of the codecs that were installed when this process first called, as ``announced`` has them."""
+def _installed_codecs() -> tuple[str, ...]:
     return announced("codecs", sorted(CODECS), installed_names(codec.GROUP), MAX_CAPABILITIES)
 
 

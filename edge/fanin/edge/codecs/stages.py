@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from fanin.edge.codecs.pipeline import check_mapping, read_only
 from fanin.edge.codecs.scaffold import SCAFFOLD, Scaffold
 from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
 from fanin.edge.codecs.vector import MAIN, PARAMETERS, Group, Vector, VectorLayout
@@ -16,9 +17,11 @@ from fanin.protos.messages.versions import MAX_AUXILIARY
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans import StageSpec
 from fanin.protos.plans.keys import shown
-from fanin.protos.plans.named import Choice, check_names, created, wrong_object
+from fanin.protos.plans.named import Choice, blamed, check_names, created, wrong_object
 
 RESIDUAL: Final = "residual"
+NUM_TRIED: Final = 4
+"""Parameters with which a stage is asked for the inputs that it sets."""
 
 
 class ErrorFeedback:
@@ -107,6 +110,27 @@ def check_members(stage: object, where: str) -> None:
 def added_groups(stages: Mapping[str, Stage]) -> tuple[Group, ...]:
     """Return the groups that stages add to a vector, in their order. Each has an auxiliary tensor of its name."""
     return tuple(group for stage in stages.values() if isinstance(stage, GroupStage) for group in stage.groups)
+
+
+def inputs_of(stages: Mapping[str, Stage]) -> Mapping[str, str]:
+    """Return the stage that sets each input of the train graph, by the kind of the input.
+
+    A stage is asked for the inputs of a few parameters at zero. The name of a group says nothing about them.
+
+    Raises:
+        InvalidPlan: A stage raised an error, or returned no mapping.
+    """
+    zeros = np.zeros(NUM_TRIED, np.float32)
+    downlink = read_only({group.name: zeros for group in added_groups(stages)})
+    owners: dict[str, str] = {}
+    for name, stage in stages.items():
+        if not isinstance(stage, GroupStage):
+            continue
+        with blamed(f"plan: stages: {name!r}: prepare", "correct that package"):
+            inputs: object = stage.prepare(read_only(dict.fromkeys(stage.tensors, zeros)), downlink)
+            check_mapping(name, "returned", inputs, "a mapping of the inputs of the train graph")
+        owners |= dict.fromkeys(inputs if isinstance(inputs, Mapping) else (), name)
+    return owners
 
 
 def layout_of(table: TensorTable, stages: Mapping[str, Stage]) -> VectorLayout:

@@ -6,6 +6,10 @@ An annotation is a type (``int``, ``float``, ``str``, ``bool``, or one of these 
 
     def trimmed_mean(plan: Plan, *, trim: Annotated[float, Key(text="...", above=0, below=0.5)] = 0.1) -> ColumnRule
 
+A simulation may pass a part as an object, without a package. It has a name of this process alone, ``passed.`` and the
+name of its class or function. The record of a Plan has no more than names, so it tells that the code is elsewhere, and
+``fanin verify`` says what it needs.
+
 So a wrong name, type or range in a Plan is one error of fanin, before the factory is called. A parameter of another
 type is no option. It needs a default.
 """
@@ -13,12 +17,13 @@ type is no option. It needs a default.
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
 from inspect import Parameter, Signature
 from itertools import islice
 from types import MappingProxyType, NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Final, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Generic, TypeVar, cast, get_args
 
 from fanin.protos.errors import FaninError, InvalidPlan, foreign_text
 from fanin.protos.names import is_name
@@ -34,6 +39,11 @@ KINDS: Final = (int, float, str, bool)
 """The types that an option may have."""
 NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 EMPTY: Final = inspect.Parameter.empty
+PREFIX: Final = "passed."
+Factory = Callable[..., object]
+PassedParts = Mapping[tuple[str, str], Factory]
+"""The factory of each part by the entry point group and the name that an installed one would have."""
+_PARTS: Final[ContextVar[PassedParts]] = ContextVar("parts", default=MappingProxyType({}))
 
 
 def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
@@ -50,6 +60,8 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
     """
     if name in ours:
         return ours[name]
+    if (passed := passed_factory(group, name)) is not None:
+        return cast(T, passed)
     entries = installed(group)
     if name in entries:
         check_single(f"plan: {key}", name, group)
@@ -62,6 +74,8 @@ def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
                 code="FN-0211",
             ) from exc
         return theirs
+    if name.startswith(PREFIX):
+        raise InvalidPlan(f"plan: {key}: {missing_text(group, name)}", code="FN-1880")
     known = sorted({*ours, *entries})
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
@@ -270,3 +284,35 @@ def _option(parameter: inspect.Parameter) -> KeyField | None:
         got = "no annotation" if parameter.annotation is EMPTY else shown(parameter.annotation)
         raise TypeError(f"option {parameter.name}: got {got}, expected the annotation {names}")
     return None
+
+
+@contextmanager
+def passing(parts: PassedParts) -> Iterator[None]:
+    """Let the Plans within the block name these parts.
+
+    The block's context has them: its thread, and the tasks and copied contexts that begin within. So no other
+    simulation of the process sees them. Coordinators and devices never enter such a block.
+    """
+    token = _PARTS.set(MappingProxyType(dict(parts)))
+    try:
+        yield
+    finally:
+        _PARTS.reset(token)
+
+
+def passed_names(group: str) -> tuple[str, ...]:
+    """Return the names of the parts of a group that are passed here."""
+    return tuple(name for each, name in _PARTS.get() if each == group)
+
+
+def passed_factory(group: str, name: str) -> Factory | None:
+    """Return the factory of a passed part; None if none has the name."""
+    return _PARTS.get().get((group, name))
+
+
+def missing_text(group: str, name: str) -> str:
+    """Return what is needed to use the name of a passed part elsewhere."""
+    return (
+        f"got {name!r}, an object that a simulation passed without a package, so its code is not in the record; "
+        f"install a package whose entry point {name!r} in the group {group} is its factory"
+    )

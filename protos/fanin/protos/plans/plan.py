@@ -238,7 +238,7 @@ def check_statistics(plan: Plan) -> None:
 def check_schedule(plan: Plan) -> None:
     """A schedule has at most 64 changes, in the order of their Rounds. An entry of `flower.config` in it is also in
     `[flower.config]`, with the same type, so each Round has it. `flower.roles` and the strategy never change. A change
-    of the learning rate needs `training.learning_rate`.
+    of the learning rate needs `training.learning_rate`. With `flower.strategy`, no change has `outer_factor`.
     """
     check_changes(plan.flower, plan.schedule)
     for index, change in enumerate(plan.schedule):

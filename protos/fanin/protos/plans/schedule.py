@@ -11,7 +11,7 @@ from fanin.protos.fields import Mark
 from fanin.protos.plans.entries import kind_of
 from fanin.protos.plans.flower import FlowerPlan, strategy_keys
 from fanin.protos.plans.keys import Key, keys_of, shown
-from fanin.protos.plans.sections import MAX_TIMES, MIN_RATE, Training
+from fanin.protos.plans.sections import MAX_RATE, MAX_TIMES, MIN_RATE, Training
 
 MAX_CHANGES: Final = 64
 _KEYS: Final = {each.name: each.key for each in keys_of(Training)}
@@ -21,8 +21,8 @@ _REPLACED: Final = ("epochs", "proximal_weight", "batch_size", "warmup_steps", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledChange:
-    """A change of the training on devices. It applies from a Round on, until a later change. A key that it does not set
-    stays as in the Round before. So do the other entries of a table.
+    """A change of the training on devices, or of the outer step. It applies from a Round on, until a later change. A
+    key that it does not set stays as in the Round before. So do the other entries of a table.
     """
 
     from_round: Annotated[
@@ -44,6 +44,25 @@ class ScheduledChange:
     optimizer: Annotated[dict[str, float], _KEYS["optimizer"]] = field(default_factory=dict)
     warmup_steps: Annotated[int | None, _KEYS["warmup_steps"]] = None
     step_decay: Annotated[str | None, _KEYS["step_decay"]] = None
+    outer_factor: Annotated[
+        float | None,
+        Key(
+            text="Factor of the step of the outer optimizer in that Round. It is 1 before the first change.",
+            at_least=MIN_RATE,
+            at_most=MAX_RATE,
+            see="../howto/outer.md#a-step-size-that-changes",
+        ),
+    ] = None
+    outer_decay: Annotated[
+        float | None,
+        Key(
+            text="Factor of `outer_factor` for each Round after that one. A change that sets `outer_factor` alone ends "
+            "the decay before it.",
+            above=0,
+            at_most=1,
+            see="../howto/outer.md#a-step-size-that-changes",
+        ),
+    ] = None
     flower: Annotated[FlowerPlan, Mark.SPARSE] = field(default_factory=FlowerPlan)
 
 
@@ -58,17 +77,20 @@ def training_in(training: Training, schedule: Sequence[ScheduledChange], round_n
         schedule: The changes, in the order of their Rounds.
         round_number: The Round.
     """
-    rate, decay, since = training.learning_rate, 1.0, round_number
     optimizer = dict(training.optimizer)
     changes = _changes_until(schedule, round_number)
     for change in changes:
-        rate = change.learning_rate or _decayed(rate, decay, change.from_round - since)
-        decay = change.decay or (decay if change.learning_rate is None else 1.0)
-        since = change.from_round
         optimizer |= change.optimizer
-    rate = _decayed(rate, decay, round_number - since)
+    steps = [(change.from_round, change.learning_rate, change.decay) for change in changes]
+    rate = _rate_in(training.learning_rate, steps, round_number)
     values = {name: value for each in changes for name in _REPLACED if (value := getattr(each, name)) is not None}
     return replace(training, learning_rate=rate, optimizer=optimizer, **values)
+
+
+def outer_factor_in(schedule: Sequence[ScheduledChange], round_number: int) -> float:
+    """Return the factor of the outer step in a Round. Its decay is that of the learning rate in ``training_in``."""
+    changes = _changes_until(schedule, round_number)
+    return _rate_in(1.0, [(each.from_round, each.outer_factor, each.outer_decay) for each in changes], round_number)
 
 
 def flower_in(flower: FlowerPlan, schedule: Sequence[ScheduledChange], round_number: int) -> FlowerPlan:
@@ -129,6 +151,12 @@ def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> No
             code="FN-0235",
         )
     for index, change in enumerate(schedule):
+        if flower.strategy and (change.outer_factor or change.outer_decay):
+            raise InvalidPlan(
+                f"plan: schedule.{index}: got outer_factor or outer_decay with flower.strategy "
+                f"{shown(flower.strategy)}, expected none: a strategy makes the next parameters itself; remove them",
+                code="FN-0922",
+            )
         if change.flower.roles:
             raise InvalidPlan(
                 f"plan: schedule.{index}.flower.roles: got {sorted(change.flower.roles)}, expected none: an array has "
@@ -166,6 +194,16 @@ def late_changes(schedule: Sequence[ScheduledChange], max_rounds: int) -> tuple[
         for index, change in enumerate(schedule)
         if change.from_round > max_rounds
     )
+
+
+def _rate_in(rate: float, changes: Sequence[tuple[int, float | None, float | None]], round_number: int) -> float:
+    """Return a rate in a Round after changes of the rate and its decay, each from a Round on."""
+    decay, since = 1.0, round_number
+    for from_round, changed, changed_decay in changes:
+        rate = changed or _decayed(rate, decay, from_round - since)
+        decay = changed_decay or (decay if changed is None else 1.0)
+        since = from_round
+    return _decayed(rate, decay, round_number - since)
 
 
 def _decayed(rate: float, decay: float, num_rounds: int) -> float:

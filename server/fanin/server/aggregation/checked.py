@@ -308,10 +308,10 @@ class CheckedOptimizer:
             self.part.check_form("begin", f" for the tensor {name!r}", state[name], parameters.size)
         return state
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
         """See ``OuterOptimizer.step``. The outer step checks the arrays, when it rounds them."""
         with self.part.blamed("step"):
-            result: object = self._optimizer.step(state, parameters, aggregate)
+            result: object = self._optimizer.step(state, parameters, aggregate, number)
         if not isinstance(result, tuple) or len(result) != 2:
             form = f"{len(result)} values" if isinstance(result, tuple) else form_of(result)
             raise self.part.error(f"step returned {form}, expected a state and parameters")

@@ -21,7 +21,7 @@ from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation.checked import guarded_optimizer, guarded_rule
 from fanin.server.aggregation.fold import Contribution, PartialSum
 from fanin.server.aggregation.folding import OuterStep
-from fanin.server.aggregation.outer import OuterOptimizer
+from fanin.server.aggregation.outer import OuterOptimizer, RoundStep
 from fanin.server.aggregation.rules import ColumnRule, Rule
 from fanin.server.aggregation.sets import Aggregate, SetFold
 
@@ -94,9 +94,10 @@ def _steps(optimizer: OuterOptimizer, num_steps: int, seed: int, cuts: Sequence[
     """Return the bits of the parameters and of the state's tensors after some steps, each taken in slices."""
     rng = np.random.default_rng(seed)
     parameters, state = rng.normal(0.0, 1.0, _TABLE.num_values).astype(np.float32), dict[str, list[Float32s]]()
-    for _ in range(num_steps):
+    for number in range(1, num_steps + 1):
         aggregate = _aggregate(rng.normal(0.0, 0.1, _TABLE.num_values))
-        step = OuterStep(aggregate, _LAYOUT, _GRID, CodecSpec(name="fixed32", max_shift=0), optimizer)
+        round_step = RoundStep(optimizer=optimizer, number=number)
+        step = OuterStep(aggregate, _LAYOUT, _GRID, CodecSpec(name="fixed32", max_shift=0), round_step)
         slices = np.split(parameters, cuts)
         after = np.concatenate(list(step.parameters(slices, state)))
         state = {name: list(step.state(name, slices, state)) for name in optimizer.tensors}

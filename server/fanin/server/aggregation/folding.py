@@ -26,7 +26,7 @@ from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_part
 from fanin.server.aggregation.fold import Contribution, blocks_within
-from fanin.server.aggregation.outer import OuterOptimizer, State
+from fanin.server.aggregation.outer import RoundStep, State
 from fanin.server.aggregation.sets import Aggregate
 from fanin.server.aggregation.statistics import with_examples
 from fanin.server.aggregation.weights import weights_of
@@ -148,7 +148,7 @@ class OuterStep:
         layout: The layout of the vector. The parameters are its first group.
         grid: The Round's grid.
         codec: The codec of the Run.
-        optimizer: The outer optimizer.
+        step: The step of the outer optimizer in the Round.
     """
 
     def __init__(
@@ -157,14 +157,14 @@ class OuterStep:
         layout: VectorLayout,
         grid: Sequence[int],
         codec: Precision,
-        optimizer: OuterOptimizer,
+        step: RoundStep,
     ) -> None:
         self._aggregate = aggregate
         self._layout = layout
         self._grid = grid
         self._codec = codec
-        self._optimizer = optimizer
-        self._rounding = optimizer_part(optimizer)
+        self._round_step = step
+        self._rounding = optimizer_part(step.optimizer)
         self._part = TrainedPart(layout.table)
         self._shares = {
             staleness: self._part.per_block(shares, 0.0) for staleness, shares in aggregate.stale_shares.items()
@@ -224,19 +224,16 @@ class OuterStep:
         self, first: int, values: Float64s, aggregate: Float64s, earlier: State
     ) -> tuple[Mapping[str, Float32s], Float32s]:
         """Return the next state and the next values of the slice that begins at ``first``."""
-        optimizer, part = self._optimizer, self._part
+        names, part = self._round_step.optimizer.tensors, self._part
         trained, averaged = part.split(values, first)
         changes, mean = part.split(aggregate, first)
-        after: Mapping[str, Float32s] = dict.fromkeys(optimizer.tensors, np.empty(0, np.float32))
+        after: Mapping[str, Float32s] = dict.fromkeys(names, np.empty(0, np.float32))
         moved: Float32s = np.empty(0, np.float32)
         if trained.size or not averaged.size:
             state = {name: part.split(tensor, first)[0] for name, tensor in earlier.items()}
-            tensors, parameters = optimizer.step(state or optimizer.begin(trained), trained, changes)
+            tensors, parameters = self._round_step.apply(state, trained, changes)
             rounded = self._rounding.rounded
-            after = {
-                name: rounded("step", f" for the tensor {name!r}", tensors[name], trained.size)
-                for name in optimizer.tensors
-            }
+            after = {name: rounded("step", f" for the tensor {name!r}", tensors[name], trained.size) for name in names}
             moved = rounded("step", " for the parameters", parameters, trained.size)
         zeros = np.zeros(averaged.size, np.float32)
         return (

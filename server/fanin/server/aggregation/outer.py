@@ -12,15 +12,18 @@ to float32.
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from fanin.edge.codecs.pipeline import form_of
 from fanin.edge.tensors import Float64s
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key
 from fanin.protos.plans.named import blamed, check_names, wrong_object
+from fanin.protos.plans.schedule import outer_factor_in
 
 GROUP: Final = "fanin.outer_optimizers"
 """The entry point group of optimizers in other distributions. An entry is a function of the Plan and of options."""
@@ -44,15 +47,47 @@ class OuterOptimizer(Protocol):
         """Return the state before the first step."""
         ...
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
         """Return the next state and the next parameters.
 
         Args:
             state: The state after the step before.
             parameters: The parameters.
             aggregate: What the rule made of the Updates: parameters after training minus those before.
+            number: The number of this step since ``begin``, from 1. Failed Rounds do not count. It continues where the
+                state does: after a rollback it follows the number of the restored Version, and after a Version from
+                outside it is 1.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStep:
+    """The outer step of one Round, of which every slice is the same.
+
+    Attributes:
+        optimizer: The outer optimizer.
+        number: The number of the step since ``OuterOptimizer.begin``, from 1.
+        factor: The factor of the step by the Plan's schedule.
+    """
+
+    optimizer: OuterOptimizer
+    number: int
+    factor: float = 1.0
+
+    @classmethod
+    def of(cls, plan: Plan, optimizer: OuterOptimizer, round_number: int, num_steps: int) -> "RoundStep":
+        """Return the step of a Round, before which the optimizer has taken ``num_steps``."""
+        return cls(optimizer=optimizer, number=num_steps + 1, factor=outer_factor_in(plan.schedule, round_number))
+
+    def apply(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+        """Return the next state and the next parameters: x + factor (step(x) - x). An empty state begins a new one."""
+        before = state or self.optimizer.begin(parameters)
+        after, moved = self.optimizer.step(before, parameters, aggregate, self.number)
+        # A result of another form is refused where it is rounded.
+        if self.factor == 1.0 or form_of(moved) != form_of(parameters):
+            return after, moved
+        return after, parameters + self.factor * (moved - parameters)
 
 
 class FedAvg:
@@ -76,7 +111,7 @@ class FedAvg:
         """See ``OuterOptimizer.begin``."""
         return {}
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
         """See ``OuterOptimizer.step``."""
         return state, parameters + self._learning_rate * aggregate
 
@@ -102,7 +137,7 @@ class Nesterov:
         """See ``OuterOptimizer.begin``."""
         return {"momentum": parameters * 0.0}
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
         """See ``OuterOptimizer.step``."""
         momentum = self._momentum * state["momentum"] + aggregate
         return {"momentum": momentum}, parameters + self._learning_rate * (aggregate + self._momentum * momentum)
@@ -129,7 +164,7 @@ class FedAvgM:
         """See ``OuterOptimizer.begin``."""
         return {"momentum": parameters * 0.0}
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
         """See ``OuterOptimizer.step``."""
         momentum = self._momentum * state["momentum"] + aggregate
         return {"momentum": momentum}, parameters + self._learning_rate * momentum
@@ -165,7 +200,7 @@ class Adaptive:
         """See ``OuterOptimizer.begin``."""
         return {"mean": parameters * 0.0, "squares": parameters * 0.0 + self._tau * self._tau}
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
         """See ``OuterOptimizer.step``."""
         mean = self._beta1 * state["mean"] + (1.0 - self._beta1) * aggregate
         squares = self._second(state["squares"], aggregate * aggregate, self._beta2)
@@ -200,7 +235,7 @@ class NextParameters:
         """See ``OuterOptimizer.begin``."""
         return {}
 
-    def step(self, state: State, parameters: Float64s, aggregate: Float64s) -> tuple[State, Float64s]:
+    def step(self, state: State, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[State, Float64s]:
         """See ``OuterOptimizer.step``."""
         return state, aggregate
 

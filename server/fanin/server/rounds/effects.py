@@ -21,6 +21,7 @@ from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep, RangeRefresh
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
+from fanin.server.aggregation.outer import RoundStep
 from fanin.server.aggregation.parameters import (
     encode_parameters,
     encode_state,
@@ -87,6 +88,7 @@ class RoundWork:
         self._closed_at_s = 0.0
         self._scale = RunningScale(setup.plan)
         self._state: OuterState = {}
+        self._num_steps = 0
         self._set_fold = SetFold(self._rule(), setup.layout.total_table, opened.record.grid, self._contribution)
         self._updates = SpooledUpdates(
             plan=setup.plan,
@@ -148,6 +150,7 @@ class RoundWork:
     async def fold(self, accepted: tuple[str, ...]) -> None:
         """Compute the next tensors from the Updates of exactly these devices, and store them as blobs."""
         self._state = await self._stores.rounds.recorded_state(self.base)
+        self._num_steps = await self._stores.rounds.recorded_steps(self.base)
         await self._files.run(self._weigh, accepted)
         missing = tuple(device for device in accepted if device not in self._set_fold.added)
         async for headers in self._headers_of(missing):
@@ -328,7 +331,8 @@ class RoundWork:
             aggregate = self._set_fold.complete(accepted, adjustment())
             self.outer_step_at_s = self._stores.wall()
             # In slices: besides the sum, a model of 2 GB needs no more memory than a small one.
-            step = OuterStep(aggregate, setup.layout, self.record.grid, setup.codec, setup.optimizer)
+            round_step = RoundStep.of(setup.plan, setup.optimizer, self.record.round, self._num_steps)
+            step = OuterStep(aggregate, setup.layout, self.record.grid, setup.codec, round_step)
             # Of earlier Versions, only statistics and counters are used: the devices' values are relative to them.
             earlier = {
                 staleness: parameter_pieces(blobs, self._recent.base(self.base.number - staleness), table)

@@ -18,7 +18,7 @@ from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.bundles.versions import check_delegation, check_version
 from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES, declared_devices
 from fanin.edge.codecs.stage import Stage
-from fanin.edge.codecs.stages import added_groups
+from fanin.edge.codecs.stages import inputs_of
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
@@ -326,7 +326,7 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
         "evaluation.data": bool(plan.evaluation.data),
         "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
         "int8.ranges": plan.int8.ranges != EXPORT,
-        "the stage scaffold": any(group.name == CONTROL for group in added_groups(stages)),
+        "the stage scaffold": CONTROL in inputs_of(stages),
     }
     if keys := [key for key, value in is_set.items() if value]:
         raise InvalidPlan(
@@ -338,14 +338,14 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
 
 def _check_control(what: str, stages: Mapping[str, Stage], *, has_control: bool) -> None:
     """Raise InvalidPlan unless the train graph has SCAFFOLD's control variates exactly if a stage sets them."""
-    is_set = any(group.name == CONTROL for group in added_groups(stages))
-    if is_set and not has_control:
+    owner = inputs_of(stages).get(CONTROL)
+    if owner is not None and not has_control:
         raise InvalidPlan(
-            f"{what}: got the stage 'scaffold', but the train graph has no inputs {CONTROL}.<name>, so no device could "
+            f"{what}: got the stage {owner!r}, but the train graph has no inputs {CONTROL}.<name>, so no device could "
             "correct its gradients; export the App with Recipe(scaffold=True), or remove the stage",
             code="FN-0266",
         )
-    if has_control and not is_set:
+    if has_control and owner is None:
         raise InvalidPlan(
             f"{what}: the train graph has the inputs {CONTROL}.<name>, but no stage of the plan sets them; add the "
             "stage 'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)",

@@ -6,6 +6,8 @@ Both are functions of the Round's base Version, so a restart and ``fanin verify`
 - A Version that a rollback published: those of the Version whose parameters it restores.
 - Any other Version (number 0, one from outside, one of another Run): none are recorded. The Round starts on the first
   grid of the parameters (``aggregation.parameters.first_grid_from``), and the optimizer starts from its initial state.
+
+The steps of the outer optimizer are counted along the same chain of Versions.
 """
 
 from fanin.protos.messages import Version
@@ -23,6 +25,20 @@ def recorded_state(base: Version, runs: RunArchive, rounds: RoundArchive) -> Out
     """Return the recorded outer state of a Version, empty without a record."""
     number = _origin(base, runs)
     return {} if number is None else rounds.outer_state_after(base.run_id, number)
+
+
+def recorded_steps(base: Version, runs: RunArchive) -> int:
+    """Return the number of outer steps since the optimizer's initial state, of which this Version has the last one."""
+    run_id, number, num_steps = base.run_id, base.number, 0
+    rounds = runs.round_by_version(run_id)
+    while True:
+        while rounds[number]:
+            # The base of a Round is the Version before the one that it publishes.
+            number, num_steps = number - 1, num_steps + 1
+        source = runs.adopted(run_id, number)
+        if source is None or source[0] != run_id:
+            return num_steps
+        number = source[1]
 
 
 def _origin(base: Version, runs: RunArchive) -> int | None:

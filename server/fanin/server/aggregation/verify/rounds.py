@@ -20,6 +20,7 @@ from fanin.server.aggregation.auxiliary import (
 )
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import OuterStep, SpooledUpdates, StateSlices, lag_of
+from fanin.server.aggregation.outer import RoundStep
 from fanin.server.aggregation.parameters import (
     encode_parameters,
     encode_state,
@@ -44,7 +45,7 @@ from fanin.server.aggregation.weights import examples_of, scale_of
 from fanin.server.privacy.noising import NOISED_SUM, CentralNoise
 from fanin.server.protocols.facts import adjustment_of, common_work, facts_of
 from fanin.server.selection.coverage import coverage_problem
-from fanin.server.storage.origins import recorded_grid, recorded_state
+from fanin.server.storage.origins import recorded_grid, recorded_state, recorded_steps
 from fanin.server.storage.records import OuterState, RoundMark, RoundRecord
 
 
@@ -102,7 +103,9 @@ def check_round(
         aggregate = _noised(history, record, after)
     else:
         aggregate = _aggregate(history, record, version, (base, lineage_start))
-    step = OuterStep(aggregate, history.layout, record.grid, history.codec, history.optimizer)
+    num_steps = recorded_steps(base, history.archive.runs)
+    round_step = RoundStep.of(history.plan, history.optimizer, record.round, num_steps)
+    step = OuterStep(aggregate, history.layout, record.grid, history.codec, round_step)
     if record.grid != _grid(history, base):
         return f"round {record.round}: its grid is not the grid of version {base.number}"
     archive, table = history.archive, history.table

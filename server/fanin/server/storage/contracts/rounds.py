@@ -90,6 +90,7 @@ async def _check_publication(stores: DriverStores) -> None:
     assert await rounds.last_folded(RUN, "a", lineage=0) == 0, "last_folded: returned a round without a version"
     assert await rounds.recorded_grid(base) is None, "recorded_grid: version 0 has one"
     assert await rounds.recorded_state(base) == {}, "recorded_state: version 0 has one"
+    assert await rounds.recorded_steps(base) == 0, "recorded_steps: version 0 has some"
     event, state = published(following, 1), {"momentum": artifact_of(b"momentum")}
     record = await writer.publish(following, event, next_grid=(1, -2), outer_state=state, now_s=30.0)
     again = await writer.publish(following, event, next_grid=(1, -2), outer_state=state, now_s=40.0)
@@ -100,6 +101,7 @@ async def _check_publication(stores: DriverStores) -> None:
     assert await runs.lineage_start(RUN) == 0, "lineage_start: a round started a lineage"
     assert await rounds.recorded_grid(following) == (1, -2), "recorded_grid: is not the one that was published"
     assert await rounds.recorded_state(following) == state, "recorded_state: is not the one that was published"
+    assert await rounds.recorded_steps(following) == 1, "recorded_steps: is not that of the first version of a round"
     assert await rounds.unfinished(RUN) is None, "unfinished: returned a round that has ended"
     assert await rounds.num_published(RUN) == 1, "num_published: expected 1"
     last = [await rounds.last_folded(RUN, device, lineage=start) for device, start in (("a", 0), ("c", 0), ("a", 1))]

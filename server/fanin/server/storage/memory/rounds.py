@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fanin.protos.messages import MAX_PAGE_DEVICES, AcceptedDevices, UpdateHeader, Version
 from fanin.server.storage.memory.database import MemoryDatabase
 from fanin.server.storage.memory.runs import MemoryRunArchive
-from fanin.server.storage.origins import recorded_grid, recorded_state
+from fanin.server.storage.origins import recorded_grid, recorded_state, recorded_steps
 from fanin.server.storage.records import (
     CommittedUpdate,
     Contributors,
@@ -179,3 +179,7 @@ class MemoryRounds:
     async def recorded_state(self, base: Version) -> OuterState:
         """See ``OriginStore.recorded_state``."""
         return recorded_state(base, self._runs, self._archive)
+
+    async def recorded_steps(self, base: Version) -> int:
+        """See ``OriginStore.recorded_steps``."""
+        return recorded_steps(base, self._runs)

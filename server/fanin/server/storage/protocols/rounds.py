@@ -132,6 +132,10 @@ class OriginStore(Protocol):
         """Return the recorded outer state of a Version, empty without a record."""
         ...
 
+    async def recorded_steps(self, base: Version) -> int:
+        """Return the number of outer steps that led to a Version from the optimizer's initial state."""
+        ...
+
 
 class RoundRecords(RoundStore, CommittedUpdates, OriginStore, Protocol):
     """Everything that is recorded of Rounds."""

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from fanin.protos.errors import Superseded
 from fanin.protos.messages import NewToken, TokenInfo, Version
 from fanin.server.storage.lanes import Lane
-from fanin.server.storage.origins import recorded_grid, recorded_state
+from fanin.server.storage.origins import recorded_grid, recorded_state, recorded_steps
 from fanin.server.storage.records import (
     CommittedUpdate,
     EnrolledDevice,
@@ -242,6 +242,10 @@ class LanedRounds(_Laned[SqliteRounds]):
     async def recorded_state(self, base: Version) -> OuterState:
         """See ``OriginStore.recorded_state``."""
         return await self._lane(partial(recorded_state, base, self._runs, self._store))
+
+    async def recorded_steps(self, base: Version) -> int:
+        """See ``OriginStore.recorded_steps``."""
+        return await self._lane(partial(recorded_steps, base, self._runs))
 
 
 class LanedMessages(_Laned[SqliteMessages]):
