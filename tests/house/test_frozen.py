@@ -127,6 +127,7 @@ COMMANDS = [
     "runs",
     "serve",
     "simulate",
+    "stats",
     "status",
     "stop",
     "token",

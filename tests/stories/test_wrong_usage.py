@@ -30,6 +30,7 @@ WRONG = {
     "describe": (("run", *SERVER), ADDRESS),
     "watch": (("run", *SERVER), ADDRESS),
     "evaluations": (("run", *SERVER), ADDRESS),
+    "stats": (("--run-id", "run", *SERVER), ADDRESS),
     "fetch": (
         ("run", "--out", "x.onnx"),
         "--out: got x.onnx, expected FILE.npz or a folder; for a model file use ",

@@ -174,7 +174,7 @@ def test_the_owner_sees_the_floor_in_force_with_the_origin_of_each_value(tmp_pat
     own = PrivacyFloor(protocol="secagg", min_survivors=5, clip_norm=2.0)
     signed = PrivacyFloor(protocol="secagg", min_survivors=20, mechanism="central", clip_norm=2.0)
     write_policy(tmp_path, own)
-    PrivacyLedger(tmp_path).note_floor(work_of("a", 1), floor_row(signed))
+    PrivacyLedger(tmp_path).note_manifest(work_of("a", 1), floor_row(signed), ())
     first, second = site_privacy(tmp_path).floor_texts()
     assert first == "protocol secagg (owner), min_survivors 5 (owner), clip_norm 2 (owner)"
     assert second == (

@@ -12,6 +12,7 @@ Reading order:
 - ``data/``: examples, example stores and data sets
 - ``transport``: the calls of a device over gRPC; ``operator``: the calls of an operator; ``transfers``: their
   progress; ``administrator``: tokens, devices and the audit log
+- ``statistics/``: statistics Runs: their Plan, their start and their result
 - ``versions``: Versions that an operator downloads
 - ``machine``: battery and network of this machine
 - ``route``: direct or through a proxy; ``probe``: why a connection failed; ``pins``: an authority by its fingerprint

@@ -72,7 +72,8 @@ def fetch_version(operator: "Operator", run_id: str, number: int | None, publish
     parameters = operator.parameter_bytes(version)
     if decode_parameters(parameters)[0] != bundle.manifest.table:
         raise InvalidVersion(f"{what}: names or shapes differ from its bundle's", code="FN-0828")
-    layout = None if bundle.manifest.signatures else read_layout(bundle)
+    has_layout = not bundle.manifest.signatures and bundle.manifest.query is None
+    layout = read_layout(bundle) if has_layout else None
     ranges = b""
     if RANGES in version.auxiliary:
         ranges = assemble(f"{what}: ranges", version.auxiliary[RANGES], operator.chunk)

@@ -84,6 +84,9 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
         "evaluations": Subcommand(
             summary="show the metrics of a run's versions on held-out data", module="control.evaluations"
         ),
+        "stats": Subcommand(
+            summary="ask devices for statistics of their examples, without training", module="control.stats"
+        ),
         "fetch": Subcommand(summary="download and verify a version of a run", module="control.fetch"),
         "publish": Subcommand(
             summary="publish trained parameters as the next version of a run",

@@ -21,6 +21,7 @@ Reading order:
 - ``engines/``: the choice of the engine, and ``vmap``
 - ``result``, ``rows``: the tables of a simulation, and its event log
 - ``studies/``: seeds, a baseline, figures, and simulations that resume
+- ``queries/``: ``simulate_statistics``, the statistics of simulated clients
 - ``federation/``: a coordinator with its devices on a virtual clock, and ``play``, one Run from a ``Scenario``
 """
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from fanin.simulation.federation.member import Member
     from fanin.simulation.federation.scenario import Outcome, Scenario, play
     from fanin.simulation.federation.synthetic import SyntheticTrainer, synthetic_bundle
+    from fanin.simulation.queries.simulated import simulate_statistics
     from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, SimulationEvent
     from fanin.simulation.settings import SimulationSettings
@@ -121,6 +123,7 @@ _MODULES = {
     "read_traces": "devices.traces",
     "run_virtual": "federation.clock",
     "simulate": "experiment",
+    "simulate_statistics": "queries.simulated",
     "synthetic_bundle": "federation.synthetic",
 }
 __all__ = [
@@ -181,6 +184,7 @@ __all__ = [
     "read_traces",
     "run_virtual",
     "simulate",
+    "simulate_statistics",
     "synthetic_bundle",
 ]
 

@@ -19,6 +19,7 @@ Rooms and modules in reading order:
     noise/      privacy noise: integers of exact distributions from a seed
     masking/    secure aggregation: masks that cancel in the sum of a Round
     floors/     the privacy floor: the least that a device accepts
+    queries/    statistics of a fleet without training: a query, the integers of a device, the result
     runtimes/   the inference libraries behind one contract, and measurement of a Version
     metrics/    metrics of predictions: functions and graphs
     assembly/   Bundles from graphs of other exporters

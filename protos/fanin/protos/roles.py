@@ -5,6 +5,7 @@
                 and staleness. A device's value is that of its base Version plus its change
     counter     a whole number: the value before plus its difference to the same mean, rounded to the nearest whole
                 number, ties to even
+    sum         a whole number of a statistics Run: the exact sum of the devices' whole numbers (``fanin.edge.queries``)
 
 Personal tensors have no role: they never travel. A role may have a range. An Update of a device whose statistic or
 counter is out of its range is refused, and a Version with a value out of its range is never published.
@@ -30,6 +31,7 @@ class RoleKind(StrEnum):
     PARAMETER = "parameter"
     STATISTIC = "statistic"
     COUNTER = "counter"
+    SUM = "sum"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

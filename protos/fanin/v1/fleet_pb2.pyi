@@ -679,7 +679,7 @@ class BundleRef(_message.Message):
                        of the sequences, ascending, each with graphs of its own; the three are empty for one length
         "optimizer"    {SETTING: {"default": number, "below": number}}: the settings of the optimizer that are inputs of train
         "parameters"   {NAME: [dim, ..]}: the tensors of a Version, all float32
-        "roles"        {NAME: {"role": "parameter" | "statistic" | "counter", "lowest": number, "highest": number}}: the role of a
+        "roles"        {NAME: {"role": "parameter" | "statistic" | "counter" | "sum", "lowest": number, "highest": number}}: the role of a
                        tensor of "parameters", and the range of its values, of which either end may be absent. A tensor that
                        is not here is a parameter without a range. The coordinator adds the weighted mean of the changes to a
                        statistic, adds it rounded to a whole number to a counter, and gives only parameters to the rule and
@@ -689,8 +689,12 @@ class BundleRef(_message.Message):
                        in canonical form, and never leave the device: the change and the Version do not have them
         "privacy_floor"  {KEY: value}: the least privacy of a Round; absent if there is none. "protocol" ("secagg"), "threat",
                        "min_survivors", "adversarial_fraction", "security_bits", "authority" (hex), "mechanism" ("central" or
-                       "distributed"), "clip_norm", "noise_multiplier"; each may be absent. Give up an Assignment that
-                       promises less, before any other file of the Bundle is downloaded
+                       "distributed"), "clip_norm", "noise_multiplier", "statistics" ("refuse"), "min_cell_devices"; each
+                       may be absent. Give up an Assignment that promises less, before any other file is downloaded
+        "query"        {"groups": [..], "min_devices", "num_devices", "max_values"}: the statistics of a statistics Run; absent
+                       for a model. "parameters" are its sums, all of the role "sum", and there are no signatures. Send whole
+                       numbers on a grid of step 1 (docs/howto/statistics.md); a device that cannot reports no graph format
+                       "statistics"
         "signatures"   {"train" | "evaluate" | "infer" | "preprocess": {
                            "inputs": [PORT, ..], "outputs": [PORT, ..], "graphs": {FORMAT: ARTIFACT NAME}}}
                        PORT is {"name": string, "dtype": "float32" | "int32" | "int8" | "uint8", "shape": [dim, ..]};

@@ -18,6 +18,7 @@ from typing import Final
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.training.statistics import answers_queries
 from fanin.clients.device.updates import Change, Trainer, progress_of, row_sizes
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.messages import Assignment, TrainingProgress
@@ -59,6 +60,11 @@ class SparingTrainer:
     def graph_format(self) -> str:
         """The format of the graphs that the trainer runs."""
         return self._trainer.graph_format
+
+    @property
+    def answers_queries(self) -> bool:
+        """See AnswersQueries."""
+        return answers_queries(self._trainer)
 
     def row_sizes(self, bundle: Bundle) -> Collection[int]:
         """See SizingTrainer."""

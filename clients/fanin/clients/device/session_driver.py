@@ -30,6 +30,7 @@ from fanin.clients.device.session.protocols import DeviceIdentity
 from fanin.clients.device.storage.personal import keep_local, local_values, trim_local
 from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.clients.device.storage.seeds import device_seed
+from fanin.clients.device.training.statistics import formats_of
 from fanin.clients.device.updates import (
     Change,
     Trainer,
@@ -259,7 +260,7 @@ class SessionDriver:
         capabilities = m.Capabilities(
             codecs=known_codecs(),
             runtimes=(trainer.runtime,),
-            graph_formats=(trainer.graph_format,),
+            graph_formats=formats_of(trainer),
             stages=known_stages(),
             reports_progress=True,
             round_protocols=known_protocols(),
@@ -292,7 +293,7 @@ class SessionDriver:
             model = await self._downloader.fetch(publication, needed, should_continue, wanted)
             local = local_values(self._parts.store.locals, model.bundle, publication.run_id)
             self._model = replace(model, local=local)
-            if serving is not None:
+            if serving is not None and model.bundle.manifest.query is None:
                 serving.offer(publication, self._model)
         finally:
             # Also after a failure: otherwise failed Assignments would fill this disk. The Chunks that the next try

@@ -6,6 +6,7 @@ from typing import Final
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.training.statistics import answers_queries
 from fanin.clients.device.updates import Change, Trainer, row_sizes
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
@@ -125,6 +126,11 @@ class ObservedTrainer(EarlyTrainer):
     def graph_format(self) -> str:
         """See Trainer."""
         return self._trainer.graph_format
+
+    @property
+    def answers_queries(self) -> bool:
+        """See AnswersQueries."""
+        return answers_queries(self._trainer)
 
     def row_sizes(self, bundle: Bundle) -> Collection[int]:
         """See SizingTrainer."""

@@ -33,6 +33,7 @@ from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.bundles.manifest_json import dump_manifest
 from fanin.edge.files import new_folder
 from fanin.edge.floors.floor import NO_FLOOR, PrivacyFloor
+from fanin.edge.queries.query import StatisticsQuery
 from fanin.edge.tensors import Array, Float32s, TensorTable, encode_parameters
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan
@@ -158,6 +159,36 @@ def write_arrays(
         artifacts=MappingProxyType({each: artifact_of(data) for each, data in artifacts.items()}),
         initial=PARAMETERS,
         privacy_floor=choices.privacy_floor,
+    )
+    write_bundle(path, dump_manifest(manifest), artifacts, key)
+    return open_folder(path, trusted=[key.public])
+
+
+def write_query(query: StatisticsQuery, folder: Path | str, key: SigningKey, name: str) -> Bundle:
+    """Sign the Bundle of a statistics Run and write it: a query, whose sums are zero.
+
+    Args:
+        query: The query.
+        folder: A new or empty folder for the Bundle.
+        key: The publisher's key.
+        name: Name of the query, for people.
+
+    Raises:
+        InvalidInput: ``folder`` holds files or is no path, or the name is none.
+    """
+    path = new_folder("bundle: folder", folder)
+    check_name("name", name)
+    artifacts = {PARAMETERS: encode_parameters(query.table, np.zeros(query.table.num_values, np.float32))}
+    manifest = Manifest(
+        name=name,
+        batch_size=1,
+        num_classes=0,
+        table=query.table,
+        signatures=MappingProxyType({}),
+        slots=MappingProxyType({}),
+        artifacts=MappingProxyType({each: artifact_of(data) for each, data in artifacts.items()}),
+        initial=PARAMETERS,
+        query=query,
     )
     write_bundle(path, dump_manifest(manifest), artifacts, key)
     return open_folder(path, trusted=[key.public])

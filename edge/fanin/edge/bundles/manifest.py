@@ -15,15 +15,19 @@ from fanin.edge.bundles.derived import NOTHING, Derived
 from fanin.edge.bundles.slots import Slot, check_slots
 from fanin.edge.floors.floor import NO_FLOOR, PrivacyFloor
 from fanin.edge.lengths import Lengths
+from fanin.edge.queries.query import StatisticsQuery
 from fanin.edge.ranges import Activation
 from fanin.edge.signatures import BATCH_PORTS, DEVICE_SIGNATURES, TRAIN, Signature, check_batch_ports, check_same_ports
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.protos.names import check_label
+from fanin.protos.roles import RoleKind
 
 NO_GRAPHS: Final = "arrays"
 """The graph format that a device reports if code trains on it: it takes Bundles without graphs."""
+STATISTICS: Final = "statistics"
+"""The graph format that a device reports if it answers queries about its examples."""
 UNBOUNDED: Final = 2.0**127
 """Bound of a setting without another one. The graphs compute in float32."""
 
@@ -95,6 +99,7 @@ class Manifest:
         other_batch_sizes: Batch sizes that a Plan may choose instead of ``batch_size``. Their train graphs have names
             such as ``train@b8``, and with lengths also ``train@16@b8``.
         privacy_floor: The least privacy with which devices train the model. Nobody can remove it: it is signed.
+        query: The statistics that devices report instead of a training; None for a model. Its tensors are the table.
 
     Raises:
         InvalidBundle: The facts contradict each other.
@@ -116,6 +121,7 @@ class Manifest:
     other_batch_sizes: tuple[int, ...] = ()
     activations: tuple[Activation, ...] = ()
     privacy_floor: PrivacyFloor = NO_FLOOR
+    query: StatisticsQuery | None = None
 
     def __post_init__(self) -> None:
         self._check_labels()
@@ -147,6 +153,7 @@ class Manifest:
                 f"manifest: initial parameters {self.initial!r} are not among the artifacts", code="FN-0322"
             )
         self._check_local()
+        self._check_query()
         shapes = {spec.name: spec.shape for spec in self.model_table.specs}
         self.derived.shapes(shapes)
         formats = self.signatures["infer"].graphs if self.signatures else {}
@@ -203,6 +210,19 @@ class Manifest:
                 f"{sorted({row.graph_format for row in self.activations})}, expected different names in formats of the "
                 f"infer graph, {sorted(formats)}",
                 code="FN-0319",
+            )
+
+    def _check_query(self) -> None:
+        """Raise InvalidBundle unless sums are those of a query, and a query has no graphs."""
+        has_sums = any(role.role is RoleKind.SUM for role in self.table.roles.values())
+        if self.query is None and not has_sums:
+            return
+        table = TensorTable(()) if self.query is None else self.query.table
+        if table != self.table or table.roles != self.table.roles or self.signatures:
+            raise InvalidBundle(
+                "manifest: query: got tensors other than the sums of the query, or graphs, expected these sums alone; "
+                "write the bundle with fanin stats",
+                code="FN-1863",
             )
 
     def _check_local(self) -> None:
@@ -348,7 +368,9 @@ class Manifest:
 
     @property
     def graph_formats(self) -> tuple[str, ...]:
-        """The formats in which every graph exists; ``NO_GRAPHS`` alone for a Bundle without graphs."""
+        """The formats in which every graph exists; without graphs ``NO_GRAPHS``, and ``STATISTICS`` for a query."""
+        if self.query is not None:
+            return (STATISTICS,)
         formats = [set(signature.graphs) for signature in self.signatures.values()]
         return tuple(sorted(set.intersection(*formats))) if any(formats) else (NO_GRAPHS,)
 

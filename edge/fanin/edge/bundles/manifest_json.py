@@ -17,6 +17,7 @@ from fanin.edge.bundles.slots import Slot, SlotKind
 from fanin.edge.floors.floor import NO_FLOOR, PrivacyFloor
 from fanin.edge.floors.rows import floor_row, parse_floor
 from fanin.edge.lengths import Lengths
+from fanin.edge.queries.files import parse_query, query_row
 from fanin.edge.ranges import Activation
 from fanin.edge.signatures import DTYPES, Port, Signature
 from fanin.edge.tensors import TensorTable
@@ -30,7 +31,7 @@ KEYS: Final = (
     "activations artifacts initial"
 )
 """The keys of every manifest. ``fleet.proto`` describes them all."""
-OPTIONAL_KEYS: Final = "local other_batch_sizes privacy_floor"
+OPTIONAL_KEYS: Final = "local other_batch_sizes privacy_floor query"
 KEPT_MANIFESTS: Final = 2
 
 
@@ -81,6 +82,8 @@ def dump_manifest(manifest: Manifest) -> bytes:
         row["other_batch_sizes"] = list(manifest.other_batch_sizes)
     if manifest.privacy_floor != NO_FLOOR:
         row["privacy_floor"] = floor_row(manifest.privacy_floor)
+    if manifest.query is not None:
+        row["query"] = query_row(manifest.query)
     return json.dumps(row, indent=1, sort_keys=True).encode() + b"\n"
 
 
@@ -139,6 +142,7 @@ def _manifest(reader: Reader) -> Manifest:
         local=_local(reader.child("local")) if "local" in reader.row else None,
         other_batch_sizes=_other_batch_sizes(reader),
         privacy_floor=_privacy_floor(reader),
+        query=parse_query(reader.row["query"], f"{reader.path}.query") if "query" in reader.row else None,
     )
 
 

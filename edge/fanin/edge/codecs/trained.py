@@ -1,7 +1,8 @@
 """The two parts of a vector: the trained parameters, and the statistics and counters between them.
 
 Rules, outer optimizers and stages work on the trained values alone. They see these without gaps, as a shorter vector
-with a table of its own, and need no code for roles. The averaged values bypass them.
+with a table of its own, and need no code for roles. The averaged values bypass them. The sums of a statistics Run are
+trained values: its rule sums them up.
 
     vector   [a: parameter] [b: statistic] [c: parameter] [d: counter]
     trained  [a] [c]
@@ -45,7 +46,7 @@ class TrainedPart:
     """
 
     def __init__(self, table: TensorTable) -> None:
-        self._is_trained = tuple(spec.role.role is RoleKind.PARAMETER for spec in table.specs)
+        self._is_trained = tuple(spec.role.role in (RoleKind.PARAMETER, RoleKind.SUM) for spec in table.specs)
         self.trained = TensorTable(tuple(self.of_trained(table.specs)))
         self.averaged = TensorTable(tuple(self.of_averaged(table.specs)))
         self._runs = tuple(_runs(table, self._is_trained))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from fanin.edge.export.app.decompositions import check_decomposition
     from fanin.edge.export.app.loading import load_app
     from fanin.edge.export.app.losses import BatchLoss, Loss, cross_entropy, next_token, squared_error
+    from fanin.edge.export.app.normalizing import normalization
     from fanin.edge.export.app.optimizers.lion import Lion
     from fanin.edge.export.app.optimizers.optimizer import Optimizer
     from fanin.edge.export.app.optimizers.recipe import Adapters, Recipe
@@ -58,6 +59,7 @@ __all__ = [
     "inputs_of",
     "load_app",
     "next_token",
+    "normalization",
     "squared_error",
 ]
 
@@ -85,6 +87,7 @@ OWNERS: Final[Mapping[str, str]] = MappingProxyType(
         "inputs_of": "app.app",
         "load_app": "app.loading",
         "next_token": "app.losses",
+        "normalization": "app.normalizing",
         "squared_error": "app.losses",
     }
 )

@@ -17,12 +17,15 @@ from typing import Annotated, Final, Protocol
 from fanin.edge.masking.parameters import MILLION, Assumptions, Threat
 from fanin.edge.masking.settings import LEAST_BITS, MAX_BITS, MaskSettings
 from fanin.edge.masking.terms import LEAST_SURVIVORS, MAX_DEVICES, MaskFloor
+from fanin.edge.queries.digits import MAX_DEVICES as MOST_DEVICES
+from fanin.edge.queries.query import LEAST_DEVICES, StatisticsQuery
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import EXAMPLES, Assignment
 from fanin.protos.names import check_key
 from fanin.protos.plans import CENTRAL, GAUSSIAN_SHARES, SECAGG_PROTOCOL, SKELLAM, RoundPlan
 from fanin.protos.plans.keys import Key, KeyField, keys_of, shown
 
+REFUSE: Final = "refuse"
 BELOW_FLOOR: Final = "FN-1700"
 POLICY_CODES: Final = frozenset({BELOW_FLOOR, "FN-1628", "FN-1701", "FN-1702", "FN-1704"})
 """The codes with which a device refuses a Run by its policy: it would refuse the next Round, too."""
@@ -144,6 +147,23 @@ class PrivacyFloor:
         ),
     ] = 0.0
 
+    statistics: Annotated[
+        str,
+        Key(
+            text="`refuse`: no counts of the examples for a statistics Run. Empty: any query of a trusted publisher.",
+            choices=("", REFUSE),
+        ),
+    ] = ""
+    min_cell_devices: Annotated[
+        int,
+        Key(
+            text="The fewest devices of a cell that a statistics Run publishes.",
+            unit="devices",
+            at_least=LEAST_DEVICES,
+            at_most=MOST_DEVICES,
+        ),
+    ] = 0
+
     def __post_init__(self) -> None:
         for key in floor_keys():
             value = getattr(self, key.name)
@@ -191,6 +211,8 @@ class PrivacyFloor:
             mechanism=max(self.mechanism, other.mechanism, key=STRENGTHS.__getitem__),
             clip_norm=min(self.clip_norm, other.clip_norm),
             noise_multiplier=max(self.noise_multiplier, other.noise_multiplier),
+            statistics=self.statistics or other.statistics,
+            min_cell_devices=max(self.min_cell_devices, other.min_cell_devices),
         )
 
     def faults(self, protocol: RoundPlan, noise: NoiseTerms | None) -> tuple[str, ...]:
@@ -207,6 +229,18 @@ class PrivacyFloor:
         faults = self.faults(work.round_protocol, work.privacy) or self._other_faults(work)
         if faults:
             raise InvalidPlan(f"privacy floor of {origin}: got {'; '.join(faults)}", code=BELOW_FLOOR)
+
+    def check_query(self, query: StatisticsQuery | None) -> None:
+        """Raise InvalidPlan if a Bundle asks for statistics that the floor does not allow. None: it asks for none."""
+        if query is None:
+            return
+        if self.statistics == REFUSE:
+            fault = "statistics of the examples, expected a model to train"
+        elif query.min_devices < self.min_cell_devices:
+            fault = f"cells of {query.min_devices} devices, expected at least {self.min_cell_devices}"
+        else:
+            return
+        raise InvalidPlan(f"privacy floor: got {fault}", code=BELOW_FLOOR)
 
     def _other_faults(self, work: Assignment) -> tuple[str, ...]:
         """Return what an Assignment asks for beside the noised sum, which a floor with noise does not allow."""

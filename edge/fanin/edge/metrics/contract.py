@@ -33,8 +33,10 @@ def check_metric(metric: Metric, *, num_classes: int = 5, seed: int = 1) -> None
     assert value_of("metric", metric, predictions, targets) == value, "metric: a repetition gave another value"
     order = rng.permutation(NUM_EXAMPLES)
     other = value_of("metric", metric, predictions[order], targets[order])
-    assert abs(other - value) <= TOLERANCE * max(1.0, abs(value)), "metric: the order of the examples changed the value"
     perfect = value_of("metric", metric, targets.copy(), targets)
+    if value is None or other is None or perfect is None:
+        raise AssertionError(f"metric: got None for {NUM_EXAMPLES} examples, expected a number")
+    assert abs(other - value) <= TOLERANCE * max(1.0, abs(value)), "metric: the order of the examples changed the value"
     is_best = perfect >= value if metric.higher_is_better else perfect <= value
     assert is_best, f"metric: got {perfect} for correct and {value} for random predictions; correct higher_is_better"
     value_of("metric", metric, predictions[:1], targets[:1])

@@ -4,6 +4,7 @@ A metric receives all predictions and targets of a data set at once, in the proc
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -26,7 +27,7 @@ OUR_VALUES: Final = frozenset(
     {"loss", "accuracy", "accuracy_int8", "int8_agreement", "squared_error", "squared_error_int8"}
 )
 """The values of every evaluation."""
-MetricFunction = Callable[[Inputs, Inputs], float]
+MetricFunction = Callable[[Inputs, Inputs], float | None]
 """Computes a metric of predictions and targets. See ``Metric.function``."""
 NO_METRICS: Final[Mapping[str, "Metric"]] = MappingProxyType({})
 
@@ -39,7 +40,8 @@ class Metric:
         function: A function ``(predictions, targets) -> value`` of all examples at once. A model with labels has int32
             classes of the shape (n,), for sequences those of all labelled positions. A model of values has float32
             values of the shape (n, ...), as its output has and as the targets have. Declared targets of an App may have
-            another shape, and may be int32. The result is a finite number.
+            another shape, and may be int32. The result is a finite number, or None if these examples do not determine
+            the metric, such as the recall of a class that they lack.
         higher_is_better: Whether a larger value is better.
     """
 
@@ -64,7 +66,7 @@ class MetricRows:
             self._rows.append((targets, in_float, in_int8))
 
     def values(self, num_classes: int) -> dict[str, float]:
-        """Return the metrics of the float model as ``NAME`` and of the int8 model as ``NAME_int8``.
+        """Return the metrics of the float model as ``NAME`` and of the int8 model as ``NAME_int8``. None is left out.
 
         Args:
             num_classes: Number of labels of the model; 0 for a model of values.
@@ -76,11 +78,12 @@ class MetricRows:
             return {}
         targets, in_float, in_int8 = (np.concatenate(column) for column in zip(*self._rows, strict=True))
         has_label = targets != NO_TOKEN if num_classes else np.full(len(targets), True)
-        return {
+        values = {
             name + suffix: value_of(name, metric, predictions[has_label], targets[has_label])
             for name, metric in self._metrics.items()
             for suffix, predictions in (("", in_float), (INT8, in_int8))
         }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
@@ -97,7 +100,7 @@ def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
                 f"not end in {INT8}: these values are always computed",
                 code="FN-0229",
             )
-        metric = named("evaluation.metrics", name, METRICS, GROUP)
+        metric = class_recall(name) or named("evaluation.metrics", name, METRICS, GROUP)
         if not isinstance(metric, Metric):
             raise InvalidPlan(
                 f"plan: evaluation.metrics: {name!r}: got {type(metric).__name__}, expected a Metric; correct that "
@@ -108,11 +111,13 @@ def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
     return metrics
 
 
-def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) -> float:
-    """Return the value of a metric. Raises InvalidPlan if it raised an error or is no finite number."""
+def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) -> float | None:
+    """Return the value of a metric, or None. Raises InvalidPlan if it raised an error or is no finite number."""
     advice = "correct its function, or remove the metric"
     with blamed(f"metric {name!r}", advice):
         result: object = metric.function(predictions, targets)
+        if result is None:
+            return None
         value = math.nan
         # ``float`` also accepts a text, and a comparison of all examples.
         if isinstance(result, SupportsFloat) and not isinstance(result, str | bool | np.bool_):
@@ -134,6 +139,23 @@ def balanced_accuracy(predictions: Inputs, targets: Inputs) -> float:
     hits, _, num_targets = _counts(predictions, targets)
     occurs = num_targets > 0
     return float((hits[occurs] / num_targets[occurs]).mean())
+
+
+def class_recall(name: str) -> Metric | None:
+    """Return the metric ``recall_K``, the share of class K that is predicted correctly; None for another name.
+
+    It is None on examples that lack the class.
+    """
+    match = re.fullmatch(r"recall_(0|[1-9]\d{0,8})", name)
+    if match is None:
+        return None
+    number = int(match.group(1))
+
+    def recall(predictions: Inputs, targets: Inputs) -> float | None:
+        is_ours = targets == number
+        return float((predictions[is_ours] == number).mean()) if is_ours.any() else None
+
+    return Metric(function=recall)
 
 
 def absolute_error(predictions: Inputs, targets: Inputs) -> float:

@@ -97,7 +97,9 @@ def _read_role(value: object) -> object:
     if not isinstance(row, Mapping) or not {"role"} <= row.keys() <= {"role", "lowest", "highest"}:
         return value
     bounds = {name: as_float(bound) for name, bound in row.items() if name != "role"}
-    if row["role"] not in set(RoleKind) or not all(isinstance(bound, float) for bound in bounds.values()):
+    if row["role"] not in set(RoleKind) - {RoleKind.SUM} or not all(
+        isinstance(bound, float) for bound in bounds.values()
+    ):
         return value
     try:
         return TensorRole(role=RoleKind(row["role"]), **bounds)  # type: ignore[arg-type]  # the floats were just checked

@@ -4,6 +4,7 @@ Modules, in reading order:
 
     fold.py          the integer sum: ``begin``, ``accept``, ``merge``, ``finish``
     rules.py         the rules by name: ``Rule`` for sums, ``ColumnRule`` for robust ones, and strategies of Flower
+    exact_sums.py    the rule of statistics Runs: integer sums, in which cells of few devices are withheld
     robust           the robust rules: median, MeaMed, Krum, Multi-Krum, Bulyan, RFA, clipping, exact distances
     checked.py       the rule and the optimizer that a Plan names; those of other packages are checked
     sets.py          the fold of a closed set by its rule

@@ -280,7 +280,7 @@ class OuterStep:
         reaches = self._aggregate.reaches
         grid = next_grid(self._grid, reaches, first, self._codec) if reaches.any() else tuple(self._grid)
         return FoldResult(
-            next_grid=_with_counters(self._layout, grid),
+            next_grid=_with_whole_steps(self._layout, grid),
             counts=self._aggregate.counts,
             num_clamped=self._num_clamped,
         )
@@ -306,10 +306,10 @@ def problem_of(values: Float32s, role: TensorRole) -> str:
     )
 
 
-def _with_counters(layout: VectorLayout, grid: Sequence[int]) -> tuple[int, ...]:
-    """Return a grid whose step is 1 in each block of a counter: its increments are whole numbers of any size."""
-    roles = (spec.role.role for spec in layout.total_table.specs)
-    return tuple(0 if role is RoleKind.COUNTER else exponent for role, exponent in zip(roles, grid, strict=True))
+def _with_whole_steps(layout: VectorLayout, grid: Sequence[int]) -> tuple[int, ...]:
+    """Return a grid whose step is 1 in each block of a counter or a sum: their changes are whole numbers."""
+    whole, roles = (RoleKind.COUNTER, RoleKind.SUM), (spec.role.role for spec in layout.total_table.specs)
+    return tuple(0 if role in whole else exponent for role, exponent in zip(roles, grid, strict=True))
 
 
 def _sliced(slices: Iterable[Float32s]) -> Iterator[Float32s]:
@@ -351,7 +351,7 @@ def first_grid_of(layout: VectorLayout, parameters: Iterable[Float32s], codec: P
     maxima = BlockMaxima(layout.table)
     for piece in parameters:
         maxima.add(piece)
-    return _with_counters(layout, layout.for_all(first_grid(maxima.largest, codec)))
+    return _with_whole_steps(layout, layout.for_all(first_grid(maxima.largest, codec)))
 
 
 class BlockMaxima:

@@ -26,6 +26,7 @@ from fanin.protos.plans.entries import Setting
 from fanin.protos.plans.keys import Key, shown
 from fanin.protos.plans.named import blamed, wrong_object
 from fanin.server.aggregation import fold
+from fanin.server.aggregation.exact_sums import STATISTICS_RULE, exact_sums
 from fanin.server.aggregation.fold import Contribution, PartialSum
 from fanin.server.aggregation.robust import ROBUST_RULES
 
@@ -320,7 +321,12 @@ def _trimmed_mean(
 
 
 RULES: Final[Mapping[str, RuleFactory]] = MappingProxyType(
-    {"weighted_mean": lambda _plan: WeightedMean(), "trimmed_mean": _trimmed_mean, **ROBUST_RULES}
+    {
+        "weighted_mean": lambda _plan: WeightedMean(),
+        "trimmed_mean": _trimmed_mean,
+        **ROBUST_RULES,
+        STATISTICS_RULE: exact_sums,
+    }
 )
 """The rules of fanin, by name."""
 

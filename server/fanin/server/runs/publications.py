@@ -52,6 +52,8 @@ class Publications:
 
     def refusal(self, capabilities: m.Capabilities) -> str:
         """Return why a device with these capabilities cannot use the Run's Versions, or an empty string if it can."""
+        if self._setup.manifest.query is not None:
+            return "statistics: they are no model"
         return refusal_of(self._setup, capabilities)
 
     def is_newer(self, served: m.ServedVersion) -> bool:

@@ -4,7 +4,7 @@ The order is the security property:
 
 1. The owner's floor is checked before anything is downloaded for the Assignment.
 2. The floor of the manifest is checked as soon as the manifest is verified, before any other file of the Bundle, any
-   parameter, any message of the Round and the training.
+   parameter, any message of the Round and the training. So is its query for statistics, by the floor of both.
 3. The owner's floor is checked again, and the ledger is durable, before the first byte of the Update leaves.
 
 So a policy that was tightened meanwhile holds for a trained Update, too. A device that restarts begins with 1 again.
@@ -62,13 +62,16 @@ class PrivacyGuard:
 
     def check_manifest(self, work: Assignment, manifest: Manifest) -> None:
         """Raise InvalidInput if an Assignment promises less than the floor of its verified manifest (2)."""
-        if self._ledger is not None and manifest.privacy_floor != NO_FLOOR:
+        asked = () if manifest.query is None else manifest.query.texts
+        if self._ledger is not None and (asked or manifest.privacy_floor != NO_FLOOR):
             with suppress(FaninError):
-                self._ledger.note_floor(work, floor_row(manifest.privacy_floor))
+                self._ledger.note_manifest(work, floor_row(manifest.privacy_floor), asked)
         try:
             manifest.privacy_floor.check(work, "the bundle's manifest")
             # The policy may have changed since (1), and the authority of both must be one.
-            self.floor(manifest).check(work, "manifest and owner")
+            floor = self.floor(manifest)
+            floor.check(work, "manifest and owner")
+            floor.check_query(manifest.query)
         except InvalidInput as exc:
             self._note_refusal(work, exc)
             raise

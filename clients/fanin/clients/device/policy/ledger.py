@@ -42,6 +42,7 @@ class RunPrivacy:
     Attributes:
         bundle: The digest of the Run's Bundle.
         floor: The floor in its manifest, as a table.
+        asked: The statistics that it asks for, as lines for the owner; none for a model.
         population: The ledger of the coordinator that the last Round was charged to; "" for none.
         protocol: The protocol of it.
         mechanism: Who added the noise in it; "" for nobody.
@@ -63,6 +64,7 @@ class RunPrivacy:
 
     bundle: str = ""
     floor: Mapping[str, object] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
     population: str = ""
     protocol: str = ""
     mechanism: str = ""
@@ -172,12 +174,13 @@ class PrivacyLedger:
         )
         self._write(replace(record, last_assignment=work.assignment_id), work.run_id, after)
 
-    def note_floor(self, work: Assignment, floor: Mapping[str, object]) -> None:
-        """Note the floor in the manifest of a Run, for the owner. Raises StorageFull."""
+    def note_manifest(self, work: Assignment, floor: Mapping[str, object], asked: tuple[str, ...]) -> None:
+        """Note the floor and the query in the manifest of a Run, for the owner. Raises StorageFull."""
         record, bundle = self._read(), work.bundle.manifest.sha256
         run = record.runs.get(work.run_id, RunPrivacy())
-        if (run.bundle, run.floor) != (bundle, floor):
-            self._write(record, work.run_id, replace(run, bundle=bundle, floor=dict(floor)))
+        asked = asked[:MAX_SENT]
+        if (run.bundle, run.floor, run.asked) != (bundle, floor, asked):
+            self._write(record, work.run_id, replace(run, bundle=bundle, floor=dict(floor), asked=asked))
 
     def refuse(self, work: Assignment, reason: str) -> None:
         """Count an Assignment that the device refuses. Raises StorageFull."""
@@ -265,7 +268,14 @@ def to_json(record: PrivacyRecord) -> str:
 
 def _run(row: Mapping[str, Any]) -> RunPrivacy:
     """Return an entry. Raises an error of Python for a wrong key, type or fraction."""
-    run = RunPrivacy(**{**row, "floor": dict(row["floor"]), "sent": tuple(map(str, row["sent"]))})
+    run = RunPrivacy(
+        **{
+            **row,
+            "floor": dict(row["floor"]),
+            "sent": tuple(map(str, row["sent"])),
+            "asked": tuple(map(str, row.get("asked", ()))),
+        }
+    )
     for each in fields(RunPrivacy):
         value, default = getattr(run, each.name), getattr(_EMPTY, each.name)
         if type(value) is not type(default) and not (type(value) is int and type(default) is float):

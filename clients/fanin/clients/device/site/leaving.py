@@ -12,7 +12,7 @@ from fanin.protos import messages as m
 from fanin.protos.plans import SECAGG_PROTOCOL, Statistic
 
 UPDATE_FIELDS: Final[Mapping[str, str]] = {
-    "payload": "the change of the trained parameters",
+    "payload": "the change of the trained parameters, or the counts that a statistics run asks for",
     "statistics": "sums over the examples",
     "ranges": "counts of the ranges of activations",
     "telemetry": "facts about the work",

@@ -90,6 +90,7 @@ class SitePrivacy:
             return
         runs = _newest_first(self.ledger)
         for run, each in list(runs.items())[:MAX_SHOWN_RUNS]:
+            yield from (f"run {run}: asks for statistics of the examples: {text}" for text in each.asked)
             if each.num_rounds:
                 population = f" of population {each.population}" if each.population else ""
                 yield f"run {run}{population}: {self._spent(each)}"

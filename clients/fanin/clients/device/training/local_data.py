@@ -51,7 +51,7 @@ class LocalData:
         self, graphs: BundleGraphs, store: ExampleStore, metrics: "Mapping[str, Metric]" = MappingProxyType({})
     ) -> None:
         self._graphs = graphs
-        self._store = store
+        self.store = store
         self._metrics = metrics
         self._mapped: dict[str, _Mapped] = {}
         # The examples of the next training with a Bundle, by its digest.
@@ -92,7 +92,7 @@ class LocalData:
     def _read(self) -> MemoryStore:
         """Read the store. The traceback of an error is logged once, until the store can be read again."""
         try:
-            now = snapshot(self._store)
+            now = snapshot(self.store)
         except InvalidInput as exc:
             if exc.__cause__ is not None and str(exc) != self._logged:
                 LOG.error("%s", exc, exc_info=exc.__cause__)
@@ -169,7 +169,7 @@ class LocalData:
     def _has_changed(self, seen: Mapping[str, weakref.ref[Examples]]) -> bool:
         """Return whether the store has other parts than these."""
         try:
-            parts = snapshot(self._store).parts
+            parts = snapshot(self.store).parts
         except InvalidInput:
             return True  # the next training reports it
         return parts.keys() != seen.keys() or any(seen[name]() is not part for name, part in parts.items())

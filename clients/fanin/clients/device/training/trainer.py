@@ -35,6 +35,7 @@ from fanin.clients.device.training.resuming import (
     Saver,
     digest_of,
 )
+from fanin.clients.device.training.statistics import answer
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState, TrainStep
@@ -91,12 +92,17 @@ class RuntimeTrainer:
         """The format of the runtime's graphs."""
         return self._graphs.graph_format
 
+    @property
+    def answers_queries(self) -> bool:
+        """See AnswersQueries."""
+        return True
+
     def row_sizes(self, bundle: Bundle) -> Collection[int]:
         """Return the lengths of the rows that the next training uses. See SizingTrainer."""
         return self._data.row_sizes(bundle)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
-        """Validate the Version, then run local SGD from it. See Trainer.
+        """Validate the Version, then run local SGD from it, or answer the query of the Bundle. See Trainer.
 
         Raises:
             Interrupted: ``should_continue`` raised it.
@@ -104,6 +110,9 @@ class RuntimeTrainer:
             ValueError: The examples do not fit the model.
             InvalidInput: The store cannot be read, or the Bundle has no graph for the Assignment's batch size.
         """
+        if model.bundle.manifest.query is not None:
+            should_continue()
+            return answer(model, self._data.store)
         bundle = trained_bundle(model, assignment)
         examples = self._data.examples(model.bundle)
         initial, control = model.values(), control_of(model)
