@@ -1,5 +1,6 @@
 """Secure aggregation over TLS: a coordinator and devices in processes of their own, which are killed."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -12,9 +13,9 @@ from support.secagg import UPLOAD, outcome
 
 from fanin.clients.device.policy.owner import write_policy
 from fanin.clients.device.storage.cache import Cache
+from fanin.commands.administration.device import main as device_main
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.floors.floor import PrivacyFloor
-from fanin.edge.masking.roster import certificate_of
 from fanin.protos.messages import CodecSpec, Training, VersionPublished
 from fanin.protos.plans import AggregationPlan, CohortPlan, Plan, RoundPlan, StopPlan
 from fanin.simulation import synthetic_bundle
@@ -140,15 +141,23 @@ def test_a_device_that_is_killed_and_started_again_completes_the_round(
 def test_devices_certified_by_an_authority_confirm_the_survivors(
     new_site: Callable[[str], Site], tmp_path: Path
 ) -> None:
-    """The floor of each device demands the threat ``active``. Its owner installed the authority and the certificate."""
-    authority, site = SigningKey.generate(), new_site("active")
-    for index in range(NUM_DEVICES):
-        folder = site.folder / f"device-{index}"
-        key = Cache(folder).key()
-        certificate = certificate_of(authority.sign, bytes.fromhex(key.public))
-        (folder / "device.certificate").write_text(certificate.hex())
-        write_policy(folder, PrivacyFloor(protocol="secagg", threat="active", authority=authority.public))
-    options = {"threat": "active", "authority": authority.public}
+    """The floor of each device demands the threat ``active``. Its owner installed the authority and the certificate.
+
+    The authority has a folder of its own, and never sees a folder of a device or of the coordinator.
+    """
+    site, office = new_site("active"), tmp_path / "office"
+    office.mkdir()
+    folders = [site.folder / f"device-{index}" for index in range(NUM_DEVICES)]
+    for index, folder in enumerate(folders):
+        Cache(folder).key()
+        shutil.copy(folder / "device.pub", office / f"{index}.pub")
+    keys = [str(office / f"{index}.pub") for index in range(NUM_DEVICES)]
+    assert device_main(["certify", *keys, "--authority", str(office / "authority.key")]) == 0
+    authority = (office / "authority.pub").read_text().strip()
+    for index, folder in enumerate(folders):
+        shutil.copy(office / f"{index}.certificate", folder / "device.certificate")
+        write_policy(folder, PrivacyFloor(protocol="secagg", threat="active", authority=authority))
+    options = {"threat": "active", "authority": authority}
     masked = federate(site, replace(PLAN, round=RoundPlan(protocol="secagg", options=options)))
     plain = outcome(replace(PLAN, round=RoundPlan()), tmp_path / "plain", shapes=SHAPES)
     assert (len(masked), tuple(masked)) == (1, plain.versions)

@@ -186,8 +186,9 @@ def test_files_that_must_survive_a_power_cut_have_their_names_synced(cache: Cach
         cache.records.raise_version("run", (1, 5))
         cache.key()
         cache.updates.put(HEADER, PAYLOAD)
-    header = tmp_path / "updates" / f"{NAME}.header"
-    assert durable_files(syncs) == [tmp_path / "seen.json", tmp_path / "device.key", header]
+    # The payload before the header, with which the Update exists and its first byte may be sent.
+    update = [tmp_path / "updates" / f"{NAME}.{part}" for part in ("payload", "header")]
+    assert durable_files(syncs) == [*(tmp_path / name for name in ("seen.json", "device.key", "device.pub")), *update]
 
 
 def test_a_folder_has_one_process_at_a_time(tmp_path: Path) -> None:

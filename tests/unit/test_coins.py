@@ -16,7 +16,7 @@ from support.virtual import PUBLISHER, Place, bundle_in, open_place, plan, start
 from fanin.clients.device.updates import Change, make_update
 from fanin.edge.bundles.keys import SigningKey
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import Conflict, InvalidPlan
 from fanin.protos.messages import VersionPublished
 from fanin.protos.plans import Plan, PrivacyPlan
 from fanin.server.aggregation.parameters import load_parameters
@@ -134,6 +134,55 @@ def test_a_device_that_enrolls_later_is_not_in_the_roster(tmp_path: Path) -> Non
     run(tmp_path, sampled(0.99), story)
 
 
+def test_no_round_opens_for_more_devices_than_the_ledger_covers(tmp_path: Path) -> None:
+    """They enrolled after the start. Delta is for the devices of the Plan, and each of them may take part."""
+
+    async def main() -> None:
+        place = open_place(tmp_path)
+        devices = place.state.stores.devices
+        await devices.enroll(ENROLLED, 0.0)
+        base = private(max_rounds=3, population_size=8)
+        cohort = replace(base.cohort, concurrency=2, buffer=2, quorum=2)
+        await start(place.runs, bundle_in(tmp_path), replace(base, cohort=cohort))
+        await settle()
+        work = await answers(place, ROSTER[:2])
+        # The Round that is open is closed: the devices of the population have worked for it.
+        await devices.enroll([LATE], 1.0)
+        for device, assignment in work.items():
+            await send(place, device, assignment)
+        await settle()
+        info = await place.runs.info("run")
+        assert (info.state, info.version) == (m.RunState.PAUSED, 1)
+        assert "9 devices are enrolled by now, expected at most 8" in info.reason
+        assert "FN-1722" in info.reason
+        with pytest.raises(Conflict) as excinfo:
+            await place.runs.command(m.Command(command_id="early", run_id="run", what=m.Resume()))
+        assert excinfo.value.code == "FN-1722"
+        await devices.change(m.DeviceChange(device_id=LATE.device_id, what=m.RemoveDevice()), None, 2.0)
+        info = await place.runs.command(m.Command(command_id="later", run_id="run", what=m.Resume()))
+        await settle()
+        assert info.state is m.RunState.RUNNING
+        assert await place.state.stores.rounds.unfinished("run") is not None
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
+def test_a_population_has_one_claim(tmp_path: Path) -> None:
+    """Coins claim a device more or less, other Runs a device whose Updates are zero: one epsilon is of one of both."""
+
+    async def tell(place: Place) -> None:
+        with pytest.raises(Conflict) as excinfo:
+            await start(place.runs, bundle_in(tmp_path), private(population_size=8), "second")
+        assert excinfo.value.code == "FN-1720"
+        assert "expected a claim of add-or-remove, as of its first run run" in str(excinfo.value)
+        assert await place.runs.run_ids() == ("run",)
+        (population,) = await place.state.stores.ledger.populations()
+        assert population.relation == "add-or-remove"
+
+    run(tmp_path, sampled(0.5), tell)
+
+
 def test_a_successor_throws_the_same_coins(tmp_path: Path) -> None:
     draws: list[set[str]] = []
 
@@ -162,7 +211,7 @@ def test_a_population_smaller_than_the_enrolled_devices_is_refused(tmp_path: Pat
         await place.state.stores.devices.enroll([*ENROLLED, LATE], 0.0)
         with pytest.raises(InvalidPlan) as excinfo:
             await start(place.runs, bundle_in(tmp_path), small)
-        assert excinfo.value.code == "FN-1655"
+        assert excinfo.value.code == "FN-1722"
         await place.runs.stop()
 
     run_virtual(main())

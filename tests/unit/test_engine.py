@@ -30,7 +30,7 @@ def test_a_database_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     for upgrade in (True, False):
         with raises(
             Corrupted,
-            f"{path}: written by fanin 99.1 (got form 9999), and this is fanin {__version__} (expected 0001 to 0014); "
+            f"{path}: written by fanin 99.1 (got form 9999), and this is fanin {__version__} (expected 0001 to 0016); "
             "install that fanin: a database cannot be downgraded. Or restore a backup of the folder that this fanin "
             "wrote",
         ):

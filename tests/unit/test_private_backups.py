@@ -1,5 +1,6 @@
 """Backups of private Runs have neither seeds nor Updates. A restored Run waits until its lost interval is charged."""
 
+import shutil
 import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from support.virtual import Place
 
 from fanin.protos.errors import Conflict, InvalidInput, NotFound
 from fanin.protos.messages import Command, LostInterval, Principal, PrincipalKind, Resume, RoundFailed, RunState
+from fanin.server.administration.audit import AuditLog
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.care.backup import back_up
 from fanin.server.care.places import place_of
@@ -22,12 +24,16 @@ from fanin.server.care.restore import restore
 ADMIN: Final = Principal(kind=PrincipalKind.ADMIN, id="0123456789ab")
 
 
-def written(folder: Path) -> None:
-    """Run two Rounds whose seeds and Updates are kept, and back up."""
+def written(folder: Path, *, stops: bool = False) -> None:
+    """Run two Rounds whose seeds and Updates are kept, and back up: before the coordinator stops, or after it."""
 
     async def tell(place: Place) -> None:
+        audit = AuditLog(place.state.stores)
+        await audit.start()
         await begin(place, folder, private(max_rounds=2, keep_seed_rounds=9))
         await rested(place)
+        if stops:
+            await audit.stop()
         back_up(folder / "state", place_of(str(folder / "backup")), lambda _: None)
 
     story(folder, tell)
@@ -97,10 +103,9 @@ def test_a_restored_run_waits_until_its_lost_interval_is_charged(tmp_path: Path)
         entries = (await place.state.stores.audit.audit_page(1)).entries
         assert [(each.call, each.principal) for each in entries][-1] == ("ChargePopulation", str(ADMIN))
         # The budget of three Rounds is spent now.
-        await runs.command(resume("late"))
-        info = await rested(place)
-        assert (info.state, await num_rows(place)) == (RunState.FINISHED, 3)
-        assert "FN-1660" in info.reason
+        with pytest.raises(Conflict) as excinfo:
+            await runs.command(resume("late"))
+        assert (excinfo.value.code, await num_rows(place)) == ("FN-1660", 3)
         with pytest.raises(InvalidInput) as invalid:
             await populations.charge(LostInterval(population="phones", rounds=1, after=3), ADMIN)
         assert invalid.value.code == "FN-1693"
@@ -108,8 +113,71 @@ def test_a_restored_run_waits_until_its_lost_interval_is_charged(tmp_path: Path)
     restored(tmp_path, tell)
 
 
-def test_a_stopped_coordinator_lost_nothing(tmp_path: Path) -> None:
+def test_a_backup_of_a_coordinator_that_serves_is_not_restored_as_one_of_a_stopped_one(tmp_path: Path) -> None:
     written(tmp_path)
+    for _ in range(2):
+        with pytest.raises(Conflict, match="the last entry of its audit log is BeginPopulation") as excinfo:
+            restore(place_of(str(tmp_path / "backup")), tmp_path / "new", lambda _: None, was_stopped=True)
+        assert excinfo.value.code == "FN-1721"
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_copied_folder_waits_for_a_charge_and_a_moved_one_does_not(tmp_path: Path) -> None:
+    """Both folders have all files of one moment. In the copy, nobody knows what the other one released since."""
+    written(tmp_path, stops=True)
+    (tmp_path / "state").rename(tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "state")
+
+    async def in_copy(place: Place) -> None:
+        for _ in range(2):
+            with pytest.raises(Conflict) as excinfo:
+                await place.runs.command(resume("early"))
+            assert excinfo.value.code == "FN-1691"
+        with pytest.raises(Conflict) as excinfo:
+            await begin(place, tmp_path, private(), "second")
+        assert excinfo.value.code == "FN-1691"
+        await place.runs.populations.charge(LostInterval(population="phones", rounds=1, after=2), ADMIN)
+
+    async def later(place: Place) -> None:
+        """The second start of the copy finds its own file."""
+        with pytest.raises(Conflict) as excinfo:
+            await place.runs.command(resume("late"))
+        assert (excinfo.value.code, await num_rows(place)) == ("FN-1660", 3)
+
+    async def in_first(place: Place) -> None:
+        await place.runs.command(resume("more"))
+        info = await rested(place)
+        assert (info.version, await num_rows(place)) == (3, 3)
+
+    story(tmp_path, in_copy)
+    story(tmp_path, later)
+    (tmp_path / "state").rename(tmp_path / "copy")
+    (tmp_path / "first").rename(tmp_path / "state")
+    story(tmp_path, in_first)
+
+
+def test_a_reclaimed_run_waits_for_a_charge(tmp_path: Path) -> None:
+    """Somebody else with the key of the Run may have released Versions that this ledger does not have."""
+
+    async def tell(place: Place) -> None:
+        runs = place.runs
+        await begin(place, tmp_path, private(max_rounds=1))
+        await rested(place)
+        await runs.reclaim(await reclaim_of(runs, (await runs.view("run")).newest, rounds=5))
+        await settle()
+        info = await runs.info("run")
+        assert (info.state, info.version) == (RunState.PAUSED, 2)
+        assert "FN-1691" in info.reason
+        await runs.populations.charge(LostInterval(population="phones", rounds=0, after=1), ADMIN)
+        await runs.command(resume("late"))
+        info = await rested(place)
+        assert (info.state, await num_rows(place)) == (RunState.FINISHED, 3)
+
+    story(tmp_path, tell)
+
+
+def test_a_stopped_coordinator_lost_nothing(tmp_path: Path) -> None:
+    written(tmp_path, stops=True)
 
     async def tell(place: Place) -> None:
         await place.runs.command(resume("more"))
@@ -125,6 +193,9 @@ def test_a_round_under_way_fails_in_the_backup(tmp_path: Path) -> None:
         cohort = replace(plan.cohort, concurrency=5, buffer=5, quorum=5)
         await begin(place, tmp_path, replace(plan, cohort=cohort))
         await settle()
+        audit = AuditLog(place.state.stores)
+        await audit.start()
+        await audit.stop()
         back_up(tmp_path / "state", place_of(str(tmp_path / "backup")), lambda _: None)
 
     story(tmp_path, tell)

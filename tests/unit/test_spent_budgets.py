@@ -49,8 +49,13 @@ def test_more_rounds_and_a_rollback_do_not_pass_the_budget(tmp_path: Path) -> No
         assert (info.state, await num_rows(place)) == (RunState.FINISHED, NUM_ROUNDS)
         rows = await place.state.stores.ledger.ledger_page("phones", 1)
         assert [row.lineage for row in rows] == [0, 0, 3]
-        await place.runs.command(Command(command_id="more", run_id="run", what=Resume(rounds=9)))
-        info = await rested(place)
+        # The Run is never running, so no operator reads that it is.
+        with pytest.raises(Conflict) as excinfo:
+            await place.runs.command(Command(command_id="more", run_id="run", what=Resume(rounds=9)))
+        assert excinfo.value.code == "FN-1660"
+        events = place.state.runs.events("run")
+        assert not any(isinstance(entry.event, m.RunResumed) for entry in events)
+        info = await place.runs.info("run")
         assert (info.state, await num_rows(place)) == (RunState.FINISHED, NUM_ROUNDS)
         assert "FN-1660" in info.reason
 
@@ -187,14 +192,18 @@ def test_a_coordinator_without_the_extra_refuses_the_run(tmp_path: Path, monkeyp
     story(tmp_path, tell)
 
 
-def test_a_missing_row_of_a_ledger_is_damage(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_missing_row_of_a_ledger_is_damage_also_the_newest_one(tmp_path: Path, number: int) -> None:
     async def tell(place: Place) -> None:
         await begin(place, tmp_path, private(max_rounds=2))
         await rested(place)
         with closing(sqlite3.connect(tmp_path / "state" / "fanin.db")) as database, database:
-            database.execute("DELETE FROM privacy_ledger WHERE number = 1")
+            database.execute("DELETE FROM privacy_ledger WHERE number = ?", (number,))
         with pytest.raises(Corrupted) as excinfo:
             await place.state.stores.ledger.counts("phones")
+        assert excinfo.value.code == "FN-1661"
+        with pytest.raises(Corrupted) as excinfo:
+            await place.runs.populations.ledger("phones", 1)
         assert excinfo.value.code == "FN-1661"
 
     story(tmp_path, tell)

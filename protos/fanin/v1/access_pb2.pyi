@@ -863,6 +863,7 @@ class PrivacyPopulation(_message.Message):
     BEGUN_AT_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
     UNCHARGED_FIELD_NUMBER: _builtins.int
+    RELATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     epsilon: _builtins.float
     """The largest epsilon of its ledger, and the delta of that epsilon."""
@@ -872,14 +873,16 @@ class PrivacyPopulation(_message.Message):
     run_id: _builtins.str
     """The Run that began it, and when, in seconds since the Unix epoch."""
     begun_at: _builtins.float
+    relation: _builtins.str
+    """The neighbouring federations of its claim: zero-out or add-or-remove."""
     @_builtins.property
     def newest(self) -> Global___LedgerRow:
         """The newest row of its ledger: epsilon up to now. Absent before the first."""
 
     @_builtins.property
     def uncharged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The Runs of which a restored coordinator lost an interval that is not charged yet. Until then all Runs of the
-        population wait.
+        """The Runs of which this coordinator may lack releases that are not charged yet: after a restore, in a copied folder,
+        or after a reclaim. Until then all Runs of the population wait.
         """
 
     def __init__(
@@ -893,10 +896,11 @@ class PrivacyPopulation(_message.Message):
         begun_at: _builtins.float = ...,
         newest: Global___LedgerRow | None = ...,
         uncharged: _abc.Iterable[_builtins.str] | None = ...,
+        relation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["newest", b"newest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_at", b"begun_at", "delta", b"delta", "epsilon", b"epsilon", "name", b"name", "newest", b"newest", "run_id", b"run_id", "size", b"size", "uncharged", b"uncharged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_at", b"begun_at", "delta", b"delta", "epsilon", b"epsilon", "name", b"name", "newest", b"newest", "relation", b"relation", "run_id", b"run_id", "size", b"size", "uncharged", b"uncharged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ tokens/         the first tokens, for the user who started the coordinator (``ad
 lock            held by the coordinator that serves from this folder
 """
 
+import logging
 import os
 import socket
 import stat
@@ -51,12 +52,13 @@ from fanin.server.storage.sqlite.laned import (
     LanedRuns,
     LanedTokens,
 )
-from fanin.server.storage.sqlite.ledger.rows import SqliteLedger
+from fanin.server.storage.sqlite.ledger.rows import SqliteLedger, mark_copied
 from fanin.server.storage.sqlite.messages import SqliteMessages
 from fanin.server.storage.sqlite.rounds import SqliteRounds
 from fanin.server.storage.sqlite.runs import SqliteRuns
 from fanin.server.storage.stores import CoordinatorState, Files, Stores
 
+LOG: Final = logging.getLogger("fanin.server.folder")
 BLOBS_FOLDER: Final = "blobs"
 """The folder of the Chunks, within that of a coordinator."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -136,6 +138,13 @@ def open_state(
     durability.sync_folder(folder.parent)
     _check_complete(folder)
     engine = open_engine(folder / "fanin.db", durability)
+    for name in mark_copied(engine, wall()):
+        LOG.warning(
+            "%s: is a copy of the folder that had the privacy ledger of the population %s; its runs wait until an "
+            "administrator charges what the other one released since: fanin privacy charge %s --rounds N, with 0 if "
+            "the folder was moved",
+            *(folder, name, name),
+        )
     write_file(folder / RELEASE_FILE, f"{__version__}\n".encode())
     store_lane, disk_lane = lanes
     runs, rounds, devices = SqliteRuns(engine), SqliteRounds(engine), SqliteDevices(engine)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fanin.commands.administration.certify import certify
 from fanin.commands.administration.rows import device_lines, device_row, tags_of
 from fanin.commands.administration.selection import (
     ChangedDevices,
@@ -60,8 +61,11 @@ def main(argv: Sequence[str]) -> int:
         "ban": ban,
         "unban": unban,
         "remove": remove,
+        "certify": certify,
     }
-    return run_verb("device", "List, label, ban and remove the devices of a coordinator.", verbs, argv)
+    return run_verb(
+        "device", "List, label, ban and remove the devices of a coordinator, or certify some without one.", verbs, argv
+    )
 
 
 def list_devices(

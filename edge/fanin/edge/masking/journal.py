@@ -8,8 +8,8 @@ it continues: only then is a response sent. A record of the journal, whose numbe
     L bytes     the fields, each with its length, 4 bytes, before it
     32 bytes    SHA-256 of the bytes before
 
-A record with another digest, or that ends too early, is damage: the device gives up the attempt. The loss of whole
-records at the end is not noticed here.
+A record with another digest, or that ends too early, is damage: the device gives up the attempt. The store of the
+journal notices the loss of whole records.
 """
 
 import hashlib

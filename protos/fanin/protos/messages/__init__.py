@@ -29,12 +29,16 @@ from fanin.protos.messages.assignments import (
     StageState,
 )
 from fanin.protos.messages.audit import (
+    ADD_OR_REMOVE,
     AUDIT_CONTEXT,
     COORDINATOR,
     MAX_PAGE_AUDIT,
     MAX_PAGE_LEDGER,
     NO_DIGEST,
+    RELATIONS,
     RESTORE_CALL,
+    STOP_CALL,
+    ZERO_OUT,
     AuditChain,
     AuditEntry,
     AuditPage,
@@ -199,6 +203,7 @@ from fanin.protos.names import MAX_NUMBER
 from fanin.protos.plans import MAX_COUNT, MAX_SUM, CodecSpec, RoundPlan, StageSpec, Statistic, Training
 
 __all__ = [
+    "ADD_OR_REMOVE",
     "AUDIT_CONTEXT",
     "COORDINATOR",
     "EVAL_AGREE",
@@ -242,14 +247,17 @@ __all__ = [
     "PROTOCOL",
     "RANGE_EXAMPLES",
     "RANGE_WEIGHT",
+    "RELATIONS",
     "RESTORE_CALL",
     "ROUNDED",
     "SATURATED",
+    "STOP_CALL",
     "TOKEN_ID_CHARS",
     "TRAINED",
     "TRAIN_LOSS",
     "UNSEEN",
     "UPDATE_FORMAT",
+    "ZERO_OUT",
     "AcceptedDevices",
     "Adopt",
     "AnyDeviceChange",

@@ -27,6 +27,8 @@ COORDINATOR: Final = "coordinator"
 """The principal of what the coordinator does by itself."""
 RESTORE_CALL: Final = "Restore"
 """The call of the entry that a restore of a backup appends."""
+STOP_CALL: Final = "Stop"
+"""The call of the entry that a coordinator appends when it ends. One that is killed appends none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,12 @@ class LedgerRow:
     committed_at: float
 
 
+ZERO_OUT: Final = "zero-out"
+ADD_OR_REMOVE: Final = "add-or-remove"
+"""The neighbouring federations of a claim (docs/explanation/differential-privacy.md)."""
+RELATIONS: Final = (ZERO_OUT, ADD_OR_REMOVE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyPopulation:
     """A population and its budget. It is recorded with its first Run, and for ever.
@@ -173,8 +181,10 @@ class PrivacyPopulation:
         size: Devices that it covers, at least.
         run_id: The Run that began it.
         begun_at: Wall time.
+        relation: The claim of its total: ``ZERO_OUT`` or ``ADD_OR_REMOVE``.
         newest: The newest row of its ledger, None before the first.
-        uncharged: The Runs of which a restored coordinator lost an interval that is not charged yet.
+        uncharged: The Runs of which this coordinator may lack releases that are not charged yet: after a restore, in a
+            copied folder, or after a reclaim.
     """
 
     name: str
@@ -183,6 +193,7 @@ class PrivacyPopulation:
     size: int
     run_id: str
     begun_at: float
+    relation: str
     newest: LedgerRow | None = None
     uncharged: tuple[str, ...] = ()
 

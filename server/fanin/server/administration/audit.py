@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 from fanin.protos.errors import FaninError
-from fanin.protos.messages import COORDINATOR, NO_DIGEST, Principal
+from fanin.protos.messages import COORDINATOR, NO_DIGEST, STOP_CALL, Principal
 from fanin.server.storage.records import AuditFact
 from fanin.server.storage.stores import Stores
 
@@ -65,7 +65,7 @@ class AuditLog:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-            await self._mark("Stop")
+            await self._mark(STOP_CALL)
 
     async def _repeat(self) -> None:
         while True:

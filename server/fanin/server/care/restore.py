@@ -18,7 +18,7 @@ from pathlib import Path
 from fanin.edge.files import sync_folder
 from fanin.protos.chunks import Artifact
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput
-from fanin.protos.messages import COORDINATOR, RESTORE_CALL
+from fanin.protos.messages import COORDINATOR, RESTORE_CALL, STOP_CALL
 from fanin.protos.release import __version__
 from fanin.server.care.backup import BackupManifest, read_manifest
 from fanin.server.care.places import BackupPlace
@@ -28,8 +28,8 @@ from fanin.server.storage.records import AuditFact
 from fanin.server.storage.sqlite.administration import SqliteAudit
 from fanin.server.storage.sqlite.care import blob_path, named_files
 from fanin.server.storage.sqlite.commands import mark_restored
-from fanin.server.storage.sqlite.engine import known_forms, open_engine
-from fanin.server.storage.sqlite.ledger.rows import SqliteLedger
+from fanin.server.storage.sqlite.engine import known_forms, open_engine, writing
+from fanin.server.storage.sqlite.ledger.rows import SqliteLedger, forget_place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ def restore(backup: BackupPlace, state: Path, report: Callable[[str], None], *, 
 
     Raises:
         InvalidInput: It is no backup, or a newer fanin wrote it.
-        Conflict: The folder is not empty.
+        Conflict: The folder is not empty, or the backup is of a coordinator that was not stopped.
         Corrupted: A file of the backup is missing or damaged.
         StorageFull: No space is left.
     """
@@ -117,13 +117,30 @@ def _write(
             if index % 1000 == 0:
                 report(f"verified {index:,} of {len(files):,} files")
         when = f"the backup of {datetime.fromtimestamp(manifest.created_at_s, UTC):%Y-%m-%d %H:%M} UTC"
+        if was_stopped:
+            _check_stopped(SqliteAudit(engine), backup)
         _record(SqliteAudit(engine), when, report)
+        with writing(engine) as connection:
+            forget_place(connection)
         if was_stopped:
             return (), ()
         waiting = mark_restored(engine, f"restored from {when}", time.time())
         return waiting, tuple(each.name for each in SqliteLedger(engine).populations() if each.uncharged)
     finally:
         engine.dispose()
+
+
+def _check_stopped(audit: SqliteAudit, backup: BackupPlace) -> None:
+    """Raise Conflict if the coordinator served at the backup, or was killed before it: it wrote no end into its log."""
+    page = audit.audit_page(1)
+    last = audit.audit_page(page.num_entries).entries[-1:]
+    if last and (last[0].principal, last[0].call) not in ((COORDINATOR, STOP_CALL), (COORDINATOR, RESTORE_CALL)):
+        raise Conflict(
+            f"{backup}: the last entry of its audit log is {last[0].call} of {last[0].principal}, expected {STOP_CALL} "
+            f"of {COORDINATOR}: the coordinator served at this backup, or was killed before it; restore without "
+            "--was-stopped, or start it, stop it by SIGTERM, and back it up again",
+            code="FN-1721",
+        )
 
 
 def _record(audit: SqliteAudit, when: str, report: Callable[[str], None]) -> None:

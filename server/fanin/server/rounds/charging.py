@@ -16,6 +16,7 @@ from functools import partial
 from fanin.protos.errors import Conflict, RuntimeMissing
 from fanin.protos.messages import RunRested, RunState, SpentPrivacy
 from fanin.protos.plans import Plan
+from fanin.protos.texts import counted
 from fanin.server.privacy.ledger import Budget, from_text, to_text
 from fanin.server.privacy.noising import CentralNoise
 from fanin.server.rounds.setup import RunSetup
@@ -103,15 +104,34 @@ async def next_charge(
 
 async def rest_of_budget(setup: RunSetup, stores: Stores, files: Files) -> RunRested | None:
     """Return the rest of a Run whose next Round may not be released, None if it may be. Raises as ``next_charge``."""
-    charge = await next_charge(setup, 0, 0, stores, files)
-    return charge.rested if isinstance(charge, NotCharged) else None
+    reason = _too_many(setup, stores) or await next_charge(setup, 0, 0, stores, files)
+    return reason.rested if isinstance(reason, NotCharged) else None
 
 
 async def check_budget(setup: RunSetup, stores: Stores, files: Files) -> None:
-    """Check that a new Run may release its first Round. Raises Conflict if it may not, else as ``next_charge``."""
-    charge = await next_charge(setup, 0, 0, stores, files)
-    if isinstance(charge, NotCharged):
-        raise Conflict(f"run {setup.start.run_id}: {charge.text}", code=charge.code)
+    """Check that a Run may release its next Round. Raises Conflict if it may not, else as ``next_charge``."""
+    reason = _too_many(setup, stores) or await next_charge(setup, 0, 0, stores, files)
+    if isinstance(reason, NotCharged):
+        raise Conflict(f"run {setup.start.run_id}: {reason.text}", code=reason.code)
+
+
+def _too_many(setup: RunSetup, stores: Stores) -> NotCharged | None:
+    """Return why no Round may open, if more devices are enrolled than the ledger covers. Its delta is for no more.
+
+    With coins the roster is frozen, so those that enrolled later take no part.
+    """
+    privacy, num_devices = setup.plan.privacy, stores.devices.num_devices
+    if setup.noise is None or setup.coins is not None or num_devices <= privacy.population_size:
+        return None
+    return NotCharged(
+        code="FN-1722",
+        text=(
+            f"{counted(num_devices, 'device')} are enrolled by now, expected at most {privacy.population_size}, the "
+            "population_size of the plan, for which its delta was chosen; remove devices and resume the run, or start "
+            "another one with a larger population_size and a delta of at most 1 / population_size"
+        ),
+        state=RunState.PAUSED,
+    )
 
 
 async def noise_seed(record: RoundRecord, stores: Stores) -> bytes:

@@ -40,9 +40,11 @@ class Populations:
         return PopulationPage(populations=page, next=page[-1].name if len(later) > len(page) else "")
 
     async def ledger(self, name: str, from_number: int) -> LedgerPage:
-        """Return rows of the ledger of a population from a number on. Raises NotFound."""
-        population = await self._population(name)
-        return LedgerPage(population=population, rows=await self._stores.ledger.ledger_page(name, from_number))
+        """Return rows of the ledger of a population from a number on. Raises NotFound, and Corrupted for a lost row."""
+        population, ledger = await self._population(name), self._stores.ledger
+        # A ledger that lost a row has a wrong epsilon.
+        await ledger.counts(name)
+        return LedgerPage(population=population, rows=await ledger.ledger_page(name, from_number))
 
     async def charge(self, lost: LostInterval, by: Principal | None) -> PrivacyPopulation:
         """Charge Rounds that a restored coordinator does not know. Repeating the request changes nothing more.

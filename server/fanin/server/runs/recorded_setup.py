@@ -233,7 +233,7 @@ async def coins_of(
             f"run {start.run_id}: got privacy.population_size {privacy.population_size} with "
             f"{counted(len(enrolled), 'enrolled device')}, expected at least as many: each of them may take part; "
             "raise it, lower delta to 1 / population_size, and with coins raise cohort.buffer",
-            code="FN-1655",
+            code="FN-1722",
         )
     if privacy.sampling != COINS:
         return None

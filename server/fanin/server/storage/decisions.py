@@ -8,7 +8,9 @@ from collections.abc import Collection, Sequence
 
 from fanin.protos.errors import Conflict, Superseded
 from fanin.protos.messages import (
+    ADD_OR_REMOVE,
     MAX_WARNINGS,
+    ZERO_OUT,
     Command,
     LedgerRow,
     Principal,
@@ -20,6 +22,7 @@ from fanin.protos.messages import (
     Version,
 )
 from fanin.protos.plans import CohortPlan
+from fanin.protos.plans.privacy import COINS
 from fanin.protos.texts import counted, listed
 from fanin.server.storage.records import AuditFact, Lease, RoundMark, Shortage, by_name
 
@@ -237,18 +240,27 @@ def population_of(start: StartRun, now_s: float) -> PrivacyPopulation:
         size=privacy.population_size,
         run_id=start.run_id,
         begun_at=now_s,
+        relation=ADD_OR_REMOVE if privacy.sampling == COINS else ZERO_OUT,
     )
 
 
 def check_population(start: StartRun, known: PrivacyPopulation) -> None:
-    """Check that the budget of a Plan is within that of its population.
+    """Check that the budget of a Plan is within that of its population, and that both make one claim.
 
     An epsilon that is not larger, at a delta that is not larger, implies the recorded budget: epsilon falls with delta.
 
     Raises:
-        Conflict: The Plan allows more.
+        Conflict: The Plan allows more, or its claim has other neighbouring federations.
     """
     privacy = start.plan.privacy
+    relation = population_of(start, 0.0).relation
+    if relation != known.relation:
+        raise Conflict(
+            f"run {start.run_id}: got privacy.sampling {privacy.sampling!r}, whose claim is {relation}, for the "
+            f"population {known.name}, expected a claim of {known.relation}, as of its first run {known.run_id}: one "
+            "epsilon sums up one kind of claim; change privacy.sampling, or name another population",
+            code="FN-1720",
+        )
     if privacy.epsilon > known.epsilon or privacy.delta > known.delta:
         raise Conflict(
             f"run {start.run_id}: got epsilon {privacy.epsilon:g} at delta {privacy.delta:g} for the population "
@@ -283,16 +295,17 @@ def check_charge(name: str, rows: Sequence[LedgerRow], recorded: Sequence[Ledger
 
 
 def uncharged_text(population: str, runs: Sequence[str]) -> str:
-    """Return why the Runs of a population wait after a restore, and what to do."""
+    """Return why the Runs of a population wait, and what to do."""
     return (
-        f"the privacy ledger of the population {population} lost what run {listed(runs)} released after the backup "
-        f"that was restored; an administrator charges it: fanin privacy charge {population} --rounds N, with at least "
-        "the number of rounds that closed since"
+        f"the privacy ledger of the population {population} may lack what run {listed(runs)} released elsewhere: after "
+        "the backup that was restored, in the folder of which this one is a copy, or before its publisher reclaimed "
+        f"it; an administrator charges it: fanin privacy charge {population} --rounds N, with at least the number of "
+        "rounds that closed there"
     )
 
 
 def check_charged(run_id: str, population: str, uncharged: Sequence[str]) -> None:
-    """Raise Conflict if a Run waits, because its population lost an interval that is not charged."""
+    """Raise Conflict if a Run waits, because its population may lack releases that are not charged."""
     if uncharged:
         raise Conflict(f"run {run_id}: {uncharged_text(population, uncharged)}", code="FN-1691")
 

@@ -111,18 +111,18 @@ class MaskingDevice:
         self._settings = settings
         # The fold over a journal verifies each signature again, so the last state is kept with its facts.
         self._last: tuple[tuple[Fact, ...], device.MaskState] | None = None
+        # The attempt under way, so that it can be ended without its journal.
+        self._terms: MaskTerms | None = None
 
     def advertise(self, context: ExchangeContext) -> Message:
         """Return message 1. Its keys are drawn once for each attempt."""
-        terms = self._settings.terms(context.basis)
+        terms = self._terms = self._settings.terms(context.basis)
         try:
             content = MaskJournal.read(context.journal)
             if not content.is_of(terms):
                 content = content.given_up()
         except Corrupted:
-            # What this device did in this Round is lost, so the Round is over for it. It takes part in the next one.
-            unknown = AttemptEnded(terms=terms.encoded, gave_shares=b"\1")
-            MaskJournal(ended=(unknown,)).write(context.journal)
+            _end_unknown(context.journal, terms)
             raise
         if not content.facts:
             step = device.begin(_identity(context), terms, content.ended, context.device.entropy)
@@ -161,14 +161,20 @@ class MaskingDevice:
 
     def end(self, journal: ProtocolJournal) -> None:
         """Forget the secrets of the attempt under way."""
-        self._last = None
-        content = MaskJournal.read(journal)
-        if content.facts:
-            content.given_up().write(journal)
+        self._last, terms, self._terms = None, self._terms, None
+        try:
+            content = MaskJournal.read(journal)
+            if content.facts:
+                content.given_up().write(journal)
+        except Corrupted:
+            # Without the terms, the next attempt finds the damage, and gives up.
+            if terms is not None:
+                _end_unknown(journal, terms)
 
     def _state(self, context: ExchangeContext) -> tuple[MaskJournal, device.MaskState]:
+        self._terms = self._settings.terms(context.basis)
         content = MaskJournal.read(context.journal)
-        if not content.is_of(self._settings.terms(context.basis)):
+        if not content.is_of(self._terms):
             raise Conflict(
                 "secure aggregation: the journal of this device has no keys of this Round; give up the attempt",
                 code="FN-1634",
@@ -192,6 +198,14 @@ class MaskingDevice:
             f"secure aggregation: the journal of this device has no {kind.__name__}; give up the attempt",
             code="FN-1634",
         )
+
+
+def _end_unknown(journal: ProtocolJournal, terms: MaskTerms) -> None:
+    """End an attempt whose journal is damaged. What this device did in its Round is lost, so the Round is over for it.
+
+    It takes part in the next one.
+    """
+    MaskJournal(ended=(AttemptEnded(terms=terms.encoded, gave_shares=b"\1"),)).write(journal)
 
 
 def _identity(context: ExchangeContext) -> MaskIdentity:

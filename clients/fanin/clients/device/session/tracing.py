@@ -2,12 +2,16 @@
 
 The coordinator sends the context of an Assignment in the metadata of its reply, and the transport returns it in the
 metadata of the calls for this Assignment. While a span is under way, these calls are its children.
+
+The time of a training depends on the data, as the steps do that a masked or private Update does not report. Such a
+training has no span, and neither has its upload, which begins when the training ends.
 """
 
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from fanin.clients.device.session import events as e
+from fanin.clients.device.session.known import is_hidden
 from fanin.edge.spans import SpanSink, TraceSpan, context_of
 
 _NAMES: Final = {e.Fetch: "download", e.Train: "train", e.Send: "upload"}
@@ -20,7 +24,7 @@ class TracedLink(Protocol):
 
 
 class DeviceTraces:
-    """Sends a span for each download, training and upload. It is used by the session's thread alone.
+    """Sends a span for each download and, unless it is hidden, training and upload. One thread, the session's, uses it.
 
     Args:
         spans: Receives the spans.
@@ -39,6 +43,8 @@ class DeviceTraces:
         """Await the work on an action within a span, if it has one."""
         parent = context_of(self._link.traceparent)
         if parent is None or not isinstance(action, e.Fetch | e.Train | e.Send):
+            return await work
+        if not isinstance(action, e.Fetch) and is_hidden(action.assignment):
             return await work
         context, began_s, failure = parent.child(), self._wall(), "unexpected"
         self._link.traceparent = context.traceparent

@@ -2,6 +2,7 @@
 
     lock                     held by the process that runs this device
     device.key               the Ed25519 key that identifies this device
+    device.pub               its public half, in hexadecimal
     device.certificate       by an authority, over the public key, in hexadecimal; only for secure aggregation
     device.secret            32 random bytes, in hexadecimal; the draws of an app derive from them (``seeds``)
     policy.toml              the owner's policy, if there is one (``device.policy``)
@@ -15,6 +16,7 @@
     locals/<run>.<round>.state    the personal parameters after the training of a Round
     exchanges/<assignment>@<phase>.exchange    a message of a Round's phase, and its answer
     journals/<run>.journal   what a round protocol must never do twice
+    journals/<run>.begun     the digest of the journal that is whole, and of two while it is replaced
     trainings/<assignment>.training    the state of an unfinished training
 
 Files with other names (``.DS_Store``, ``lost+found``) are ignored and never removed.

@@ -80,8 +80,11 @@ class Cache:
         return (folder / "device.key").is_file()
 
     def key(self) -> SigningKey:
-        """Return the device's key, created on first use."""
-        return load_or_create_key(self._folder / "device.key")
+        """Return the device's key, created on first use. Its public half is in ``device.pub``, for an authority."""
+        key, public = load_or_create_key(self._folder / "device.key"), self._folder / "device.pub"
+        if not public.exists():
+            replace(public, f"{key.public}\n".encode())
+        return key
 
     def certificate(self) -> bytes:
         """Return the certificate of the device's key by an authority; empty without one.
@@ -99,7 +102,7 @@ class Cache:
         if len(certificate) != CERTIFICATE_BYTES:
             raise InvalidInput(
                 f"{path}: got no certificate, expected {CERTIFICATE_BYTES} bytes in hexadecimal; let the authority "
-                "certify the key of this device again",
+                "certify the key of this device again: fanin device certify device.pub",
                 code="FN-1645",
             )
         return certificate

@@ -11,13 +11,12 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from fanin.clients.device.storage.files import own_files, replace
-from fanin.edge.files import storage_error
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import UpdateHeader
 from fanin.protos.wire import from_proto, to_proto
 from fanin.v1 import fleet_pb2 as pb
 
-_UPDATE_NAME: Final = re.compile(r"[^.].*\.(payload|header|header\.new)", re.ASCII)
+_UPDATE_NAME: Final = re.compile(r"[^.].*\.(payload|header)(\.new)?", re.ASCII)
 
 
 class UpdateStore:
@@ -32,15 +31,11 @@ class UpdateStore:
     def put(self, header: UpdateHeader, payload: bytes) -> None:
         """Store an Update. Raises StorageFull.
 
-        Only the header is synced. If a power cut loses the payload, ``header`` detects that by its digest, and the
-        device repeats the training.
+        Both files are durable before this returns, so before the first byte is sent: a device that sent a part of a
+        masked payload and lost the rest could not repeat it. Syncing 16 MB takes some 15 ms more on an SSD.
         """
         payload_path, header_path = self._paths(header.assignment_id)
-        try:
-            payload_path.write_bytes(payload)
-        except OSError as exc:
-            payload_path.unlink(missing_ok=True)
-            raise storage_error(str(payload_path), exc) from exc
+        replace(payload_path, payload)
         replace(header_path, to_proto(header, pb.UpdateHeader).SerializeToString())
         self._complete.add(header.assignment_id)
 

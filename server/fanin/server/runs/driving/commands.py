@@ -13,19 +13,20 @@ from fanin.edge.bundles.versions import add_auxiliary, sign_version
 from fanin.edge.ranges import RANGES
 from fanin.protos.errors import Conflict, NotFound
 from fanin.protos.messages import Adopt, Command, Pause, Principal, Resume, Stop, Version, VersionPublished
+from fanin.server.rounds.charging import check_budget
 from fanin.server.runs.driving.driver import RunDriver
 from fanin.server.storage.decisions import check_next
 from fanin.server.storage.lanes import run_to_end
 from fanin.server.storage.records import Newest
-from fanin.server.storage.stores import Stores
+from fanin.server.storage.stores import Files, Stores
 
 
 class RunControl:
     """Carries out the commands to one Run."""
 
-    def __init__(self, driver: RunDriver, stores: Stores) -> None:
+    def __init__(self, driver: RunDriver, stores: Stores, files: Files) -> None:
         self._driver = driver
-        self._stores = stores
+        self._stores, self._files = stores, files
         self._lock = asyncio.Lock()
 
     async def command(self, command: Command) -> None:
@@ -59,6 +60,7 @@ class RunControl:
             case Pause():
                 await control.pause(command, now_s)
             case Resume(rounds=num_rounds):
+                await self._check_release(command)
                 await control.resume(command, num_rounds, now_s)
             case Stop():
                 await control.stop(command, now_s, is_stuck=self._driver.is_stuck)
@@ -68,6 +70,12 @@ class RunControl:
                 assert_never(other)
         # Also for a repeated command: the first try may have failed between the record and the machine.
         await self._driver.refresh()
+
+    async def _check_release(self, command: Command) -> None:
+        """Raise Conflict for a Run that would rest again at once, because its next Round may not be released."""
+        stores = self._stores
+        if not await stores.control.is_done(command) and await stores.rounds.unfinished(command.run_id) is None:
+            await check_budget(self._driver.setup, stores, self._files)
 
     async def _publish(self, version: Version, num_rounds: int, by: Principal | None) -> None:
         runs = self._stores.runs

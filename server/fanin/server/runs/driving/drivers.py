@@ -227,7 +227,7 @@ class Drivers:
             about_run(LOG, run_id).error("cannot be taken up: %s", exc, exc_info=not has_text)
             raise Conflict(self._broken[run_id], code="FN-0615") from exc
         self._drivers[run_id] = driver
-        self._controls[run_id] = RunControl(driver, self._stores)
+        self._controls[run_id] = RunControl(driver, self._stores, self._files)
         self._publications[run_id] = publications
         self._broken.pop(run_id, None)
         self._followers.end(run_id)

@@ -105,6 +105,8 @@ class MemoryCommands:
             if run_id == version.run_id and epoch < version.epoch:
                 del keys[run_id, epoch]
         rows.record = replace(rows.record, reclaimed=reclaim.delegation)
+        if rows.record.start.plan.privacy:
+            self._database.uncharged.add(version.run_id)
         if reclaim.rounds:
             _set_going(rows, reclaim.rounds)
         rows.add_event(event, now_s)

@@ -124,6 +124,11 @@ class SqliteCommands:
             connection.execute(
                 update(runs).where(runs.c.run_id == run_id).values(delegation_proto=delegation, restored_at=None)
             )
+            if not was_restored:
+                # A restore has marked the Run already, and it may be charged. Otherwise, somebody else with the Run's
+                # key may have released what this ledger does not have.
+                is_private = (runs.c.run_id == run_id) & runs.c.population.is_not(None)
+                connection.execute(update(runs).where(is_private).values(uncharged_at=now_s))
             if reclaim.rounds:
                 set_run(connection, run_id, state=RunState.RUNNING, more_rounds=reclaim.rounds)
             elif was_restored and run_state(connection, run_id) is RunState.PAUSED:

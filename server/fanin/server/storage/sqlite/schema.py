@@ -124,11 +124,12 @@ runs = Table(
     Column("restored_at", Float),
     # The population of a Run with a mechanism of privacy.
     Column("population", String),
-    # When a backup was restored whose lost interval of this Run is not charged yet. Null: never, or it is charged.
+    # Since when this folder may lack rows of the ledger for this Run: a backup was restored, the folder is a copy, or
+    # the publisher reclaimed the Run. Null: never, or they are charged.
     Column("uncharged_at", Float),
 )
 
-# The populations whose privacy budgets Runs share. No row is ever changed or removed.
+# The populations whose privacy budgets Runs share. No row is ever removed, and only the last two columns change.
 populations = Table(
     "populations",
     METADATA,
@@ -140,6 +141,12 @@ populations = Table(
     # The Run that began it.
     Column("run_id", String, nullable=False),
     Column("begun_at", Float, nullable=False),
+    # The claim of its total: zero-out or add-or-remove.
+    Column("relation", String, nullable=False),
+    # The number of rows of its ledger, written with each of them.
+    Column("num_rows", NUMBER, nullable=False),
+    # The database file that was opened last. Null: none since the population began, or since a restore.
+    Column("place", String),
 )
 
 # The releases of a population, of all its Runs. Append-only.

@@ -7,6 +7,7 @@ rest of a budget.
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Final
 
 from sqlalchemy import Connection, Engine, Row, func, insert, select, update
@@ -57,12 +58,14 @@ class SqliteLedger:
         )
         # One transaction, so that the newest row is among those that are counted.
         with self._engine.begin() as connection:
-            newest = _newest_number(connection, name)
+            newest, expected = _newest_number(connection, name), _num_rows(connection, name)
             rows = connection.execute(query).all()
-        if (num_rows := sum(number for _, _, number in rows)) != newest:
+        num_rows = sum(number for _, _, number in rows)
+        if num_rows != expected or newest != expected:
             raise Corrupted(
-                f"fanin.db: the privacy ledger of population {name} has {counted(num_rows, 'row')}, expected {newest}: "
-                "epsilon is not known without the others; restore a backup of the folder",
+                f"fanin.db: the privacy ledger of population {name} has {counted(num_rows, 'row')} up to number "
+                f"{newest}, expected {expected}: epsilon is not known without the others; restore a backup of the "
+                "folder",
                 code="FN-1661",
             )
         return LedgerCounts(newest=newest, counts={release: int(count) for release, count, _ in rows})
@@ -101,7 +104,7 @@ def begin_population(connection: Connection, start: StartRun, by: Principal | No
     """Record the population of a Run within the transaction that records the Run, unless it is recorded.
 
     Raises:
-        Conflict: Its budget is smaller than that of the Plan.
+        Conflict: Its budget is smaller than that of the Plan, or its claim is another one.
     """
     population = population_of(start, now_s)
     known = find_population(connection, population.name)
@@ -116,6 +119,9 @@ def begin_population(connection: Connection, start: StartRun, by: Principal | No
             size=population.size,
             run_id=population.run_id,
             begun_at=now_s,
+            relation=population.relation,
+            num_rows=0,
+            place=_place(connection),
         )
     )
     append_audit(connection, [begun_fact(population, by)], now_s)
@@ -165,6 +171,7 @@ def _population(connection: Connection, row: Row[tuple[object, ...]]) -> Privacy
         size=row.size,
         run_id=row.run_id,
         begun_at=row.begun_at,
+        relation=row.relation,
         newest=None if newest is None else _row(newest),
         uncharged=find_uncharged(connection, row.population),
     )
@@ -175,6 +182,41 @@ def find_uncharged(connection: Connection, name: str) -> tuple[str, ...]:
     table = schema.runs
     query = select(table.c.run_id).where(table.c.population == name, table.c.uncharged_at.is_not(None))
     return tuple(connection.execute(query.order_by(table.c.run_id)).scalars())
+
+
+def mark_copied(engine: Engine, now_s: float) -> tuple[str, ...]:
+    """Let the Runs of the populations wait for a charge whose ledgers were written in another database file.
+
+    This file is a copy then, and the other folder may have released more. A file keeps its number in its file system
+    when it is renamed. Two numbers, of the file and of its folder, because file systems give out the same ones.
+
+    Returns:
+        The populations.
+    """
+    runs = schema.runs
+    with writing(engine) as connection:
+        place = _place(connection)
+        is_copied = _POPULATIONS.c.place.is_not(None) & (_POPULATIONS.c.place != place)
+        query = select(_POPULATIONS.c.population).where(is_copied).order_by(_POPULATIONS.c.population)
+        names = tuple(connection.execute(query).scalars())
+        connection.execute(update(runs).where(runs.c.population.in_(names)).values(uncharged_at=now_s))
+        connection.execute(update(_POPULATIONS).where(_POPULATIONS.c.place.is_distinct_from(place)).values(place=place))
+    return names
+
+
+def forget_place(connection: Connection) -> None:
+    """Forget the database file in the transaction of a restore, which decides itself what is not charged."""
+    connection.execute(update(_POPULATIONS).values(place=None))
+
+
+def _place(connection: Connection) -> str:
+    path = Path(str(connection.engine.url.database))
+    return f"{path.stat().st_ino} in {path.parent.stat().st_ino}"
+
+
+def _num_rows(connection: Connection, name: str) -> int:
+    query = select(_POPULATIONS.c.num_rows).where(_POPULATIONS.c.population == name)
+    return int(connection.execute(query).scalar() or 0)
 
 
 def _newest_number(connection: Connection, name: str) -> int:
@@ -194,4 +236,6 @@ def _row(row: Row[tuple[object, ...]]) -> LedgerRow:
 
 
 def _append(connection: Connection, name: str, row: LedgerRow) -> None:
+    """Append a row, and count it where the loss of the newest one is noticed, too."""
     connection.execute(insert(_LEDGER).values(population=name, **asdict(row)))
+    connection.execute(update(_POPULATIONS).where(_POPULATIONS.c.population == name).values(num_rows=row.number))
