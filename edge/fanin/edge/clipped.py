@@ -6,15 +6,18 @@ bound of the norm (``noise.clipping``), and there is none.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
 from fanin.edge.codecs.fixed import Encoded, Integers, RunCodec, TwosComplement
-from fanin.edge.noise.clipping import ClipGrid
+from fanin.edge.noise.clipping import ClipGrid, norm_of
+from fanin.edge.rings import WIDE
 from fanin.edge.tensors import Float32s, TensorTable
+from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import CodecSpec, PrivacyTerms
+from fanin.protos.messages import EXAMPLES, Assignment, CodecSpec, PrivacyTerms, Statistics, UpdateHeader
 from fanin.protos.plans import PrivacyPlan
 from fanin.protos.roles import PARAMETER
 
@@ -68,11 +71,27 @@ class ClippingCodec:
             )
         change = update if np.isfinite(update).all() else np.zeros_like(update)
         payload = self.codec.packed(clip.clipped(change, rng))
-        return Encoded(payload=payload, shifts=(0,) * len(table.specs), num_rounded=0, num_saturated=0)
+        bit = 1 if norm_of(change) <= self.terms.clip_norm else -1
+        return Encoded(payload=payload, shifts=(0,) * len(table.specs), num_rounded=0, num_saturated=0, clip_bit=bit)
 
     def decode(self, payload: memoryview) -> Integers:
         """See ``Codec.decode``."""
         return self.codec.decode(payload)
+
+
+def with_clip_bit(assignment: Assignment, header: UpdateHeader, payload: bytes) -> tuple[UpdateHeader, bytes]:
+    """Return an Update in the clear as it is sent: its clip bit moves from the counts to the end of the payload.
+
+    Headers stay in the coordinator's record for ever, and payloads are erased after the publication. Without clip bits,
+    nothing changes.
+    """
+    counts = header.statistics.counts
+    if assignment.privacy is None or not assignment.privacy.bits_noise:
+        return header, payload
+    tail = np.array([counts[each.name] for each in assignment.statistics], np.int64)
+    sent = payload + WIDE.encode(tail)
+    statistics = Statistics(counts=MappingProxyType({EXAMPLES: counts[EXAMPLES]}))
+    return replace(header, payload=artifact_of(sent), statistics=statistics), sent
 
 
 def slack_notes(privacy: PrivacyPlan, codec: CodecSpec, num_values: int) -> tuple[str, ...]:

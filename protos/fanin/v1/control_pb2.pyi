@@ -703,11 +703,16 @@ class SpentPrivacy(_message.Message):
     EPSILON_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     BUDGET_FIELD_NUMBER: _builtins.int
+    CLIP_NORM_FIELD_NUMBER: _builtins.int
     population: _builtins.str
     epsilon: _builtins.float
     delta: _builtins.float
     budget: _builtins.float
     """The largest epsilon that the Plan of the Run allows."""
+    clip_norm: _builtins.float
+    """The largest L2 norm of a device's change in the Round that published the newest Version, or in the first Round; 0: that
+    Version is of no Round.
+    """
     def __init__(
         self,
         *,
@@ -715,10 +720,11 @@ class SpentPrivacy(_message.Message):
         epsilon: _builtins.float = ...,
         delta: _builtins.float = ...,
         budget: _builtins.float = ...,
+        clip_norm: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "delta", b"delta", "epsilon", b"epsilon", "population", b"population"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "population", b"population"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1681,7 +1681,8 @@ class PrivacyTerms(_message.Message):
        a progress has only zeros.
 
     The coordinator refuses another Update (FN-1683). The noise of the sum of a Round is a discrete Gaussian whose sigma^2 is
-    noise_multiplier^2 x squared_sensitivity. The budget of the population is (epsilon, delta).
+    noise_multiplier^2 x squared_sensitivity; with clip bits, noise_multiplier is that of both sums, and the sum of the
+    values has the larger 1 / sqrt(1 / noise_multiplier^2 - 1 / (2 bits_noise)^2). The budget of the population is (epsilon, delta).
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1695,6 +1696,7 @@ class PrivacyTerms(_message.Message):
     POPULATION_SIZE_FIELD_NUMBER: _builtins.int
     SAMPLING_RATE_FIELD_NUMBER: _builtins.int
     POPULATION_FIELD_NUMBER: _builtins.int
+    BITS_NOISE_FIELD_NUMBER: _builtins.int
     mechanism: _builtins.str
     """"central": the coordinator adds the noise. "skellam", "gaussian-shares": each device adds its share to its integers
     before the masks (docs/explanation/differential-privacy.md#noise-on-devices). A device refuses any other one.
@@ -1711,6 +1713,12 @@ class PrivacyTerms(_message.Message):
     """Probability with which the coordinator draws a device for a Round, by an independent coin; 0: no coins."""
     population: _builtins.str
     """The name of the ledger that the Round is charged to."""
+    bits_noise: _builtins.float
+    """Standard deviation of the noise in the number of devices whose change is within clip_norm. 0: the Round has no clip
+    bits. Else the Assignment declares the count clip_bits, and the payload of an Update has two more integers of 64 bits
+    after its values, little-endian two's complement: 1 (examples), then 1 if the norm of the change was at most clip_norm,
+    or -1 if it was scaled down. clip_bits is nowhere else.
+    """
     def __init__(
         self,
         *,
@@ -1723,10 +1731,11 @@ class PrivacyTerms(_message.Message):
         population_size: _builtins.int = ...,
         sampling_rate: _builtins.float = ...,
         population: _builtins.str = ...,
+        bits_noise: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "mechanism", b"mechanism", "noise_multiplier", b"noise_multiplier", "population", b"population", "population_size", b"population_size", "sampling_rate", b"sampling_rate", "squared_sensitivity", b"squared_sensitivity"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bits_noise", b"bits_noise", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "mechanism", b"mechanism", "noise_multiplier", b"noise_multiplier", "population", b"population", "population_size", b"population_size", "sampling_rate", b"sampling_rate", "squared_sensitivity", b"squared_sensitivity"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,6 +132,9 @@ class Privacy(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SAMPLING_RATE_FIELD_NUMBER: _builtins.int
     KEEP_SEED_ROUNDS_FIELD_NUMBER: _builtins.int
+    TARGET_QUANTILE_FIELD_NUMBER: _builtins.int
+    CLIP_LEARNING_RATE_FIELD_NUMBER: _builtins.int
+    BITS_NOISE_FIELD_NUMBER: _builtins.int
     mechanism: _builtins.str
     """central; absent: none, and then all fields are."""
     clip_norm: _builtins.float
@@ -147,6 +150,12 @@ class Privacy(_message.Message):
     sampling_rate: _builtins.float
     keep_seed_rounds: _builtins.int
     """The seed of the noise and the Updates of so many newest Rounds with a Version are kept; absent: 0."""
+    target_quantile: _builtins.float
+    """The clip norm moves to this quantile of the norms of the devices' changes; absent: it stays. The step of its logarithm,
+    and the standard deviation of the noise of the number of devices within it; absent: a twentieth of the devices.
+    """
+    clip_learning_rate: _builtins.float
+    bits_noise: _builtins.float
     def __init__(
         self,
         *,
@@ -160,11 +169,18 @@ class Privacy(_message.Message):
         sampling: _builtins.str | None = ...,
         sampling_rate: _builtins.float | None = ...,
         keep_seed_rounds: _builtins.int | None = ...,
+        target_quantile: _builtins.float | None = ...,
+        clip_learning_rate: _builtins.float | None = ...,
+        bits_noise: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_clip_norm", b"_clip_norm", "_delta", b"_delta", "_epsilon", b"_epsilon", "_keep_seed_rounds", b"_keep_seed_rounds", "_mechanism", b"_mechanism", "_noise_multiplier", b"_noise_multiplier", "_population", b"_population", "_population_size", b"_population_size", "_sampling", b"_sampling", "_sampling_rate", b"_sampling_rate", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "keep_seed_rounds", b"keep_seed_rounds", "mechanism", b"mechanism", "noise_multiplier", b"noise_multiplier", "population", b"population", "population_size", b"population_size", "sampling", b"sampling", "sampling_rate", b"sampling_rate"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bits_noise", b"_bits_noise", "_clip_learning_rate", b"_clip_learning_rate", "_clip_norm", b"_clip_norm", "_delta", b"_delta", "_epsilon", b"_epsilon", "_keep_seed_rounds", b"_keep_seed_rounds", "_mechanism", b"_mechanism", "_noise_multiplier", b"_noise_multiplier", "_population", b"_population", "_population_size", b"_population_size", "_sampling", b"_sampling", "_sampling_rate", b"_sampling_rate", "_target_quantile", b"_target_quantile", "bits_noise", b"bits_noise", "clip_learning_rate", b"clip_learning_rate", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "keep_seed_rounds", b"keep_seed_rounds", "mechanism", b"mechanism", "noise_multiplier", b"noise_multiplier", "population", b"population", "population_size", b"population_size", "sampling", b"sampling", "sampling_rate", b"sampling_rate", "target_quantile", b"target_quantile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clip_norm", b"_clip_norm", "_delta", b"_delta", "_epsilon", b"_epsilon", "_keep_seed_rounds", b"_keep_seed_rounds", "_mechanism", b"_mechanism", "_noise_multiplier", b"_noise_multiplier", "_population", b"_population", "_population_size", b"_population_size", "_sampling", b"_sampling", "_sampling_rate", b"_sampling_rate", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "keep_seed_rounds", b"keep_seed_rounds", "mechanism", b"mechanism", "noise_multiplier", b"noise_multiplier", "population", b"population", "population_size", b"population_size", "sampling", b"sampling", "sampling_rate", b"sampling_rate"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bits_noise", b"_bits_noise", "_clip_learning_rate", b"_clip_learning_rate", "_clip_norm", b"_clip_norm", "_delta", b"_delta", "_epsilon", b"_epsilon", "_keep_seed_rounds", b"_keep_seed_rounds", "_mechanism", b"_mechanism", "_noise_multiplier", b"_noise_multiplier", "_population", b"_population", "_population_size", b"_population_size", "_sampling", b"_sampling", "_sampling_rate", b"_sampling_rate", "_target_quantile", b"_target_quantile", "bits_noise", b"bits_noise", "clip_learning_rate", b"clip_learning_rate", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "keep_seed_rounds", b"keep_seed_rounds", "mechanism", b"mechanism", "noise_multiplier", b"noise_multiplier", "population", b"population", "population_size", b"population_size", "sampling", b"sampling", "sampling_rate", b"sampling_rate", "target_quantile", b"target_quantile"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bits_noise: _TypeAlias = _typing.Literal["bits_noise"]  # noqa: Y015
+    _WhichOneofArgType__bits_noise: _TypeAlias = _typing.Literal["_bits_noise", b"_bits_noise"]  # noqa: Y015
+    _WhichOneofReturnType__clip_learning_rate: _TypeAlias = _typing.Literal["clip_learning_rate"]  # noqa: Y015
+    _WhichOneofArgType__clip_learning_rate: _TypeAlias = _typing.Literal["_clip_learning_rate", b"_clip_learning_rate"]  # noqa: Y015
     _WhichOneofReturnType__clip_norm: _TypeAlias = _typing.Literal["clip_norm"]  # noqa: Y015
     _WhichOneofArgType__clip_norm: _TypeAlias = _typing.Literal["_clip_norm", b"_clip_norm"]  # noqa: Y015
     _WhichOneofReturnType__delta: _TypeAlias = _typing.Literal["delta"]  # noqa: Y015
@@ -185,6 +201,12 @@ class Privacy(_message.Message):
     _WhichOneofArgType__sampling: _TypeAlias = _typing.Literal["_sampling", b"_sampling"]  # noqa: Y015
     _WhichOneofReturnType__sampling_rate: _TypeAlias = _typing.Literal["sampling_rate"]  # noqa: Y015
     _WhichOneofArgType__sampling_rate: _TypeAlias = _typing.Literal["_sampling_rate", b"_sampling_rate"]  # noqa: Y015
+    _WhichOneofReturnType__target_quantile: _TypeAlias = _typing.Literal["target_quantile"]  # noqa: Y015
+    _WhichOneofArgType__target_quantile: _TypeAlias = _typing.Literal["_target_quantile", b"_target_quantile"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bits_noise) -> _WhichOneofReturnType__bits_noise | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__clip_learning_rate) -> _WhichOneofReturnType__clip_learning_rate | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__clip_norm) -> _WhichOneofReturnType__clip_norm | None: ...
     @_typing.overload
@@ -205,6 +227,8 @@ class Privacy(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sampling) -> _WhichOneofReturnType__sampling | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sampling_rate) -> _WhichOneofReturnType__sampling_rate | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target_quantile) -> _WhichOneofReturnType__target_quantile | None: ...
 
 Global___Privacy: _TypeAlias = Privacy  # noqa: Y015
 

@@ -26,6 +26,7 @@ from fanin.clients.device.storage.protocols import DeviceFolder, StoredJournals
 from fanin.edge.basis import RoundBasis, basis_of
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.clipped import with_clip_bit
 from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.fixed import decoded
 from fanin.edge.codecs.stage import Stage
@@ -138,7 +139,7 @@ class DeviceExchanges:
         assert self._protocol is not None, "exchanges begin with the Assignment"
         mask = self._protocol.mask
         if mask is None:
-            return header, payload
+            return with_clip_bit(assignment, header, payload)
         if any(header.shifts):
             raise InvalidInput(
                 f"masks: got the shifts {sorted(set(header.shifts))}, expected 0: all devices of the sum need one "

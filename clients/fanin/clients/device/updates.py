@@ -19,7 +19,7 @@ from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.clipped import clipping
+from fanin.edge.clipped import clipping, with_clip_bit
 from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.fixed import Encoded
 from fanin.edge.codecs.pipeline import (
@@ -338,8 +338,10 @@ def header_of(assignment: m.Assignment, encoded: Encoded, change: Change, teleme
         telemetry: Runtime, times and traffic.
     """
     counts = dict(change.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
+    counts[m.CLIP_BITS] = encoded.clip_bit
     if assignment.privacy is not None:
-        # Both depend on data. The Assignment declares no count but the weight, and ``fitted`` drops the others.
+        # Both depend on data. The Assignment declares no count but the weight, and the clip bit if the clip norm
+        # adapts; ``fitted`` drops the others.
         telemetry = replace(telemetry, train_s=0.0, num_steps=0)
     return m.UpdateHeader(
         format=m.UPDATE_FORMAT,
@@ -365,7 +367,7 @@ def make_update(
         The Update's header and payload.
     """
     encoded = apply_stages(assignment, change, unstaged(table)).encoded
-    return header_of(assignment, encoded, change, telemetry), encoded.payload
+    return with_clip_bit(assignment, header_of(assignment, encoded, change, telemetry), encoded.payload)
 
 
 def generator(

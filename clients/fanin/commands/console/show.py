@@ -91,7 +91,8 @@ def run_row(info: RunInfo) -> dict[str, object]:
 def privacy_text(spent: SpentPrivacy) -> str:
     """Return what a population has spent as text."""
     left = max(spent.budget - float(epsilon_text(spent.epsilon)), 0.0)
-    return f"epsilon {epsilon_text(spent.epsilon)} of {spent.budget:g} at delta {spent.delta:g} ({left:.4f} left)"
+    norm = f", clip norm {spent.clip_norm:.6g}" if spent.clip_norm else ""
+    return f"epsilon {epsilon_text(spent.epsilon)} of {spent.budget:g} at delta {spent.delta:g} ({left:.4f} left){norm}"
 
 
 def evaluation_row(evaluation: VersionEvaluation) -> dict[str, object]:

@@ -63,12 +63,15 @@ class Encoded:
         shifts: For each block, the number of bits by which it is coarser than the grid (num_blocks,).
         num_rounded: Values that were not on the grid and were rounded to a neighboring step.
         num_saturated: Values outside the range, which were limited to its ends.
+        clip_bit: 1 if the norm of the update was within the clip norm, -1 if the update was scaled down; 0 for a codec
+            that does not clip.
     """
 
     payload: bytes
     shifts: tuple[int, ...]
     num_rounded: int
     num_saturated: int
+    clip_bit: int = 0
 
 
 @runtime_checkable

@@ -12,6 +12,7 @@ Modules in reading order:
     strips          discrete Gaussian and discrete Laplace of any scale
     poisson         bounds of the weights of a Poisson distribution
     clipping        integers of a clipped change, with a proven L2 norm
+    adaptive        the clip norm of the next Round, and what its bits cost
     loss            the privacy loss of releases in closed form, for a device's ledger
     shares          the noise that each device adds under masks: its variance, its loss, and the ring of the sum
 """

@@ -117,11 +117,7 @@ class ClipGrid:
         if change.shape != (self.num_values,):
             raise ValueError(f"clip: got shape {change.shape}, expected ({self.num_values},)")
         values = change.astype(np.float64)
-        largest = float(np.max(np.abs(values)))
-        if not math.isfinite(largest):
-            raise ValueError("clip: got a value that is not finite, expected finite values")
-        # Divided by the largest value first, so that no square overflows or vanishes.
-        norm = largest * float(np.sqrt(np.sum(np.square(values / largest)))) if largest else 0.0
+        norm = norm_of(change)
         if norm > self.clip_norm:
             values *= self.clip_norm / norm
         values = np.ldexp(values, -self.exponent)
@@ -135,6 +131,16 @@ class ClipGrid:
         if squared_norm((rounded,)) > bound:
             raise AssertionError("clip: integers rounded towards zero are within the bound")
         return rounded
+
+
+def norm_of(change: Float32s) -> float:
+    """Return the L2 norm of a change. Raises ValueError for a value that is not finite."""
+    values = change.astype(np.float64)
+    largest = float(np.max(np.abs(values)))
+    if not math.isfinite(largest):
+        raise ValueError("clip: got a value that is not finite, expected finite values")
+    # Divided by the largest value first, so that no square overflows or vanishes.
+    return largest * float(np.sqrt(np.sum(np.square(values / largest)))) if largest else 0.0
 
 
 def largest_of(codec_bits: int) -> int:

@@ -117,6 +117,7 @@ from fanin.protos.messages.principals import (
     check_token_name,
 )
 from fanin.protos.messages.reports import (
+    CLIP_BITS,
     EVAL_AGREE,
     EVAL_CORRECT_FLOAT,
     EVAL_CORRECT_INT8,
@@ -205,6 +206,7 @@ from fanin.protos.plans import MAX_COUNT, MAX_SUM, CodecSpec, RoundPlan, StageSp
 __all__ = [
     "ADD_OR_REMOVE",
     "AUDIT_CONTEXT",
+    "CLIP_BITS",
     "COORDINATOR",
     "EVAL_AGREE",
     "EVAL_CORRECT_FLOAT",

@@ -54,6 +54,8 @@ class PrivacyTerms:
         population_size: Devices that the budget covers, at least.
         sampling_rate: Probability with which the coordinator draws a device for a Round, by an independent coin; 0:
             there are no coins.
+        bits_noise: Standard deviation of the noise in the number of devices whose change is within the clip norm; 0:
+            the Round has no clip bits.
     """
 
     mechanism: str
@@ -65,15 +67,18 @@ class PrivacyTerms:
     population: str
     population_size: int
     sampling_rate: float = 0.0
+    bits_noise: float = 0.0
 
     def __post_init__(self) -> None:
         check_name("assignment: privacy: mechanism", self.mechanism)
         check_name("assignment: privacy: population", self.population)
         numbers = (self.clip_norm, self.noise_multiplier, self.epsilon, self.delta)
         is_finite = all(0 < each < math.inf for each in numbers) and 0 <= self.sampling_rate < 1
+        is_finite = is_finite and 0 <= self.bits_noise < math.inf
         if not is_finite or not 0 < self.squared_sensitivity <= MAX_NUMBER or not self.population_size > 0:
             raise InvalidInput(
-                f"assignment: privacy: got {self}, expected finite numbers above 0, and a sampling rate from 0 to 1",
+                f"assignment: privacy: got {self}, expected finite numbers above 0, a sampling rate from 0 to 1, and "
+                "bits_noise of at least 0",
                 code="FN-0135",
             )
 

@@ -207,12 +207,15 @@ class SpentPrivacy:
         epsilon: Of all releases of all its Runs.
         delta: Its delta.
         budget: The largest epsilon that the Plan of the Run allows.
+        clip_norm: Largest L2 norm of a device's change in the Round that published the newest Version, or in the first
+            one; 0: that Version is of no Round.
     """
 
     population: str
     epsilon: float
     delta: float
     budget: float
+    clip_norm: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

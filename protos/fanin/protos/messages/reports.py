@@ -27,6 +27,8 @@ TRAINED: Final = "trained_examples"
 TRAIN_LOSS: Final = "train_loss_q16"
 ROUNDED: Final = "rounded"
 SATURATED: Final = "saturated"
+CLIP_BITS: Final = "clip_bits"
+"""1 if the norm of a device's change was within the clip norm of the Round, -1 if the change was scaled down."""
 MAX_SATURATED_SHARE: Final = 0.01
 """Share of an Update's values that may saturate before its device is reported: the mean of the Round misses more."""
 EVAL_EXAMPLES: Final = "eval_examples"

@@ -25,7 +25,7 @@ from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
 from fanin.protos.plans.flower import FlowerPlan, memory_notes, strategy_keys
 from fanin.protos.plans.keys import Key, keys_of, range_problem, shown
 from fanin.protos.plans.participants import ParticipantsPlan
-from fanin.protos.plans.privacy import COINS, PrivacyPlan, check_coins
+from fanin.protos.plans.privacy import COINS, PrivacyPlan, check_clipping, check_cohort
 from fanin.protos.plans.retention import RetentionPlan, check_needed
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
@@ -374,14 +374,9 @@ def check_privacy(plan: Plan) -> None:
             "[privacy]",
             code="FN-1682",
         )
-    if plan.privacy.sampling == COINS:
-        check_coins(plan.privacy, plan.cohort, plan.participants)
-    elif plan.cohort.buffer > plan.privacy.population_size:
-        raise InvalidPlan(
-            f"plan: got cohort.buffer {plan.cohort.buffer} with privacy.population_size "
-            f"{plan.privacy.population_size}, expected at most the population; lower the buffer",
-            code="FN-1655",
-        )
+    check_cohort(plan.privacy, plan.cohort, plan.participants)
+    if plan.privacy.target_quantile:
+        check_clipping(plan.privacy, plan.cohort, plan.codec.name)
 
 
 CONSTRAINTS: Final = (

@@ -31,6 +31,14 @@ MAX_EPSILON: Final = 100.0
 MIN_CLIP_NORM: Final = 2.0**-126
 MAX_CLIP_NORM: Final = 2.0**127
 """Range of a clip norm: that of float32, in which devices compute their changes."""
+BITS_SHARE: Final = 20
+"""The default noise of the clip bits is the number of devices divided by this (Andrew et al. 2021, section 3.1)."""
+MAX_BITS_NOISE: Final = 1e6
+"""The sampler draws it."""
+DEFAULT_CLIP_RATE: Final = 0.2
+LEAST_SHARE: Final = 0.02
+"""Least share of a budget that is left for the parameters beside the clip bits: their noise is then at most 7.1 times
+that of a clip norm that stays."""
 REQUIRED: Final = ("clip_norm", "noise_multiplier", "epsilon", "delta", "population", "population_size")
 """The keys that a mechanism needs."""
 
@@ -53,7 +61,7 @@ class PrivacyPlan:
         float,
         Key(
             text="Largest L2 norm of a device's change of the trained parameters. A device scales a larger change "
-            "down.",
+            "down. With `target_quantile`, that of the first Round.",
             at_least=MIN_CLIP_NORM,
             at_most=MAX_CLIP_NORM,
             see=f"{PAGE}#the-clip-norm",
@@ -129,6 +137,39 @@ class PrivacyPlan:
         ),
     ] = 0
 
+    target_quantile: Annotated[
+        float,
+        Key(
+            text="The clip norm moves from Round to Round towards this quantile of the norms of the devices' changes; "
+            "0.5 is their median. 0: it stays.",
+            above=0,
+            below=1,
+            see=f"{PAGE}#an-adaptive-clip-norm",
+        ),
+    ] = 0.0
+    clip_learning_rate: Annotated[
+        float,
+        Key(
+            text="With `target_quantile`: a clip norm that is above all changes falls by a factor of exp(this x "
+            "(1 - `target_quantile`)) a Round.",
+            above=0,
+            at_most=1,
+            see=f"{PAGE}#an-adaptive-clip-norm",
+        ),
+    ] = DEFAULT_CLIP_RATE
+    bits_noise: Annotated[
+        float,
+        Key(
+            text="With `target_quantile`: standard deviation of the noise in the number of devices whose change is "
+            "within the clip norm. Above half of `noise_multiplier`. 0: a twentieth of the devices by which the mean "
+            "divides.",
+            unit="devices",
+            above=0,
+            at_most=MAX_BITS_NOISE,
+            see=f"{PAGE}#an-adaptive-clip-norm",
+        ),
+    ] = 0.0
+
     @property
     def is_shared(self) -> bool:
         """Whether devices add the noise, under masks: no seed and no sum without noise is at the coordinator."""
@@ -163,7 +204,13 @@ class PrivacyPlan:
                 f"expected {shown(COINS)} with a rate, or {shown(NO_SAMPLING)} without; correct one of them",
                 code="FN-1681",
             )
-
+        if not self.target_quantile and (self.bits_noise or self.clip_learning_rate != DEFAULT_CLIP_RATE):
+            key = "bits_noise" if self.bits_noise else "clip_learning_rate"
+            raise InvalidPlan(
+                f"plan: privacy.{key}: got {getattr(self, key):g} without target_quantile, expected both: the clip "
+                "norm stays without it; add target_quantile = 0.5, or remove the key",
+                code="FN-1710",
+            )
         if self.is_shared and (self.sampling == COINS or self.keep_seed_rounds):
             key = "sampling" if self.sampling == COINS else "keep_seed_rounds"
             reason = "no amplification is known for it" if self.sampling == COINS else "seeds never leave the devices"
@@ -177,8 +224,52 @@ class PrivacyPlan:
         """Whether the Run has a mechanism."""
         return bool(self.mechanism)
 
+    def denominator(self, cohort: CohortPlan) -> int:
+        """Return the number by which the mean of a Round divides, whoever took part: with coins the expected cohort."""
+        return math.ceil(self.sampling_rate * self.population_size) or cohort.buffer
 
-def check_coins(privacy: PrivacyPlan, cohort: CohortPlan, participants: ParticipantsPlan) -> None:
+    def noise_of_bits(self, cohort: CohortPlan) -> float:
+        """Return the noise of the clip bits, in devices; 0 with a clip norm that stays."""
+        return (self.bits_noise or self.denominator(cohort) / BITS_SHARE) if self.target_quantile else 0.0
+
+
+def check_cohort(privacy: PrivacyPlan, cohort: CohortPlan, participants: ParticipantsPlan) -> None:
+    """Raise InvalidPlan for a cohort with which the mechanism of a Plan has no claim."""
+    if privacy.sampling == COINS:
+        _check_coins(privacy, cohort, participants)
+    elif cohort.buffer > privacy.population_size:
+        raise InvalidPlan(
+            f"plan: got cohort.buffer {cohort.buffer} with privacy.population_size {privacy.population_size}, expected "
+            "at most the population; lower the buffer",
+            code="FN-1655",
+        )
+
+
+def check_clipping(privacy: PrivacyPlan, cohort: CohortPlan, codec: str) -> None:
+    """Raise InvalidPlan for keys with which a clip norm cannot adapt."""
+    for key, value, is_right, expected in (
+        ("privacy.mechanism", privacy.mechanism, privacy.mechanism == CENTRAL, shown(CENTRAL)),
+        ("codec.name", codec, codec != "int4", "a codec whose values are whole bytes, before those of the clip bits"),
+    ):
+        if not is_right:
+            raise InvalidPlan(
+                f"plan: got {key} {shown(value)} with privacy.target_quantile {privacy.target_quantile:g}, expected "
+                f"{expected}; change the key, or remove target_quantile",
+                code="FN-1710",
+            )
+    bits, multiplier = privacy.noise_of_bits(cohort), privacy.noise_multiplier
+    share = 1 - (multiplier / (2 * bits)) ** 2
+    if share < LEAST_SHARE or multiplier / math.sqrt(share) > MAX_NOISE_MULTIPLIER:
+        raise InvalidPlan(
+            f"plan: privacy.bits_noise: got {bits:g} with noise_multiplier {multiplier:g}, expected well above "
+            f"{multiplier / 2:g}: the clip bits would use the budget up, and the noise of the parameters would grow; "
+            f"set bits_noise to {multiplier:g}, which costs the parameters 15 % more noise, or train with more devices "
+            "a Round",
+            code="FN-1711",
+        )
+
+
+def _check_coins(privacy: PrivacyPlan, cohort: CohortPlan, participants: ParticipantsPlan) -> None:
     """Raise InvalidPlan for a key that lets something else than coins decide which Updates count."""
     size = privacy.population_size
     for key, value, is_right, expected in (

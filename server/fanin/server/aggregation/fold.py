@@ -257,6 +257,9 @@ def adjust(state: PartialSum, adjustment: Adjustment) -> None:
         # The reaches are facts about single Updates.
         state.reaches[:] = 0
     if adjustment.tail:
+        if not state.tail.size:
+            # There are no Updates, and the noise alone is released.
+            state.tail = np.zeros(len(adjustment.tail), np.int64)
         if adjustment.correction is not None:
             state.tail += adjustment.correction(size, size + state.tail.size)
         state.counts = Counter(tail_counts(adjustment.tail, state.tail.tolist()))

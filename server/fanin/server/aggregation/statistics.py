@@ -22,6 +22,7 @@ from fanin.edge.codecs.statistics import CLASS_COUNTS, SQUARES, declared
 from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, REST, SQUARES_INT8, quality_of
 from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
 from fanin.protos.messages import (
+    CLIP_BITS,
     EVAL_CORRECT_FLOAT,
     EVAL_EXAMPLES,
     EVAL_LOSS,
@@ -70,7 +71,8 @@ MAY_LACK: Final = frozenset(
 
 
 def statistics_of(plan: Plan, num_labels: int, num_values: int) -> tuple[Statistic, ...]:
-    """Return the statistics of a Run, with their bounds. With a mechanism of privacy, an Update has its weight alone.
+    """Return the statistics of a Run, with their bounds. With a mechanism of privacy, an Update has its weight alone,
+    and a clip bit if the clip norm adapts.
 
     Args:
         plan: The Plan of the Run.
@@ -78,7 +80,8 @@ def statistics_of(plan: Plan, num_labels: int, num_values: int) -> tuple[Statist
         num_values: Number of values of an Update.
     """
     if plan.privacy:
-        return (Statistic(name=EXAMPLES, bound=plan.max_examples),)
+        weight = Statistic(name=EXAMPLES, bound=plan.max_examples)
+        return (weight, Statistic(name=CLIP_BITS, bound=1)) if plan.privacy.target_quantile else (weight,)
     return declared(
         plan.statistics,
         max_examples=plan.max_examples,

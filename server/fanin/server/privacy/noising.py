@@ -13,47 +13,81 @@ With noise on devices (``SharedNoise``), the coordinator draws nothing: the unma
 The sum with central noise is one of integers modulo 2^b, for the smallest whole number of bytes that holds the sum of
 the Updates and the noise, which is larger with a probability below 2^-128. It is stored with the Version: what follows
 is a function of it, so a Version can be verified after its seed and its Updates were erased.
+
+With an adaptive clip norm (``edge.noise.adaptive``), each Round has a norm of its own, a function of its base Version:
+that of the Plan, or the one in the record of the Version.
 """
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Final
 
+import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fanin.edge.codecs.fixed import Codec
+from fanin.edge.noise.adaptive import BIT_SENSITIVITY, bits_parameter, next_norm, squared_multiplier
 from fanin.edge.noise.clipping import ClipGrid, Signed, squared_norm
 from fanin.edge.noise.distributions import DiscreteGaussian, draw, reach
+from fanin.edge.noise.loss import total
 from fanin.edge.noise.shares import WRAP_BITS, NoiseShare, share_of
 from fanin.edge.noise.streams import SEED_BYTES
 from fanin.edge.rings import Adjustment, Ring, RingVector
 from fanin.edge.tensors import Int64s
-from fanin.protos.errors import InvalidUpdate
-from fanin.protos.messages import PrivacyTerms, Telemetry
+from fanin.protos.chunks import Artifact
+from fanin.protos.errors import Corrupted, InvalidUpdate
+from fanin.protos.messages import CLIP_BITS, EXAMPLES, PrivacyTerms, UpdateHeader
 from fanin.protos.plans import Plan
 from fanin.server.privacy.releases import NoisedSum, PlainRelease, SampledRelease
 from fanin.server.protocols.machine import RoundProtocol
+from fanin.server.storage.records import OuterState
 
 VECTOR: Final = b"fanin round noise v1 parameters"
 """The vector of a Round that its noise is for. Another vector of the Round would have another name."""
 NOISED_SUM: Final = "noised_sum"
 """The name of the stored sum, beside the tensors of the outer state."""
+BITS: Final = b"fanin round noise v1 clip bits"
+"""The sum of the clip bits of a Round, as ``VECTOR``."""
+TAIL: Final = (EXAMPLES, CLIP_BITS)
+"""The integers after the values of an Update with a clip bit."""
+CLIPPING: Final = "clipping"
+"""The name of the record of an adaptive clip norm, beside the tensors of the outer state. So a rollback restores it,
+and ``fanin verify`` recomputes it."""
+CLIPPING_FORM: Final = struct.Struct("<qd")
+"""The noised sum of the clip bits of the Round, and the clip norm of a Round on its Version."""
 SLICE_VALUES: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentralNoise:
-    """The central noise of a Run.
+    """The central noise of a Round.
 
     Attributes:
         plan: The Plan of the Run, with a mechanism.
-        grid: The public grid of its Updates.
+        grid: The public grid of its Updates, with the clip norm of the Round.
     """
 
     plan: Plan
     grid: ClipGrid
+
+    def at(self, clip_norm: float) -> "CentralNoise":
+        """Return the noise of a Round with this clip norm."""
+        return replace(self, grid=replace(self.grid, clip_norm=clip_norm))
+
+    @property
+    def bits_noise(self) -> float:
+        """Standard deviation of the noise in the number of devices within the clip norm; 0 without clip bits."""
+        return self.plan.privacy.noise_of_bits(self.plan.cohort)
+
+    @property
+    def payload(self) -> RingVector | None:
+        """The layout of an Update with a clip bit after its values: a tail of its statistics; None without one."""
+        if not self.bits_noise:
+            return None
+        ring = Ring(bits=self.plan.codec.bits)
+        return RingVector(ring=ring, num_values=self.grid.num_values, num_tail=len(TAIL))
 
     @property
     def vector(self) -> RingVector:
@@ -71,38 +105,56 @@ class CentralNoise:
     def noised_sum(self) -> NoisedSum:
         """The sensitivity and the noise of the sum of a Round."""
         squared = self.grid.squared_sensitivity
-        return NoisedSum(
-            squared_sensitivity=squared, parameter=Fraction(self.plan.privacy.noise_multiplier) ** 2 * squared
-        )
+        multiplier = squared_multiplier(self.plan.privacy.noise_multiplier, self.bits_noise)
+        return NoisedSum(squared_sensitivity=squared, parameter=multiplier * squared)
+
+    @property
+    def noised_bits(self) -> NoisedSum:
+        """The sensitivity and the noise of the sum of the clip bits."""
+        return NoisedSum(squared_sensitivity=BIT_SENSITIVITY, parameter=bits_parameter(self.bits_noise))
 
     @property
     def release(self) -> PlainRelease | SampledRelease:
-        """What one Round releases, for the ledger."""
+        """What one Round releases, for the ledger: with clip bits, no more than without them."""
+        sums = (self.noised_sum, self.noised_bits) if self.bits_noise else (self.noised_sum,)
         if rate := self.plan.privacy.sampling_rate:
-            return SampledRelease(sums=(self.noised_sum,), sampling_rate=rate)
-        return PlainRelease(loss=self.noised_sum.loss)
+            return SampledRelease(sums=sums, sampling_rate=rate)
+        return PlainRelease(loss=total(each.loss for each in sums))
 
     @property
     def denominator(self) -> int:
         """The number by which the mean of a Round divides, whoever took part: with coins the expected cohort."""
-        privacy = self.plan.privacy
-        return math.ceil(privacy.sampling_rate * privacy.population_size) or self.plan.cohort.buffer
+        return self.plan.privacy.denominator(self.plan.cohort)
 
     @property
     def terms(self) -> PrivacyTerms:
         """The terms of each Assignment."""
-        return _terms(self.plan, self.grid)
+        return replace(_terms(self.plan, self.grid), bits_noise=self.bits_noise)
 
-    def check_update(self, telemetry: Telemetry, pieces: Iterable[Signed]) -> None:
+    def check_update(self, header: UpdateHeader, payload: Iterable[bytes | memoryview], codec: Codec) -> None:
         """Check the integers of an Update against the sensitivity.
 
         Args:
-            telemetry: The telemetry of its header.
-            pieces: The encoded values, in consecutive pieces.
+            header: Its header.
+            payload: Its payload, in consecutive pieces.
+            codec: The codec of the Run.
 
         Raises:
-            InvalidUpdate: The device did not clip, or reports something about its data.
+            InvalidUpdate: The device did not clip, reports something about its data, or sends another clip bit than 1
+                or -1.
         """
+        telemetry, counts = header.telemetry, header.statistics.counts
+        tail = np.zeros(len(TAIL), np.int64)
+        if self.payload is None:
+            pieces: Iterable[Signed] = (codec.decode(memoryview(piece)) for piece in payload)
+        else:
+            pieces = self.payload.decode(payload, tail)
+        if CLIP_BITS in counts:
+            raise InvalidUpdate(
+                f"update: got {CLIP_BITS} = {counts[CLIP_BITS]} in the header, expected it after the values of the "
+                "payload alone, which is erased after the publication; correct the client",
+                code="FN-1712",
+            )
         if telemetry.train_s or telemetry.num_steps:
             raise InvalidUpdate(
                 f"update: got telemetry with train_s {telemetry.train_s:g} and num_steps {telemetry.num_steps}, "
@@ -116,6 +168,12 @@ class CentralNoise:
                 "clip its change to PrivacyTerms.squared_sensitivity; correct the client",
                 code="FN-1683",
             )
+        if self.payload is not None and (tail[0] != 1 or abs(int(tail[1])) != BIT_SENSITIVITY):
+            raise InvalidUpdate(
+                f"update: got {tail.tolist()} after the values of the payload, expected 1, and a clip bit of 1 or -1; "
+                "correct the client",
+                code="FN-1712",
+            )
 
     def adjustment(self, seed: bytes) -> Adjustment:
         """Return what the fold of a Round adds to its sum, and the number by which it divides.
@@ -124,12 +182,34 @@ class CentralNoise:
             seed: The recorded seed of the Round, 32 bytes.
         """
         key = HKDF(SHA256(), SEED_BYTES, salt=None, info=VECTOR).derive(seed)
-        distribution = DiscreteGaussian(self.noised_sum.parameter)
+        distribution, size = DiscreteGaussian(self.noised_sum.parameter), self.grid.num_values
 
         def correction(first: int, last: int) -> Int64s:
-            return draw(key, distribution, first, last - first)
+            return self._tail_noise(seed) if first == size else draw(key, distribution, first, last - first)
 
-        return Adjustment(ring=self.vector.ring, correction=correction, denominator=self.denominator)
+        tail = TAIL if self.bits_noise else ()
+        return Adjustment(ring=self.vector.ring, correction=correction, tail=tail, denominator=self.denominator)
+
+    def _tail_noise(self, seed: bytes) -> Int64s:
+        """Return the noise of the tail: none for the weight, which is 1 for all, and that of the clip bit."""
+        key = HKDF(SHA256(), SEED_BYTES, salt=None, info=BITS).derive(seed)
+        noise = draw(key, DiscreteGaussian(self.noised_bits.parameter), 0, 1)
+        return np.concatenate([np.zeros(len(TAIL) - 1, np.int64), noise])
+
+    def next_norm(self, counts: Mapping[str, int]) -> float:
+        """Return the clip norm of the next Round, by the counts of this one, of which that of the bits has noise."""
+        privacy = self.plan.privacy
+        return next_norm(
+            self.grid.clip_norm,
+            counts[CLIP_BITS],
+            self.denominator,
+            privacy.target_quantile,
+            privacy.clip_learning_rate,
+        )
+
+    def encoded_clipping(self, counts: Mapping[str, int]) -> bytes:
+        """Return the record of a Round for the next one: the noised sum of the clip bits, and the next clip norm."""
+        return CLIPPING_FORM.pack(counts[CLIP_BITS], self.next_norm(counts))
 
     def encoded(self, sums: Callable[[int, int], Int64s]) -> Iterator[bytes]:
         """Yield the bytes of a noised sum in slices. ``sums`` returns its values between two positions."""
@@ -140,6 +220,8 @@ class CentralNoise:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedNoise:
     """The noise that the devices of a Run add under masks. The coordinator has no seed, and no sum without noise.
+
+    The clip norm is the same for all Rounds.
 
     Attributes:
         plan: The Plan of the Run, with a mechanism of devices.
@@ -192,7 +274,7 @@ def _terms(plan: Plan, grid: ClipGrid) -> PrivacyTerms:
 
 
 def noise_of(plan: Plan, num_values: int, num_honest: int = 0) -> CentralNoise | SharedNoise | None:
-    """Return the noise of a Run; None without a mechanism.
+    """Return the noise of the first Round of a Run; None without a mechanism.
 
     Args:
         plan: The Plan of the Run.
@@ -208,6 +290,30 @@ def noise_of(plan: Plan, num_values: int, num_honest: int = 0) -> CentralNoise |
     if not plan.privacy.is_shared:
         return CentralNoise(plan=plan, grid=grid)
     return SharedNoise(plan=plan, grid=grid, share=share_of(_terms(plan, grid), num_values, num_honest))
+
+
+def recorded_clipping(state: OuterState, read: Callable[[str, Artifact], bytes]) -> tuple[int, float] | None:
+    """Return the recorded noised sum of the clip bits and the next clip norm; None without a record.
+
+    Args:
+        state: The outer state of the Version.
+        read: Returns the verified bytes of a blob.
+
+    Raises:
+        NotFound: The record is missing.
+        Corrupted: It is damaged.
+    """
+    artifact = state.get(CLIPPING)
+    if artifact is None:
+        return None
+    data = read("the clip norm", artifact)
+    if len(data) != CLIPPING_FORM.size:
+        raise Corrupted(
+            f"the clip norm: got {len(data)} bytes, expected {CLIPPING_FORM.size}; restore a backup of the folder",
+            code="FN-0523",
+        )
+    bits, norm = CLIPPING_FORM.unpack(data)
+    return int(bits), float(norm)
 
 
 def with_noise(protocol: RoundProtocol, plan: Plan, num_values: int) -> RoundProtocol:

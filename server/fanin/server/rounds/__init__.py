@@ -9,6 +9,7 @@ Modules, in reading order:
     opening.py       the next Round, and Rounds after a restart
     effects.py       the effects of one Round, carried out
     messages.py      the messages of its phases, recorded and answered
+    clipping.py      the clip norm of a Round with privacy, by its base Version
     charging.py      the budget of a Run with privacy, and the seed of the noise of a Round
     reported.py      the facts of a committed Update
     worker.py        the queue of effects, and repetition after failures

@@ -30,7 +30,6 @@ class Assignments:
         self._start = setup.start
         self._bundle = setup.bundle
         self._statistics = setup.statistics
-        self._privacy = None if setup.noise is None else setup.noise.terms
         self._range_examples = m.RANGE_EXAMPLES if setup.counted else 0
         self._progress_s = interval_of(setup.plan.cohort)
         self._exchanges = not setup.protocol.first.accepts_updates
@@ -65,7 +64,7 @@ class Assignments:
             progress_s=self._progress_s,
             range_examples=self._range_examples,
             round_protocol=plan.round,
-            privacy=self._privacy,
+            privacy=None if opened.noise is None else opened.noise.terms,
             state=m.StageState(lineage=lineage if self.has_state or self._exchanges else 0),
             max_devices=plan.cohort.concurrency if self._exchanges else 0,
         )

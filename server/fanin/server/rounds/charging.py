@@ -19,6 +19,7 @@ from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
 from fanin.server.privacy.ledger import Budget, from_text, to_text
 from fanin.server.privacy.noising import CentralNoise
+from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
 from fanin.server.storage.decisions import uncharged_text
@@ -48,13 +49,13 @@ class NotCharged:
 
 
 async def next_charge(
-    setup: RunSetup, round_number: int, lineage: int, stores: Stores, files: Files
+    setup: RunSetup, opened: OpenedRound | None, lineage: int, stores: Stores, files: Files
 ) -> PrivacyCharge | NotCharged | None:
     """Return what the close of the next Round records, with a seed of its own, or why there may be none.
 
     Args:
         setup: The setup of the Run.
-        round_number: The Round, 0 if only the budget is in question.
+        opened: The Round; None if only the budget is in question.
         lineage: The number of the Version with which its lineage began.
         stores: The record.
         files: Its lane runs the accounting.
@@ -66,9 +67,10 @@ async def next_charge(
         InvalidInput: A row of the ledger is damaged, so epsilon is not known.
         RuntimeMissing: The coordinator lacks the extra ``privacy``.
     """
-    if setup.noise is None:
+    noise = setup.noise if opened is None else opened.noise
+    if noise is None:
         return None
-    privacy, release = setup.plan.privacy, setup.noise.release
+    privacy, release = setup.plan.privacy, noise.release
     population = await stores.ledger.population(privacy.population)
     if population is not None and population.uncharged:
         return NotCharged(
@@ -98,19 +100,19 @@ async def next_charge(
         lineage=lineage,
         epsilon=after,
         delta=privacy.delta,
-        seed=setup.draw_seed(round_number) if isinstance(setup.noise, CentralNoise) else None,
+        seed=setup.draw_seed(0 if opened is None else opened.record.round) if isinstance(noise, CentralNoise) else None,
     )
 
 
 async def rest_of_budget(setup: RunSetup, stores: Stores, files: Files) -> RunRested | None:
     """Return the rest of a Run whose next Round may not be released, None if it may be. Raises as ``next_charge``."""
-    reason = _too_many(setup, stores) or await next_charge(setup, 0, 0, stores, files)
+    reason = _too_many(setup, stores) or await next_charge(setup, None, 0, stores, files)
     return reason.rested if isinstance(reason, NotCharged) else None
 
 
 async def check_budget(setup: RunSetup, stores: Stores, files: Files) -> None:
-    """Check that a Run may release its next Round. Raises Conflict if it may not, else as ``next_charge``."""
-    reason = _too_many(setup, stores) or await next_charge(setup, 0, 0, stores, files)
+    """Check that a new Run may release its first Round. Raises Conflict if it may not, else as ``next_charge``."""
+    reason = _too_many(setup, stores) or await next_charge(setup, None, 0, stores, files)
     if isinstance(reason, NotCharged):
         raise Conflict(f"run {setup.start.run_id}: {reason.text}", code=reason.code)
 
@@ -157,8 +159,14 @@ async def remove_erased(run: RunRecord, stores: Stores, files: Files) -> None:
             await stores.retention.finish(pending, stores.wall())
 
 
-async def spent_privacy(plan: Plan, stores: Stores) -> SpentPrivacy | None:
-    """Return what the population of a Run has spent, None without a mechanism of privacy."""
+async def spent_privacy(plan: Plan, stores: Stores, clip_norm: float) -> SpentPrivacy | None:
+    """Return what the population of a Run has spent, None without a mechanism of privacy.
+
+    Args:
+        plan: The Plan of the Run.
+        stores: The record.
+        clip_norm: The clip norm of a Round of it.
+    """
     if not plan.privacy:
         return None
     privacy = plan.privacy
@@ -169,4 +177,5 @@ async def spent_privacy(plan: Plan, stores: Stores) -> SpentPrivacy | None:
         epsilon=0.0 if newest is None else newest.epsilon,
         delta=privacy.delta if newest is None else newest.delta,
         budget=privacy.epsilon,
+        clip_norm=clip_norm,
     )

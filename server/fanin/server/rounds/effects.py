@@ -42,7 +42,7 @@ from fanin.server.aggregation.statistics import (
     train_loss_of,
 )
 from fanin.server.aggregation.weights import RunningScale, scale_of
-from fanin.server.privacy.noising import NOISED_SUM, CentralNoise
+from fanin.server.privacy.noising import CLIPPING, NOISED_SUM, CentralNoise
 from fanin.server.rounds.charging import NotCharged, next_charge, spent_privacy
 from fanin.server.rounds.messages import adjustment_in
 from fanin.server.rounds.recent import OpenedRound, RecentRounds, WorkTime, round_times
@@ -74,6 +74,7 @@ class RoundWork:
         self.outer_step_at_s: float | None = None
         self.record = opened.record
         self.base = opened.base
+        self._opened = opened
         self._recent = recent
         self._setup = setup
         self._stores = stores
@@ -127,7 +128,7 @@ class RoundWork:
         closed = record
         # Another Run may charge the population between the check of the budget and the transaction.
         while closed.mark is RoundMark.OPEN:
-            charge = await next_charge(self._setup, record.round, self._recent.lineage, stores, self._files)
+            charge = await next_charge(self._setup, self._opened, self._recent.lineage, stores, self._files)
             if isinstance(charge, NotCharged):
                 # The answer of an earlier try may have been lost, after it closed the Round.
                 last = await stores.rounds.last(record.run_id)
@@ -156,7 +157,7 @@ class RoundWork:
         async for headers in self._headers_of(missing):
             await self._files.run(self._accumulate, headers)
         record = replace(self.record, accepted=accepted)
-        adjustment = await adjustment_in(self._setup, record, self._stores)
+        adjustment = await adjustment_in(self._setup, record, self._opened.noise, self._stores)
         aggregate, folded = await self._files.run(self._fold, accepted, adjustment)
         measured = await self._measured(folded.parameters)
         auxiliary = await self._files.run(self._fold_auxiliary, aggregate, len(accepted), measured)
@@ -174,7 +175,7 @@ class RoundWork:
         version = replace(signed, delegation=self._setup.delegation)
         now_s = self._stores.wall()
         # By now another Run may have charged the population, too.
-        privacy = await spent_privacy(self._setup.plan, self._stores)
+        privacy = await spent_privacy(self._setup.plan, self._stores, self._opened.clip_norm)
         event = replace(self._publication(version, folded, now_s), coverage=coverage, privacy=privacy)
         return await self._stores.writer.publish(
             version, event, next_grid=folded.result.next_grid, outer_state=folded.outer_state, now_s=now_s
@@ -344,8 +345,11 @@ class RoundWork:
             }
             if aggregate.strategy is not None:
                 after[STRATEGY_STATE] = blobs.put_pieces((aggregate.strategy.state,))
-            if isinstance(setup.noise, CentralNoise) and aggregate.sums is not None:
-                after[NOISED_SUM] = blobs.put_pieces(setup.noise.encoded(aggregate.sums))
+            noise = self._opened.noise
+            if isinstance(noise, CentralNoise) and aggregate.sums is not None:
+                after[NOISED_SUM] = blobs.put_pieces(noise.encoded(aggregate.sums))
+                if noise.bits_noise:
+                    after[CLIPPING] = blobs.put_pieces((noise.encoded_clipping(aggregate.counts),))
         # Here, because the time of both grows with the cohort.
         by_device, num_classes = {device: self._statistics[device] for device in accepted}, setup.manifest.num_classes
         statistics, result = tuple(by_device.values()), step.result()

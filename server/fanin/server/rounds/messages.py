@@ -12,7 +12,7 @@ from fanin.edge.basis import RoundBasis, basis_of
 from fanin.edge.rings import Adjustment
 from fanin.protos.errors import FaninError, InvalidInput, foreign_text
 from fanin.protos.messages import MAX_MESSAGE_BYTES
-from fanin.server.privacy.noising import CentralNoise
+from fanin.server.privacy.noising import CentralNoise, SharedNoise
 from fanin.server.protocols.facts import adjustment_of, common_work, facts_of
 from fanin.server.protocols.phases import Phase, RoundFacts
 from fanin.server.rounds.charging import noise_seed
@@ -95,9 +95,10 @@ class RoundMessages:
         return message
 
 
-async def adjustment_in(setup: RunSetup, record: RoundRecord, stores: DriverStores) -> Callable[[], Adjustment | None]:
+async def adjustment_in(
+    setup: RunSetup, record: RoundRecord, noise: CentralNoise | SharedNoise | None, stores: DriverStores
+) -> Callable[[], Adjustment | None]:
     """Return the function that computes what is added to the sum of a closed Round. It reads nothing itself."""
-    noise = setup.noise
     if isinstance(noise, CentralNoise):
         return partial(noise.adjustment, await noise_seed(record, stores))
     denominator = None if noise is None else noise.denominator

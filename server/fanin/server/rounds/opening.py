@@ -14,6 +14,7 @@ from fanin.server.aggregation.parameters import first_grid_from
 from fanin.server.protocols.machine import Cohort, Outcome, Round, RoundProtocol, Rules
 from fanin.server.protocols.phases import PAUSED
 from fanin.server.rounds.charging import remove_erased
+from fanin.server.rounds.clipping import noise_in
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
@@ -33,13 +34,14 @@ async def open_next_round(setup: RunSetup, stores: DriverStores, files: Files) -
         The Round, or None if an operator paused or stopped the Run in the meantime.
 
     Raises:
-        Damaged: The parameters of the newest Version fail verification.
+        Damaged: The parameters or the clip norm of the newest Version fail verification.
     """
     run_id = setup.start.run_id
     base = await stores.runs.newest_version(run_id)
     last = await stores.rounds.last(run_id)
-    if setup.noise is not None:
-        grid: tuple[int, ...] | None = setup.noise.grid_of(len(setup.layout.total_table.specs))
+    noise = await noise_in(setup, base, stores, files)
+    if noise is not None:
+        grid: tuple[int, ...] | None = noise.grid_of(len(setup.layout.total_table.specs))
     else:
         grid = await stores.rounds.recorded_grid(base)
     if grid is None:
@@ -56,7 +58,14 @@ async def open_next_round(setup: RunSetup, stores: DriverStores, files: Files) -
         opened_at_s=stores.wall(),
     )
     is_open = await stores.writer.open(record)
-    return OpenedRound(record=record, base=base) if is_open else None
+    return OpenedRound(record=record, base=base, noise=noise) if is_open else None
+
+
+async def opened_again(setup: RunSetup, record: RoundRecord, stores: DriverStores, files: Files) -> OpenedRound:
+    """Return a recorded Round, to continue it. Raises Damaged if its clip norm fails verification."""
+    base = await stores.runs.version(record.run_id, record.base_version)
+    assert base is not None, "a round has its base version"
+    return OpenedRound(record=record, base=base, noise=await noise_in(setup, base, stores, files))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

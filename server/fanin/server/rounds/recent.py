@@ -9,15 +9,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fanin.protos.messages import RoundTimes, Version
+from fanin.server.privacy.noising import CentralNoise, SharedNoise
 from fanin.server.storage.records import RoundRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedRound:
-    """A recorded Round and its base Version: all that varies in the Assignments of a Round but the device."""
+    """A recorded Round and its base Version: all that varies in the Assignments of a Round but the device.
+
+    Attributes:
+        record: The Round.
+        base: Its base Version.
+        noise: Its noise; None without differential privacy, and for a Round that assigns no more.
+    """
 
     record: RoundRecord
     base: Version
+    noise: CentralNoise | SharedNoise | None = None
+
+    @property
+    def clip_norm(self) -> float:
+        """Largest L2 norm of a change, 0 without differential privacy."""
+        return 0.0 if self.noise is None else self.noise.grid.clip_norm
 
 
 def counts_from(origin: RoundRecord, base_version: int, max_staleness: int, lineage: int) -> bool:

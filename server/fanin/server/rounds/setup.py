@@ -86,7 +86,7 @@ class RunSetup:
 
     @cached_property
     def noise(self) -> CentralNoise | SharedNoise | None:
-        """The noise of each Round; None without differential privacy."""
+        """The noise of the first Round; None without differential privacy. ``clipping.noise_in`` is that of a Round."""
         return noise_of(self.plan, self.layout.total_table.num_values, self.protocol.num_honest)
 
     @cached_property
@@ -96,7 +96,9 @@ class RunSetup:
 
     @cached_property
     def vector(self) -> RingVector | None:
-        """The layout of a masked Update; None if Updates are not masked."""
+        """The layout of an Update with a tail: masked, or with a clip bit; None for values alone."""
+        if isinstance(self.noise, CentralNoise):
+            return self.noise.payload
         return self.protocol.vector(self.layout.total_table.num_values, len(self.statistics))
 
     @cached_property

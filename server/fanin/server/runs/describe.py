@@ -54,8 +54,17 @@ async def run_info(view: RunView, live: LiveRun, stores: Stores) -> RunInfo:
         newest_evaluation=await evaluations.newest_evaluation(view.run_id) if has_data else None,
         best_evaluation=await evaluations.best_evaluation(view.run_id) if has_data else None,
         waits_for_publisher=is_waiting,
-        privacy=await spent_privacy(record.start.plan, stores),
+        privacy=await spent_privacy(record.start.plan, stores, await _clip_norm(view, stores)),
     )
+
+
+async def _clip_norm(view: RunView, stores: Stores) -> float:
+    """Return the clip norm of the Round that published the newest Version: the first one before any, 0 if unknown."""
+    first = view.record.start.plan.privacy.clip_norm
+    if not first or not view.newest.number:
+        return first
+    event = await stores.runs.publication(view.run_id, view.newest.number)
+    return 0.0 if event is None or event.privacy is None else event.privacy.clip_norm
 
 
 async def page_of_ids(query: RunQuery, stores: Stores) -> tuple[list[str], int]:

@@ -16,7 +16,7 @@ from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.ranges import Activation
 from fanin.edge.tensors import TensorTable
 from fanin.protos.errors import Corrupted, NotFound
-from fanin.protos.messages import BundleRef, Statistic, VersionPublished
+from fanin.protos.messages import BundleRef, Statistic, Version, VersionPublished
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.auxiliary import (
     refreshed,
@@ -30,9 +30,10 @@ from fanin.server.aggregation.rules import (
     StrategySource,
 )
 from fanin.server.aggregation.statistics import statistics_of
-from fanin.server.privacy.noising import CentralNoise, SharedNoise, noise_of, with_noise
+from fanin.server.privacy.noising import CentralNoise, SharedNoise, noise_of, recorded_clipping, with_noise
 from fanin.server.protocols.known import protocol_of
 from fanin.server.protocols.machine import RoundProtocol
+from fanin.server.storage.origins import recorded_state
 from fanin.server.storage.protocols.archive import MessageArchive, RoundArchive, RunArchive
 from fanin.server.storage.protocols.files import BlobReader, Payloads
 from fanin.server.storage.records import RoundRecord
@@ -91,8 +92,17 @@ class RunHistory:
 
     @property
     def noise(self) -> CentralNoise | SharedNoise | None:
-        """The noise of each Round; None without differential privacy."""
+        """The noise of the first Round; None without differential privacy."""
         return noise_of(self.plan, self.layout.total_table.num_values, self.protocol.num_honest)
+
+    def noise_on(self, base: Version) -> CentralNoise | SharedNoise | None:
+        """Return the noise of a Round on a Version; None without differential privacy. Raises NotFound, Corrupted."""
+        noise, archive = self.noise, self.archive
+        if not isinstance(noise, CentralNoise) or not noise.bits_noise:
+            return noise
+        state = recorded_state(base, archive.runs, archive.rounds)
+        recorded = recorded_clipping(state, archive.blobs.read_artifact)
+        return noise if recorded is None else noise.at(recorded[1])
 
     @property
     def table(self) -> TensorTable:

@@ -11,7 +11,7 @@ from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.ranges import RANGES
 from fanin.edge.tensors import Float32s, Float64s, sha256_hex
 from fanin.protos.errors import Corrupted
-from fanin.protos.messages import TRAINED, UpdateHeader, Version
+from fanin.protos.messages import CLIP_BITS, TRAINED, UpdateHeader, Version
 from fanin.protos.texts import counted
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.auxiliary import (
@@ -42,7 +42,7 @@ from fanin.server.aggregation.rules import (
 from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.verify.history import Archive, RunHistory
 from fanin.server.aggregation.weights import examples_of, scale_of
-from fanin.server.privacy.noising import NOISED_SUM, CentralNoise
+from fanin.server.privacy.noising import CLIPPING, NOISED_SUM, CentralNoise, recorded_clipping
 from fanin.server.protocols.facts import adjustment_of, common_work, facts_of
 from fanin.server.selection.coverage import coverage_problem
 from fanin.server.storage.origins import recorded_grid, recorded_state, recorded_steps
@@ -100,7 +100,7 @@ def check_round(
     after = history.archive.rounds.outer_state(record.run_id, record.round)
     base = _base(history, record)
     if from_sum:
-        aggregate = _noised(history, record, after)
+        aggregate = _noised(history, record, base, after)
     else:
         aggregate = _aggregate(history, record, version, (base, lineage_start))
     num_steps = recorded_steps(base, history.archive.runs)
@@ -134,19 +134,19 @@ def check_round(
     if problem:
         return f"round {record.round}: {problem}"
     tensors = [*history.optimizer.tensors, *([STRATEGY_STATE] if history.plan.flower.strategy else [])]
-    tensors += [NOISED_SUM] if isinstance(history.noise, CentralNoise) else []
+    noise, sums = history.noise_on(base), aggregate.sums
+    if isinstance(noise, CentralNoise):
+        tensors += [NOISED_SUM, CLIPPING] if noise.bits_noise else [NOISED_SUM]
     if sorted(after) != sorted(tensors):
         return f"round {record.round}: recorded the outer state {sorted(after)}, not {sorted(tensors)}"
     result = None if history.strategy is None else aggregate.strategy
     if result is not None and sha256_hex(result.state) != after[STRATEGY_STATE].sha256:
         return f"round {record.round}: recomputed another state of the strategy"
-    noise, sums = history.noise, aggregate.sums
-    if (
-        isinstance(noise, CentralNoise)
-        and sums is not None
-        and _digest(noise.encoded(sums)) != after[NOISED_SUM].sha256
-    ):
-        return f"round {record.round}: recomputed another noised sum"
+    if isinstance(noise, CentralNoise):
+        if sums is not None and _digest(noise.encoded(sums)) != after[NOISED_SUM].sha256:
+            return f"round {record.round}: recomputed another noised sum"
+        if noise.bits_noise and sha256_hex(noise.encoded_clipping(aggregate.counts)) != after[CLIPPING].sha256:
+            return f"round {record.round}: recomputed another clip norm for the next round"
     for name in history.optimizer.tensors:
         if _digest(encode_state(step.state(name, *inputs()))) != after[name].sha256:
             return f"round {record.round}: recomputed another {name} of the outer optimizer"
@@ -177,7 +177,7 @@ def _digest(pieces: Iterable[bytes]) -> str:
 
 def _grid(history: RunHistory, base: Version) -> tuple[int, ...]:
     """Return the grid of a Round on this Version."""
-    archive, noise = history.archive, history.noise
+    archive, noise = history.archive, history.noise_on(base)
     if noise is not None:
         return noise.grid_of(len(history.layout.total_table.specs))
     grid = recorded_grid(base, archive.runs, archive.rounds)
@@ -191,9 +191,9 @@ def _base(history: RunHistory, record: RoundRecord) -> Version:
     return base
 
 
-def _noised(history: RunHistory, record: RoundRecord, after: OuterState) -> Aggregate:
+def _noised(history: RunHistory, record: RoundRecord, base: Version, after: OuterState) -> Aggregate:
     """Return the aggregate of a recorded noised sum. Raises Corrupted if the sum is missing or damaged."""
-    noise, table = history.noise, history.layout.total_table
+    noise, table = history.noise_on(base), history.layout.total_table
     if not isinstance(noise, CentralNoise) or NOISED_SUM not in after:
         raise Corrupted(f"round {record.round}: no record of its noised sum", code="FN-0530")
     state, first = fold.begin(table), 0
@@ -207,8 +207,11 @@ def _noised(history: RunHistory, record: RoundRecord, after: OuterState) -> Aggr
     def part(start: int, stop: int) -> Float64s:
         return fold.finish(state, table, record.grid, (start, stop))
 
-    # The weight of each Update is 1, and the Round has no other count.
+    # The weight of each Update is 1, and the only other count of a Round is that of the clip bits.
     counts = {TRAINED: record.num_accepted}
+    recorded = recorded_clipping(after, history.archive.blobs.read_artifact)
+    if recorded is not None:
+        counts[CLIP_BITS] = recorded[0]
     return Aggregate(part=part, reaches=state.reaches, counts=counts, shifts=(0,) * len(table.specs))
 
 
@@ -222,12 +225,14 @@ def _aggregate(history: RunHistory, record: RoundRecord, version: Version, origi
         origin: The base Version, and the Version with which the lineage starts.
     """
     archive, layout, (base, lineage_start) = history.archive, history.layout, origin
+    noise = history.noise_on(base)
+    masked = history.protocol.vector(layout.total_table.num_values, len(history.statistics))
     updates = SpooledUpdates(
         plan=history.plan,
         codec=history.codec.codec,
         layout=layout,
         spool=archive.spool,
-        vector=history.protocol.vector(layout.total_table.num_values, len(history.statistics)),
+        vector=noise.payload if isinstance(noise, CentralNoise) else masked,
     )
     headers = {update.device_id: update.header for update in archive.rounds.updates(record.run_id, record.round)}
 
@@ -242,7 +247,6 @@ def _aggregate(history: RunHistory, record: RoundRecord, version: Version, origi
             [examples_of(headers[device], history.plan) for device in record.accepted], history.plan.max_total_examples
         )
     )
-    noise = history.noise
     if isinstance(noise, CentralNoise):
         return set_fold.complete(record.accepted, noise.adjustment(_seed(archive, record)))
     rosters = archive.messages.rosters(record.run_id, record.round)

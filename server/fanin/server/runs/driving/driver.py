@@ -34,6 +34,7 @@ from fanin.server.rounds.opening import (
     RoundHistory,
     clear_spool,
     open_next_round,
+    opened_again,
     recall,
     recall_history,
     recall_participation,
@@ -382,11 +383,10 @@ class RunDriver:
     async def _resume(self, record: RoundRecord) -> None:
         """Continue a recorded Round: what is recorded of it becomes the machine's events again, in its order."""
         await self._recall_participation()
-        base = await self._stores.runs.version(self.run_id, record.base_version)
+        opened = await opened_again(self.setup, record, self._stores, self._files)
         history = await recall_history(self.run, record, self.setup.protocol, self._stores)
         await self._participants.refresh()
-        assert base is not None, "a round has its base version"
-        self._begin(OpenedRound(record=record, base=base), history)
+        self._begin(opened, history)
 
     async def _recall_participation(self) -> None:
         # Before the first Round of this process, so that a Run that rests costs nothing at the start.

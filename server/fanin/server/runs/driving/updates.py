@@ -194,10 +194,9 @@ class UpdateDecisions:
         try:
             if self._ranges.are_checked:
                 await files.run(self._ranges.check, header, device, (origin.record, origin.base), (spool, files.blobs))
-            if isinstance(setup.noise, CentralNoise):
-                decode = setup.codec.codec.decode
-                pieces = (decode(memoryview(piece)) for piece in spool.read(header, device))
-                await files.run(setup.noise.check_update, header.telemetry, pieces)
+            if isinstance(origin.noise, CentralNoise):
+                payload = spool.read(header, device)
+                await files.run(origin.noise.check_update, header, payload, setup.codec.codec)
         except InvalidUpdate:
             await files.run(spool.withdraw, header, device)
             raise
