@@ -1,11 +1,13 @@
-"""Writes tests/golden/byzfl.json: aggregates of byzfl, for comparison with the rules of ``fanin.server.aggregation``.
+"""Writes tests/golden/byzfl.json: aggregates and attacks of byzfl, for comparison with the rules of
+``fanin.server.aggregation`` and the attacks of ``fanin.simulation``.
 
     python -m venv build/byzfl
     build/byzfl/bin/pip install byzfl==0.0.11
     build/byzfl/bin/python tests/golden/make_byzfl.py
 
 byzfl needs torch, torchvision and seaborn, so no environment of this repository has it. Each case has ``vectors``,
-whole numbers of one Update a row, and ``results`` by rule. The last ``f`` Updates of a case are lies.
+whole numbers of one Update a row, ``results`` by rule, and ``attacks``, which follow from the honest Updates. The last
+``f`` Updates of a case are lies.
 """
 
 import json
@@ -49,11 +51,22 @@ def results_of(vectors: np.ndarray, num_attackers: int) -> dict[str, list[float]
     }
 
 
+def attacks_of(honest: np.ndarray) -> dict[str, list[float]]:
+    """Return byzfl's malicious Updates by our names of the attacks."""
+    attacks = {
+        "sign_flip": byzfl.SignFlipping(),
+        "alie": byzfl.ALittleIsEnough(tau=1.5),
+        "inner_product": byzfl.InnerProductManipulation(tau=0.5),
+    }
+    return {name: attack(honest).tolist() for name, attack in attacks.items()}
+
+
 def case(num_updates: int, num_attackers: int) -> dict[str, Any]:
     """Return one case."""
     vectors = vectors_of(num_updates, num_attackers)
     rows = vectors.astype(int).tolist()
-    return {"f": num_attackers, "vectors": rows, "results": results_of(vectors, num_attackers)}
+    attacks = attacks_of(vectors[: num_updates - num_attackers])
+    return {"f": num_attackers, "vectors": rows, "results": results_of(vectors, num_attackers), "attacks": attacks}
 
 
 def main() -> None:

@@ -258,7 +258,7 @@ def test_the_contract_detects_a_stage_that_drops_the_groups_of_others() -> None:
 
 def test_an_error_of_a_diverged_training_names_no_stage() -> None:
     stages = stages_of([FEEDBACK])
-    with raises(ValueError, "update: got NaN or infinity, expected finite values; the training diverged"):
+    with raises(ValueError, "update: tensor 'a': got NaN or infinity, expected finite values; the training diverged"):
         pipeline(stages, "fixed32", -10, {}).apply(np.full(NUM, np.nan, np.float32), 1, first_states(stages, NUM))
 
 

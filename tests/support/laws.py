@@ -163,6 +163,21 @@ PRIVACY_PLANS: Final = st.builds(
 INT8_PLANS: Final = st.builds(p.Int8Plan, ranges=st.sampled_from(["export", "devices"]))
 
 
+WEIGHTS_OF_PLANS = st.sampled_from([{}, {"weights": "uniform"}])
+SITES = st.dictionaries(NAMES, st.integers(1, 1 << 20), min_size=1, max_size=3)
+WEIGHTS = WEIGHTS_OF_PLANS | SITES.map(lambda sites: {"weights": "sites", "site_weights": sites})
+"""The keys of the weights of an AggregationPlan; the first ones also with ``max_examples``."""
+AGGREGATION_PLANS = st.builds(
+    lambda weights, **keys: p.AggregationPlan(**keys, **weights),
+    WEIGHTS,
+    rule=NAMES,
+    rule_options=OPTIONS,
+    outer_optimizer=NAMES,
+    outer_options=OPTIONS,
+    max_staleness=st.integers(0, 1000),
+) | st.builds(p.AggregationPlan, max_examples=st.integers(0, p.MAX_TIMES), weights=st.just("uniform"))
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> p.Plan:
     """Draw any Plan, up to the limit of the headroom."""
@@ -196,7 +211,11 @@ def plans(draw: st.DrawFn) -> p.Plan:
         statistics=tuple(draw(st.lists(DECLARED, max_size=3, unique_by=lambda each: each.name))),
         round=draw(st.just(p.RoundPlan()) | ROUND_PLANS),
         aggregation=p.AggregationPlan(
-            max_examples=examples, rule_options=draw(OPTIONS), outer_options=draw(OPTIONS), max_staleness=staleness
+            max_examples=examples,
+            rule_options=draw(OPTIONS),
+            outer_options=draw(OPTIONS),
+            max_staleness=staleness,
+            **draw(WEIGHTS if examples == 0 else WEIGHTS_OF_PLANS),
         ),
         stop=p.StopPlan(
             max_rounds=draw(st.integers(1, 1 << 20)),

@@ -194,6 +194,34 @@ def test_a_sum_rule_that_raises_or_returns_a_wrong_result_fails_the_round_at_onc
     run_virtual(main())
 
 
+def test_a_rule_that_leaves_no_weight_fails_the_round_and_the_version_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the check of each weight, the mean would be 0 / 0."""
+    body = """zeros = (0,) * len(update.weights)
+        from dataclasses import replace
+        return super().accept(state, table, replace(update, weights=zeros, fresh_weights=zeros))"""
+
+    async def main() -> None:
+        source = WRONG.format(method="accept(self, state, table, update)", body=body)
+        install_rule(tmp_path / "site", source, monkeypatch)
+        place = open_place(tmp_path)
+        one = plan(concurrency=1, buffer=1, quorum=1)
+        await start(place.runs, bundle_in(tmp_path), replace(one, aggregation=AggregationPlan(rule="own")))
+        await settle()
+        before = (await place.runs.version("run", None)).version
+        await send(place, "a")
+        await settle()
+        events = [entry.event for entry in await place.state.stores.runs.event_page("run", 0)]
+        (reason,) = [event.reason for event in events if isinstance(event, RoundFailed)]
+        assert reason.startswith("rule Odd: accept raised ValueError: weight: got 0 of 0, expected at least 1"), reason
+        assert (await place.runs.version("run", None)).version == before
+        assert [verdict.problem for verdict in verify_run(place.state, "run")] == [""]
+        await place.runs.stop()
+
+    run_virtual(main())
+
+
 def test_a_run_whose_rule_is_gone_waits_for_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         install_rule(

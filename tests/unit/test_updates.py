@@ -111,7 +111,7 @@ def test_rounded_and_saturated_values_are_counted() -> None:
 def test_a_training_that_diverged_creates_no_update(value: float) -> None:
     change = parameters()
     change[3] = value
-    with raises(ValueError, "update: got NaN or infinity, expected finite values; the training diverged"):
+    with raises(ValueError, "update: tensor 'a': got NaN or infinity, expected finite values; the training diverged"):
         make_update(WORK, TABLE, change_of(change), TELEMETRY)
 
 

@@ -43,6 +43,18 @@ if TYPE_CHECKING:
         Shards,
     )
     from fanin.simulation.data.partitioning import Partition, partition
+    from fanin.simulation.devices.attackers import Attackers
+    from fanin.simulation.devices.attacks import (
+        Alie,
+        Attack,
+        Backdoor,
+        GridManipulation,
+        HonestUpdates,
+        InnerProduct,
+        LabelFlip,
+        Scaling,
+        SignFlip,
+    )
     from fanin.simulation.devices.availability import Availability, Battery, DailyWindow, OnOff, Rate, Trace
     from fanin.simulation.devices.distributions import Distribution, Fixed, Lognormal, Pareto, Uniform
     from fanin.simulation.devices.files import read_devices
@@ -66,7 +78,11 @@ if TYPE_CHECKING:
     from fanin.simulation.studies.seeds import SpreadRow
 
 _MODULES = {
+    "Alie": "devices.attacks",
+    "Attack": "devices.attacks",
+    "Attackers": "devices.attackers",
     "Availability": "devices.availability",
+    "Backdoor": "devices.attacks",
     "BaselineRow": "studies.baseline",
     "Battery": "devices.availability",
     "BestVersion": "result",
@@ -82,8 +98,12 @@ _MODULES = {
     "Federation": "federation.federation",
     "Fixed": "devices.distributions",
     "Fleet": "federation.loopback",
+    "GridManipulation": "devices.attacks",
     "Habits": "devices.habits",
+    "HonestUpdates": "devices.attacks",
     "Iid": "data.partitioners",
+    "InnerProduct": "devices.attacks",
+    "LabelFlip": "devices.attacks",
     "LabelSkew": "data.partitioners",
     "Lie": "devices.habits",
     "LoadedData": "data.loading",
@@ -103,8 +123,10 @@ _MODULES = {
     "Result": "result",
     "RoundRow": "rows",
     "RunStopped": "result",
+    "Scaling": "devices.attacks",
     "Scenario": "federation.scenario",
     "Shards": "data.partitioners",
+    "SignFlip": "devices.attacks",
     "SimulationEvent": "rows",
     "SimulationSettings": "settings",
     "SpreadRow": "studies.seeds",
@@ -127,7 +149,11 @@ _MODULES = {
     "synthetic_bundle": "federation.synthetic",
 }
 __all__ = [
+    "Alie",
+    "Attack",
+    "Attackers",
     "Availability",
+    "Backdoor",
     "BaselineRow",
     "Battery",
     "BestVersion",
@@ -143,8 +169,12 @@ __all__ = [
     "Federation",
     "Fixed",
     "Fleet",
+    "GridManipulation",
     "Habits",
+    "HonestUpdates",
     "Iid",
+    "InnerProduct",
+    "LabelFlip",
     "LabelSkew",
     "Lie",
     "LoadedData",
@@ -164,8 +194,10 @@ __all__ = [
     "Result",
     "RoundRow",
     "RunStopped",
+    "Scaling",
     "Scenario",
     "Shards",
+    "SignFlip",
     "SimulationEvent",
     "SimulationSettings",
     "SpreadRow",

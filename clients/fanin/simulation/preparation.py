@@ -10,6 +10,7 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.bundles.keys import SigningKey
 from fanin.simulation.arguments import check_arguments, check_flower_settings, check_settings
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.devices.attackers import check_flower_attackers
 from fanin.simulation.engines.exporting import AppBundle, app_bundle
 from fanin.simulation.flower import FlowerSubject, is_flower_app
 from fanin.simulation.progress import SimulationProgress
@@ -63,8 +64,13 @@ def subject_for(app: object, clients: Partition | int, settings: SimulationSetti
     if is_flower_app(app):
         check_settings(settings)
         check_flower_settings(settings)
-        return FlowerSubject.of(app, clients)
-    return ModuleSubject(**check_arguments(app, clients, settings))
+        subject = FlowerSubject.of(app, clients)
+        check_flower_attackers(settings.devices.attackers, subject.num_clients)
+        return subject
+    checked = check_arguments(app, clients, settings)
+    if settings.devices.attackers is not None:
+        checked["clients"] = settings.devices.attackers.poison(checked["clients"])
+    return ModuleSubject(**checked)
 
 
 def prepare(subject: ModuleSubject | FlowerSubject, settings: SimulationSettings, folder: Path) -> Preparation:

@@ -550,12 +550,34 @@ class Aggregation(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SiteWeightsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MAX_EXAMPLES_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     OUTER_OPTIMIZER_FIELD_NUMBER: _builtins.int
     RULE_OPTIONS_FIELD_NUMBER: _builtins.int
     OUTER_OPTIONS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    SITE_WEIGHTS_FIELD_NUMBER: _builtins.int
     max_examples: _builtins.int
     """Cap on the weight of one Update, in examples; 0: none."""
     max_staleness: _builtins.int
@@ -564,12 +586,18 @@ class Aggregation(_message.Message):
     """The rule that makes one aggregate of the Updates; absent: weighted_mean."""
     outer_optimizer: _builtins.str
     """How the aggregate changes the parameters; absent: fedavg."""
+    weights: _builtins.str
+    """The weight of an Update: examples, uniform or sites; absent: examples."""
     @_builtins.property
     def rule_options(self) -> _containers.MessageMap[_builtins.str, _fleet_pb2.Setting]:
         """The options of the rule, and of the outer optimizer."""
 
     @_builtins.property
     def outer_options(self) -> _containers.MessageMap[_builtins.str, _fleet_pb2.Setting]: ...
+    @_builtins.property
+    def site_weights(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Weights by the ids of devices, for sites."""
+
     def __init__(
         self,
         *,
@@ -579,19 +607,25 @@ class Aggregation(_message.Message):
         outer_optimizer: _builtins.str | None = ...,
         rule_options: _abc.Mapping[_builtins.str, _fleet_pb2.Setting] | None = ...,
         outer_options: _abc.Mapping[_builtins.str, _fleet_pb2.Setting] | None = ...,
+        weights: _builtins.str | None = ...,
+        site_weights: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "outer_optimizer", b"outer_optimizer", "rule", b"rule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_weights", b"_weights", "outer_optimizer", b"outer_optimizer", "rule", b"rule", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_optimizer", b"outer_optimizer", "outer_options", b"outer_options", "rule", b"rule", "rule_options", b"rule_options"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_weights", b"_weights", "max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_optimizer", b"outer_optimizer", "outer_options", b"outer_options", "rule", b"rule", "rule_options", b"rule_options", "site_weights", b"site_weights", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__outer_optimizer: _TypeAlias = _typing.Literal["outer_optimizer"]  # noqa: Y015
     _WhichOneofArgType__outer_optimizer: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer"]  # noqa: Y015
     _WhichOneofReturnType__rule: _TypeAlias = _typing.Literal["rule"]  # noqa: Y015
     _WhichOneofArgType__rule: _TypeAlias = _typing.Literal["_rule", b"_rule"]  # noqa: Y015
+    _WhichOneofReturnType__weights: _TypeAlias = _typing.Literal["weights"]  # noqa: Y015
+    _WhichOneofArgType__weights: _TypeAlias = _typing.Literal["_weights", b"_weights"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__outer_optimizer) -> _WhichOneofReturnType__outer_optimizer | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rule) -> _WhichOneofReturnType__rule | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weights) -> _WhichOneofReturnType__weights | None: ...
 
 Global___Aggregation: _TypeAlias = Aggregation  # noqa: Y015
 

@@ -8,7 +8,9 @@ A model becomes the ``Habits`` of each client, so ``simulate`` and ``play`` use 
 Reading order:
 
 - ``availability``: patterns of presence, a battery, and rates that change over time
+- ``attacks``: malicious Updates and data, to evaluate aggregation rules; ``attackers``: the clients that attack
 - ``habits``: ``Habits``, the fault model of a device, drawn from a seed
+- ``conduct``: the change that a device sends: its own, or that of its attack
 - ``distributions``: numbers that differ between devices
 - ``traces``: recorded devices in CSV, Parquet or JSON lines
 - ``models``: ``DeviceModel``, and the habits of each client

@@ -7,6 +7,7 @@ An example, in which a trace has the speed::
     availability = { name = "on_off", on_s = 600.0, off_s = 1800.0 }
     battery = { work_s = 1800.0, charge_s = 7200.0 }
     traces = "devices.csv"
+    attackers = { clients = [0, 1], attack = { name = "alie", z = 1.0 } }
 """
 
 import tomllib
@@ -18,6 +19,8 @@ from typing import Final
 from fanin.clients.textfiles import reason_of
 from fanin.protos.errors import InvalidInput
 from fanin.protos.numbers import is_number
+from fanin.simulation.devices.attackers import Attackers
+from fanin.simulation.devices.attacks import ATTACKS, Attack
 from fanin.simulation.devices.availability import Availability, Battery, DailyWindow, OnOff
 from fanin.simulation.devices.distributions import Distribution, built, distribution_of
 from fanin.simulation.devices.models import NUMBERS, DeviceModel
@@ -26,8 +29,9 @@ from fanin.simulation.devices.traces import ENCODING, Traces, read_traces
 PATTERNS: Final[Mapping[str, Callable[..., Availability]]] = MappingProxyType(
     {"daily_window": DailyWindow, "on_off": OnOff}
 )
-KEYS: Final = (*NUMBERS, "availability", "dropout", "battery", "traces")
+KEYS: Final = (*NUMBERS, "availability", "dropout", "battery", "traces", "attackers")
 TRACES: Final = '"FILE.csv", { file = "FILE.csv", sha256 = "..." }, or a list of these'
+ATTACKERS: Final = '{ clients = [0, 1], attack = { name = "alie", z = 1.0 } }'
 BATTERY: Final = "{ work_s = 1800.0, charge_s = 7200.0 }"
 
 
@@ -61,6 +65,7 @@ def read_devices(path: Path | str) -> DeviceModel:
         dropout=dropout,
         battery=_battery(f"{where}: battery", table["battery"]) if "battery" in table else None,
         traces=_traces(Path(path), table.get("traces", [])),
+        attackers=_attackers(f"{where}: attackers", table["attackers"]) if "attackers" in table else None,
     )
 
 
@@ -73,6 +78,30 @@ def _availability(where: str, value: object) -> Availability:
             code="FN-1153",
         )
     return built(where, PATTERNS[name], {key: item for key, item in value.items() if key != "name"})
+
+
+def _attackers(where: str, value: object) -> Attackers:
+    if not isinstance(value, dict) or not {"clients", "attack"} <= set(value) <= {"clients", "attack", "claim"}:
+        raise InvalidInput(
+            f"{where}: got {value!r}, expected a table such as {ATTACKERS}, and claim if it is set", code="FN-1850"
+        )
+    attack = _attack(f"{where}: attack", value["attack"])
+    try:
+        return Attackers(clients=value["clients"], attack=attack, claim=value.get("claim", 0))
+    except InvalidInput as exc:
+        raise InvalidInput(f"{where}: {exc}", code=exc.code) from exc
+
+
+def _attack(where: str, value: object) -> Attack:
+    name = value if isinstance(value, str) else value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in ATTACKS:
+        raise InvalidInput(
+            f"{where}: got {value!r}, expected the name of an attack, or a table with it and its numbers, of "
+            f"{', '.join(ATTACKS)}",
+            code="FN-1850",
+        )
+    options = value if isinstance(value, dict) else {}
+    return built(where, ATTACKS[name], {key: item for key, item in options.items() if key != "name"})
 
 
 def _traces(path: Path, value: object) -> tuple[Traces, ...]:

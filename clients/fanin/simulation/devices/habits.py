@@ -1,7 +1,7 @@
 """Fault model of a simulated device: slow training, broken calls, false Updates, absence. Each is drawn from a seed.
 
 A false Update (a lie) is one that the coordinator must reject, or must not count twice. Wrong values within their range
-are no lie, because nothing distinguishes them from the values of other data.
+are no lie, because nothing distinguishes them from the values of other data. They are an attack (``attacks``).
 """
 
 import math
@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
-from fanin.protos.messages import EXAMPLES, Piece, Statistics, UpdateHeader
+from fanin.protos.messages import EXAMPLES, MAX_COUNT, Piece, Statistics, UpdateHeader
 from fanin.protos.numbers import is_number
 from fanin.protos.plans import MAX_CODEC_SHIFT
+from fanin.simulation.devices.attacks import Attack
 from fanin.simulation.devices.availability import Availability, Battery, Rate, Stay, seconds_of
 
 
@@ -52,6 +53,8 @@ class Habits:
         bytes_up_per_s: Bandwidth of its uploads.
         availability: Its pattern of presence, instead of ``stay_s``, ``away_s`` and ``lost``.
         battery: Its battery; None for mains.
+        attack: What it sends instead of its honest change; None for an honest device.
+        claim: The number of examples that it reports; 0: its own.
     """
 
     work_s: tuple[float, float] = (1.0, 100.0)
@@ -71,6 +74,8 @@ class Habits:
     bytes_up_per_s: float | Rate = math.inf
     availability: Availability | None = None
     battery: Battery | None = None
+    attack: Attack | None = None
+    claim: int = 0
 
     def __post_init__(self) -> None:
         for name in ("slow", "cut", "lie", "lost", "quit"):
@@ -88,6 +93,8 @@ class Habits:
             )
         if self.epoch_examples < 0:
             raise ValueError(f"habits: got epoch_examples {self.epoch_examples}, expected 0 or more")
+        if not 0 <= self.claim <= MAX_COUNT:
+            raise ValueError(f"habits: got claim {self.claim}, expected examples from 0 to {MAX_COUNT}")
         for name in ("examples_per_s", "bytes_down_per_s", "bytes_up_per_s"):
             rate = getattr(self, name)
             if not (isinstance(rate, Rate) or rate > 0.0):

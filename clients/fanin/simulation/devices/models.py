@@ -9,6 +9,7 @@ from typing import Final
 from fanin.protos.errors import InvalidInput
 from fanin.protos.numbers import is_number
 from fanin.protos.texts import counted
+from fanin.simulation.devices.attackers import Attackers
 from fanin.simulation.devices.availability import Availability, Battery
 from fanin.simulation.devices.distributions import Distribution, Fixed
 from fanin.simulation.devices.habits import Habits
@@ -34,6 +35,7 @@ class DeviceModel:
         battery: The battery of each device. None: mains.
         traces: Recorded devices, instead of the attributes that the traces have. Each attribute is in one of them, and
             all of them have the same devices.
+        attackers: The clients that attack, and their attack. None: all are honest.
     """
 
     examples_per_s: Distribution | float | None = None
@@ -43,6 +45,7 @@ class DeviceModel:
     dropout: float = 0.0
     battery: Battery | None = None
     traces: Traces | Sequence[Traces] = ()
+    attackers: Attackers | None = None
 
     def __post_init__(self) -> None:
         if not (is_number(self.dropout) and 0.0 <= self.dropout < 1.0):
@@ -60,6 +63,11 @@ class DeviceModel:
         if not isinstance(self.battery, Battery | None):
             raise InvalidInput(
                 f"devices: battery: got {self.battery!r}, expected Battery(work_s=..., charge_s=...)", code="FN-1153"
+            )
+        if not isinstance(self.attackers, Attackers | None):
+            raise InvalidInput(
+                f"devices: attackers: got {self.attackers!r}, expected Attackers(clients=..., attack=...)",
+                code="FN-1850",
             )
         self._check_traces()
 
@@ -99,6 +107,7 @@ class DeviceModel:
             seed: Seed of the simulation. The same seed, client and model give the same habits.
         """
         device = self._device(client, seed)
+        attackers = self.attackers if self.attackers is not None and client in self.attackers.clients else None
         return Habits(
             work_s=STEADY.work_s if device.examples_per_s is None else (0.0, 0.0),
             epoch_examples=num_examples,
@@ -108,6 +117,8 @@ class DeviceModel:
             bytes_up_per_s=device.bytes_up_per_s or math.inf,
             availability=device.availability,
             battery=device.battery,
+            attack=None if attackers is None else attackers.attack,
+            claim=0 if attackers is None else attackers.claim,
         )
 
     def _device(self, client: int, seed: int) -> DeviceTrace:

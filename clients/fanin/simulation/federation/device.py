@@ -38,6 +38,10 @@ class EarlyTrainer(ABC):
     def begin(self, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> None:
         """Begin the training that ``train`` will be called for, at the virtual time ``due_s``."""
 
+    def delay_s(self, assignment: m.Assignment, now_s: float) -> float:
+        """Return the seconds after which ``train`` shall be called, at the virtual time ``now_s``; 0 for at once."""
+        return 0.0
+
 
 class VirtualDevice:
     """A device on the event loop's clock: the production session and driver, a folder in memory and a Trainer.
@@ -120,8 +124,12 @@ class _VirtualHost:
         work_s = self._working.work_s(self._working.rng, assignment)
         if self._early is not None:
             self._early.begin(model, assignment, self.now() + work_s)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_over.wait(), work_s)
+        while not self._is_over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_over.wait(), work_s)
+            work_s = 0.0 if self._early is None else self._early.delay_s(assignment, self.now())
+            if not work_s:
+                break
         self._working.conditions.check_assignment()
         return self._trainer.train(model, assignment, should_continue)
 

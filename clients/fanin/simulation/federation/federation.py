@@ -16,6 +16,7 @@ from fanin.protos.chunks import cut
 from fanin.protos.plans import Plan
 from fanin.server.runs.catalog import Runs
 from fanin.server.storage.stores import CoordinatorState
+from fanin.simulation.devices.conduct import Collusion
 from fanin.simulation.federation.coordinator import COORDINATOR, CoordinatorOptions, SimulatedCoordinator
 from fanin.simulation.federation.loopback import PIECE_BYTES
 from fanin.simulation.federation.member import Member, Surroundings, take_part
@@ -64,6 +65,7 @@ class Federation:
         state = folder and folder / "state"
         self._coordinator = SimulatedCoordinator(state, seed, options or CoordinatorOptions(), self.note)
         self._overheard: dict[str, str] = {}
+        self._collusion = Collusion()
         self._tasks: list[asyncio.Task[None]] = []
         # An unexpected error of a task ends the federation; otherwise a Run would wait for that task for ever.
         self._group = asyncio.TaskGroup()
@@ -165,6 +167,7 @@ class Federation:
             fleet=self,
             trusted=(bundle.signed.public_key,),
             overheard=self._overheard,
+            collusion=self._collusion,
             note=self.note,
             observe=self._observe,
             piece_bytes=self._piece_bytes,

@@ -10,6 +10,7 @@ from typing import Final
 from fanin.clients.device.updates import Trainer
 from fanin.protos import messages as m
 from fanin.simulation.devices.availability import Charge
+from fanin.simulation.devices.conduct import Collusion, Conduct
 from fanin.simulation.devices.habits import Habits
 from fanin.simulation.federation.device import VirtualDevice
 from fanin.simulation.federation.loopback import PIECE_BYTES, Fleet, LoopbackTransport
@@ -46,6 +47,7 @@ class Surroundings:
         fleet: The coordinator.
         trusted: Public keys of the publishers.
         overheard: The newest Assignment of each device, for false Updates.
+        collusion: What the attackers know.
         note: Logs an event.
         observe: Receives the events of a device's part in the Rounds.
         piece_bytes: Bytes of a piece of an upload.
@@ -54,6 +56,7 @@ class Surroundings:
     fleet: Fleet
     trusted: Collection[str]
     overheard: dict[str, str] = field(default_factory=dict)
+    collusion: Collusion = field(default_factory=Collusion)
     note: Note = lambda who, what: None
     observe: Observe = lambda event: None
     piece_bytes: int = PIECE_BYTES
@@ -97,7 +100,10 @@ class ActiveMember:
         )
         line = ObservedFleet(fleet=unreliable, observe=around.observe)
         transport = LoopbackTransport(fleet=line, device=name, latency_s=LATENCY_S, piece_bytes=around.piece_bytes)
-        trainer = ObservedTrainer(member.trainer, name, around.observe, lambda: quitting.random() < habits.quit)
+        conduct = Conduct(name, habits, around.collusion)
+        trainer = ObservedTrainer(
+            member.trainer, name, around.observe, lambda: quitting.random() < habits.quit, conduct
+        )
         self._power = _Power(habits)
         self._note_empty = lambda: around.observe(DeviceEvent(device=name, event="battery empty"))
         self.device = VirtualDevice(transport, trainer, around.trusted, device_rng, self._power.work)

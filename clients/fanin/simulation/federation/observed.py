@@ -11,6 +11,7 @@ from fanin.clients.device.updates import Change, Trainer, row_sizes
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput, Unavailable
+from fanin.simulation.devices.conduct import Conduct
 from fanin.simulation.federation.device import EarlyTrainer
 from fanin.simulation.federation.loopback import Fleet
 
@@ -107,10 +108,13 @@ class ObservedFleet:
 
 
 class ObservedTrainer(EarlyTrainer):
-    """A Trainer whose trainings are events. A device may give a training up: ``quit`` is the share of those."""
+    """A Trainer whose trainings are events. A device may give a training up (``quits``), or attack (``conduct``)."""
 
-    def __init__(self, trainer: Trainer, device: str, observe: Observe, quits: Callable[[], bool]) -> None:
+    def __init__(
+        self, trainer: Trainer, device: str, observe: Observe, quits: Callable[[], bool], conduct: Conduct
+    ) -> None:
         self._trainer = trainer
+        self._conduct = conduct
         self._early = trainer if isinstance(trainer, EarlyTrainer) else None
         self._device = device
         self._observe = observe
@@ -140,8 +144,15 @@ class ObservedTrainer(EarlyTrainer):
         """See EarlyTrainer. A training that the device will give up does not begin."""
         self._is_quitting = self._quits()
         self._note("training", assignment)
-        if self._early is not None and not self._is_quitting:
+        if self._is_quitting:
+            return
+        self._conduct.begin(assignment, due_s)
+        if self._early is not None:
             self._early.begin(model, assignment, due_s)
+
+    def delay_s(self, assignment: m.Assignment, now_s: float) -> float:
+        """See EarlyTrainer."""
+        return 0.0 if self._is_quitting else self._conduct.delay_s(assignment, now_s)
 
     def train(self, model: OpenedModel, assignment: m.Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer. Raises InvalidInput if the device gives the training up."""
@@ -150,6 +161,7 @@ class ObservedTrainer(EarlyTrainer):
             raise InvalidInput("the device gave the training up (dropout)", code="FN-0848")
         try:
             change = self._trainer.train(model, assignment, should_continue)
+            change = self._conduct.apply(model, assignment, change, self.graph_format)
         except Exception as exc:
             self._note("gave up", assignment, str(exc))
             raise

@@ -59,6 +59,8 @@ class UnreliableFleet:
         self, device: str, header: m.UpdateHeader, pieces: AsyncIterator[m.Piece]
     ) -> AsyncIterator[m.UploadReply]:
         """See Fleet."""
+        if self.habits.attack is not None:
+            header = self.habits.attack.header(header)
         update = self._update(device, header)
         cut = self._cut()
         self._break(device, "upload", cut, "before")

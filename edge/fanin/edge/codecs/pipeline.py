@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from fanin.edge.codecs.fixed import DIVERGED, Encoded, RunCodec, decoded
+from fanin.edge.codecs.fixed import Encoded, RunCodec, decoded
 from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
 from fanin.edge.codecs.trained import Numbers, TrainedPart
 from fanin.edge.codecs.vector import PARAMETERS, Vector, VectorLayout
@@ -83,11 +83,16 @@ class UpdatePipeline:
 
         Raises:
             InvalidInput: A stage breaks its contract; the text names it.
-            ValueError: The change is not finite.
+            ValueError: The change is not finite. The text names the first such tensor.
         """
-        if self.stages and not np.isfinite(change).all():
-            raise ValueError(DIVERGED)
         self.layout.check_group(PARAMETERS, change)
+        if not np.isfinite(change).all():
+            name = next(
+                name for name, values in self.layout.table.views(change).items() if not np.isfinite(values).all()
+            )
+            raise ValueError(
+                f"update: tensor {name!r}: got NaN or infinity, expected finite values; the training diverged"
+            )
         part = TrainedPart(self.layout.table)
         trained, averaged = part.split(change, 0) if self.stages else (change, change[:0])
         passing = _Pass(num_steps=num_steps, before=states, part=part, averaged=averaged)

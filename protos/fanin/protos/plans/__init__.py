@@ -38,6 +38,8 @@ from fanin.protos.plans.privacy import CENTRAL, GAUSSIAN_SHARES, SKELLAM, Privac
 from fanin.protos.plans.retention import RetentionPlan
 from fanin.protos.plans.schedule import MAX_CHANGES, ScheduledChange
 from fanin.protos.plans.sections import (
+    BY_EXAMPLES,
+    BY_SITE,
     CODEC_BITS,
     DATA,
     DEFAULT_MAX_SHIFTS,
@@ -53,6 +55,7 @@ from fanin.protos.plans.sections import (
     OPTIMIZER_SETTINGS,
     PLAIN_PROTOCOL,
     SECAGG_PROTOCOL,
+    UNIFORM,
     AggregationPlan,
     CodecSpec,
     Int8Plan,
@@ -64,6 +67,8 @@ from fanin.protos.plans.sections import (
 )
 
 __all__ = [
+    "BY_EXAMPLES",
+    "BY_SITE",
     "CENTRAL",
     "CODEC_BITS",
     "CONSTRAINTS",
@@ -90,6 +95,7 @@ __all__ = [
     "SECAGG_PROTOCOL",
     "SKELLAM",
     "STALE_UNIT",
+    "UNIFORM",
     "AggregationPlan",
     "CodecSpec",
     "CohortPlan",

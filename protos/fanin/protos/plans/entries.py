@@ -30,6 +30,8 @@ INTEGER_BITS: Final = 63
 MAX_FLOAT_BITS: Final = 1000
 """A longer integer has no float. As infinity it is out of the range of its key."""
 BASE64: Final = "base64"
+MAX_SITE_WEIGHT: Final = 1 << 20
+"""Weights are ratios between sites. With a million of these, their sum still fits (``Plan.max_total_examples``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,12 @@ SETTINGS: Final = EntryKind(
     plural="numbers, strings, booleans, bytes, and lists of these",
     accepts=_is_setting,
     read=_read_setting,
+)
+SITE_WEIGHTS: Final = EntryKind(
+    text=f"an integer from 1 to {MAX_SITE_WEIGHT}",
+    plural="weights by device",
+    accepts=lambda value: type(value) is int and 1 <= value <= MAX_SITE_WEIGHT,
+    read=lambda value: value,
 )
 ROLES: Final = EntryKind(
     text='one of parameter, statistic, counter, or { role = "statistic", lowest = 0.0, highest = 1.0 } with one of the '

@@ -61,7 +61,7 @@ MAX_STATISTICS: Final = 32
 OUR_STATISTICS: Final = frozenset(
     {"examples", "trained_examples", "train_loss_q16", "train_loss_examples", "rounded", "saturated"}
 )
-REPLACED_KEYS: Final = ("rule", "rule_options", "outer_optimizer", "outer_options", "max_staleness")
+REPLACED_KEYS: Final = ("rule", "rule_options", "outer_optimizer", "outer_options", "max_staleness", "weights")
 """Keys of ``[aggregation]`` that a strategy replaces."""
 
 
@@ -148,7 +148,7 @@ class Plan:
     @property
     def max_examples(self) -> int:
         """Largest number of examples that one Update counts as: that of the Plan, or the largest one of a device."""
-        return self.aggregation.max_examples or MAX_COUNT
+        return self.aggregation.limit_in(self.round.protocol) or MAX_COUNT
 
     @property
     def max_sum(self) -> int:

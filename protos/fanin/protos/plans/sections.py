@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import MAX_NAME_CHARS, NAME_FORM, is_name
-from fanin.protos.plans.entries import OPTIONS, Option
+from fanin.protos.plans.entries import OPTIONS, SITE_WEIGHTS, Option
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int16": 16, "int8": 8, "int4": 4})
@@ -45,6 +45,7 @@ SUM_BITS: Final = 62
 """Bits of the sum of a statistic over a Round, which fits an int64. More Updates in a Round lower the limit of each."""
 MAX_TIMES: Final = (1 << 32) - 1
 """Most Rounds of a Run: the largest uint32, which the wire uses."""
+BY_EXAMPLES, UNIFORM, BY_SITE = WEIGHTS = ("examples", "uniform", "sites")
 MAX_SEED: Final = (1 << 64) - 1
 OPTIMIZER_SETTINGS: Final = ("momentum", "weight_decay", "beta1", "beta2", "decay")
 """The settings that the optimizers of fanin have. An optimizer of an App may have others."""
@@ -243,6 +244,21 @@ class AggregationPlan:
             see="../howto/rules.md#weights",
         ),
     ] = 0
+    weights: Annotated[
+        str,
+        Key(
+            text="The weight of an Update: its `examples`, at most `max_examples`; 1 (`uniform`); or that of its "
+            "device in `site_weights` (`sites`).",
+            choices=WEIGHTS,
+            see="../howto/rules.md#weights",
+        ),
+    ] = BY_EXAMPLES
+    site_weights: Annotated[
+        dict[str, int],
+        Key(
+            text="Weights by the ids of devices. Others have 1.", entries=SITE_WEIGHTS, see="../howto/rules.md#weights"
+        ),
+    ] = field(default_factory=dict)
     outer_optimizer: Annotated[
         str,
         Key(
@@ -276,6 +292,18 @@ class AggregationPlan:
 
     def __post_init__(self) -> None:
         _check_range(self, "aggregation")
+        is_by_site = self.weights == BY_SITE
+        if is_by_site != bool(self.site_weights) or (is_by_site and self.max_examples):
+            raise InvalidPlan(
+                f"plan: got aggregation.weights {self.weights!r}, {len(self.site_weights)} entries of site_weights and "
+                f"max_examples {self.max_examples}, expected entries and no max_examples with 'sites', and no entries "
+                "without; add or remove them",
+                code="FN-1852",
+            )
+
+    def limit_in(self, protocol: str) -> int:
+        """Return ``max_examples`` in Rounds of a protocol: under masks, a device applies its weight itself."""
+        return 1 if self.weights == UNIFORM and protocol == SECAGG_PROTOCOL else self.max_examples
 
 
 PLAIN_PROTOCOL: Final = "plain"

@@ -142,7 +142,10 @@ class Addition:
             raise ValueError(f"weights: got {len(update.weights)}, expected {len(table.specs)}")
         for weight, fresh_weight in zip(update.weights, update.fresh_weights, strict=True):
             if not 1 <= weight <= fresh_weight:
-                raise ValueError(f"weight: got {weight}, expected 1 to {fresh_weight}")
+                raise ValueError(
+                    f"weight: got {weight} of {fresh_weight}, expected at least 1 and at most the second number, the "
+                    "weight without staleness"
+                )
         self._state, self._table, self._update = state, table, update
         self._position, self._num_clipped = 0, 0
         self._largest = [0] * len(table.specs)

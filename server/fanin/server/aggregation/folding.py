@@ -60,17 +60,19 @@ NO_EARLIER: Final[EarlierSlices] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lag:
-    """The distance between the Round of an Update's Assignment and the Round that folds it.
+    """The distance between the Round of an Update's Assignment and the Round that folds it, and whose Update it is.
 
     Attributes:
         staleness: Versions between their base Versions.
         shifts: For each block, the exponent of the earlier grid minus that of the later one.
         scale: The scale of the weights in the later Round (``weights``).
+        device: The device of the Update, for weights by site.
     """
 
     staleness: int
     shifts: tuple[int, ...]
     scale: int = 0
+    device: str = ""
 
 
 def lag_of(made_for: RoundRecord, folded_in: RoundRecord, scale: int = 0) -> Lag:
@@ -92,9 +94,10 @@ def contribution_of(header: UpdateHeader, codec: Codec, plan: Plan, layout: Vect
         layout: The layout of the vector.
         lag: The lag of the Update.
     """
+    weigh = partial(weights_of, header, plan, device=lag.device, scale=lag.scale)
     return Contribution(
-        weights=layout.per_block(weights_of(header, plan, scale=lag.scale, staleness=lag.staleness)),
-        fresh_weights=layout.per_block(weights_of(header, plan, scale=lag.scale)),
+        weights=layout.per_block(weigh(staleness=lag.staleness)),
+        fresh_weights=layout.per_block(weigh()),
         shifts=tuple(own + more for own, more in zip(header.shifts, lag.shifts, strict=True)),
         bits=codec.bits,
         max_shift=plan.codec.max_shift,
@@ -117,7 +120,7 @@ class SpooledUpdates:
 
     def contribution(self, header: UpdateHeader, device: str, lag: Lag) -> Contribution:
         """Return an Update, ready to be folded. Reading it raises Corrupted if it is damaged."""
-        codec, spool = self.codec, self.spool
+        codec, spool, lag = self.codec, self.spool, replace(lag, device=device)
         if self.vector is not None:
             tail = np.zeros(self.vector.num_tail, np.int64)
             masked = self.vector.decode(spool.read(header, device), tail)

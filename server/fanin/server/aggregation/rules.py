@@ -21,7 +21,7 @@ import numpy as np
 
 from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import Plan
+from fanin.protos.plans import BY_SITE, Plan
 from fanin.protos.plans.entries import Setting
 from fanin.protos.plans.keys import Key, shown
 from fanin.protos.plans.named import blamed, wrong_object
@@ -366,6 +366,12 @@ def check_column_plan(plan: Plan) -> None:
             f"plan: got cohort.buffer {buffer} with the rule {name}, expected at most {MAX_COLUMN_UPDATES}: this rule "
             "reads all updates of a round side by side",
             code="FN-0246",
+        )
+    if plan.aggregation.weights == BY_SITE:
+        raise InvalidPlan(
+            f"plan: got aggregation.weights {BY_SITE!r} with the rule {name}, expected 'examples' or 'uniform': each "
+            "update counts once with this rule; change one of them",
+            code="FN-1853",
         )
     if staleness:
         raise InvalidPlan(

@@ -1,6 +1,7 @@
 """The integer weights of the Updates of a Round.
 
-An Update weighs as many steps as its device has examples, up to ``max_examples`` of the Plan. If the steps of a Round
+An Update weighs as many steps as its device has examples, up to ``max_examples`` of the Plan, or as many as
+``aggregation.weights`` says. If the steps of a Round
 exceed the head-room of its sum (``Plan.max_total_examples``), all weights are divided by one power of two: 2^scale.
 
     steps(n, scale) = max(1, n / 2^scale rounded to the nearest integer, halves up)
@@ -20,12 +21,21 @@ import numpy as np
 
 from fanin.edge.codecs.vector import Weighting
 from fanin.protos.messages import EXAMPLES, UpdateHeader
-from fanin.protos.plans import Plan
+from fanin.protos.plans import BY_SITE, UNIFORM, Plan
 
 
 def examples_of(header: UpdateHeader, plan: Plan) -> int:
     """Return the number of examples that an Update counts as."""
     return min(header.statistics.counts[EXAMPLES], plan.max_examples)
+
+
+def claim_of(header: UpdateHeader, plan: Plan, device: str) -> int:
+    """Return the weight of an Update before the scale: its examples, one, or the weight of its device in the Plan."""
+    if plan.aggregation.weights == UNIFORM:
+        return 1
+    if plan.aggregation.weights == BY_SITE:
+        return plan.aggregation.site_weights.get(device, 1)
+    return examples_of(header, plan)
 
 
 def steps_of(examples: int, scale: int) -> int:
@@ -78,18 +88,21 @@ class RunningScale:
             self._num_steps = sum(steps_of(each, self.value) for each in known)
 
 
-def weights_of(header: UpdateHeader, plan: Plan, *, scale: int = 0, staleness: int = 0) -> Mapping[Weighting, int]:
+def weights_of(
+    header: UpdateHeader, plan: Plan, *, device: str = "", scale: int = 0, staleness: int = 0
+) -> Mapping[Weighting, int]:
     """Return the integer weight of an Update in groups of each weighting.
 
-    In the group of the parameters an Update has the weight of its steps: exactly FedAvg's weighting, if it is fresh and
-    the scale is 0. In groups with equal weights of all devices it has the weight of one step. So the headroom of the
-    parameters is enough for all groups. In a Plan that allows staleness, a step weighs round(256 / sqrt(1 +
-    staleness)), otherwise 1. The square root and the division follow IEEE 754, so every machine computes the same
-    integers.
+    In the group of the parameters an Update has the weight of its steps: exactly FedAvg's weighting, if it is fresh,
+    the scale is 0 and the Plan weighs by examples. In groups with equal weights of all devices it has the weight of one
+    step. So the headroom of the parameters is enough for all groups. In a Plan that allows staleness, a step weighs
+    round(256 / sqrt(1 + staleness)), otherwise 1. The square root and the division follow IEEE 754, so every machine
+    computes the same integers.
 
     Args:
         header: The Update's header.
         plan: The Plan.
+        device: The device of the Update.
         scale: The scale of the Round.
         staleness: Versions between the Update's base Version and the one of the Round that folds it.
 
@@ -98,4 +111,4 @@ def weights_of(header: UpdateHeader, plan: Plan, *, scale: int = 0, staleness: i
         section 5.2.
     """
     one = round(plan.weight_unit / math.sqrt(1 + staleness))
-    return {Weighting.EXAMPLES: steps_of(examples_of(header, plan), scale) * one, Weighting.ONE: one}
+    return {Weighting.EXAMPLES: steps_of(claim_of(header, plan, device), scale) * one, Weighting.ONE: one}

@@ -2,7 +2,7 @@
 
 from fanin.edge.rings import WIDE, Ring, largest_weight, smallest_ring
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import DEVICES, EXPORT, Plan
+from fanin.protos.plans import BY_EXAMPLES, DEVICES, EXPORT, Plan
 
 
 def ring_of(plan: Plan) -> Ring:
@@ -11,8 +11,16 @@ def ring_of(plan: Plan) -> Ring:
     A Round has at most ``cohort.buffer`` Updates, whose weights are at most ``aggregation.max_examples`` each.
 
     Raises:
-        InvalidPlan: No ring of 64 bits holds it.
+        InvalidPlan: No ring of 64 bits holds it, or a device does not know its weight.
     """
+    weights = plan.aggregation.weights
+    if weights != BY_EXAMPLES and plan.max_examples > 1:
+        raise InvalidPlan(
+            f"plan: aggregation.weights: got {weights!r} with round.protocol {plan.round.protocol!r}, expected "
+            f"{BY_EXAMPLES!r}: devices apply their weights under the masks; set aggregation.max_examples = 1 for equal "
+            "weights",
+            code="FN-1853",
+        )
     try:
         return smallest_ring(plan.codec.bits, plan.cohort.buffer * plan.max_examples)
     except ValueError as exc:

@@ -111,7 +111,7 @@ async def rest_of_budget(setup: RunSetup, stores: Stores, files: Files) -> RunRe
 
 
 async def check_budget(setup: RunSetup, stores: Stores, files: Files) -> None:
-    """Check that a new Run may release its first Round. Raises Conflict if it may not, else as ``next_charge``."""
+    """Check that a Run may release its next Round. Raises Conflict if it may not, else as ``next_charge``."""
     reason = _too_many(setup, stores) or await next_charge(setup, None, 0, stores, files)
     if isinstance(reason, NotCharged):
         raise Conflict(f"run {setup.start.run_id}: {reason.text}", code=reason.code)

@@ -116,7 +116,7 @@ class RoundWork:
 
     async def accumulate(self, device: str) -> None:
         """Add one committed Update to the sum. Right after its commit its bytes are still in the page cache."""
-        self._scale.add(device, self._facts[device].examples)
+        self._scale.add(device, self._facts[device].weight)
         self._set_fold.weigh(self._scale.value)
         async for headers in self._headers_of((device,)):
             await self._files.run(self._accumulate, headers)
@@ -271,8 +271,8 @@ class RoundWork:
             yield {device: recorded.get(device) or self._headers[device] for device in page}
 
     def _weigh(self, accepted: tuple[str, ...]) -> None:
-        examples = [self._facts[device].examples for device in accepted]
-        self._set_fold.weigh(scale_of(examples, self._setup.plan.max_total_examples))
+        weights = [self._facts[device].weight for device in accepted]
+        self._set_fold.weigh(scale_of(weights, self._setup.plan.max_total_examples))
 
     def _accumulate(self, headers: Mapping[str, m.UpdateHeader]) -> None:
         for device, header in headers.items():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fanin.protos import messages as m
-from fanin.server.aggregation.weights import examples_of
+from fanin.server.aggregation.weights import claim_of, examples_of
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.storage.records import CommittedUpdate
 
@@ -21,6 +21,7 @@ class UpdateFacts:
         wire_bytes: Bytes of the Update on the wire.
         is_stale: Whether it was made for an earlier Version.
         examples: The number of examples that it counts as.
+        weight: Its weight before the scale of the Round.
         trained: The number of examples that the device trained on.
         at_bound: The bounds of the losses and of the Plan's statistics whose count is the largest one, by name.
     """
@@ -29,6 +30,7 @@ class UpdateFacts:
     wire_bytes: int
     is_stale: bool
     examples: int
+    weight: int
     trained: int
     at_bound: Mapping[str, int]
 
@@ -43,6 +45,7 @@ def reported(update: CommittedUpdate, setup: RunSetup, *, is_stale: bool) -> Upd
         wire_bytes=header.payload.size_bytes + len(update.header_proto),
         is_stale=is_stale,
         examples=(examples := examples_of(header, plan)),
+        weight=claim_of(header, plan, update.device_id),
         trained=counts.get(m.TRAINED, examples),
         at_bound={name: bound for name, bound in bounds.items() if abs(counts.get(name, 0)) >= bound},
     )

@@ -41,7 +41,7 @@ from fanin.server.aggregation.rules import (
 )
 from fanin.server.aggregation.sets import Aggregate, SetFold
 from fanin.server.aggregation.verify.history import Archive, RunHistory
-from fanin.server.aggregation.weights import examples_of, scale_of
+from fanin.server.aggregation.weights import claim_of, scale_of
 from fanin.server.privacy.noising import CLIPPING, NOISED_SUM, CentralNoise, recorded_clipping
 from fanin.server.protocols.facts import adjustment_of, common_work, facts_of
 from fanin.server.selection.coverage import coverage_problem
@@ -244,7 +244,8 @@ def _aggregate(history: RunHistory, record: RoundRecord, version: Version, origi
     set_fold = SetFold(_rule(history, record, version, base), layout.total_table, record.grid, contribution)
     set_fold.weigh(
         scale_of(
-            [examples_of(headers[device], history.plan) for device in record.accepted], history.plan.max_total_examples
+            [claim_of(headers[device], history.plan, device) for device in record.accepted],
+            history.plan.max_total_examples,
         )
     )
     if isinstance(noise, CentralNoise):
