@@ -161,7 +161,7 @@ def test_pieces_and_parts_of_a_payload_have_the_values_of_the_whole(
     slices = [payload[first:last] for first, last in pairwise([0, *ends, len(payload)])]
     assert [int(q) for piece in decoded_pieces(codec, slices, num) for q in piece] == integers
     first, last = sorted((data.draw(st.integers(0, num)), data.draw(st.integers(0, num))))
-    part = decoded_part(codec, lambda offset, size: payload[offset : offset + size], first, last)
+    part = decoded_part(codec, lambda offset, size: payload[offset : offset + size], (first, last), num)
     assert part.tolist() == integers[first:last]
     if codec.bits * num % 8:
         assert payload[-1] >> 4 == 0

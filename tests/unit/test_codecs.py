@@ -136,7 +136,7 @@ def test_a_piece_that_ends_within_a_value_is_refused() -> None:
     ("name", "hint"), [("", ""), ("int08", "; did you mean int8?"), ("Fixed32", "; did you mean fixed32?")]
 )
 def test_an_unknown_codec_is_refused(name: str, hint: str) -> None:
-    names = "['fixed32', 'int16', 'int4', 'int8']"
+    names = "['fixed32', 'int16', 'int4', 'int8', 'topk']"
     text = f"plan: codec.name: got {name!r}, expected one of {names}, which are installed here{hint}"
     with raises(InvalidPlan, text):
         codec_of(CodecSpec(name=name, max_shift=0))

@@ -284,7 +284,9 @@ class Capabilities(_message.Message):
     """Whether this device reports progress (see Report)."""
     @_builtins.property
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"fixed32", "int16", "int8", "int4", or the name of another one: the codecs that this device can encode with (see Codec)."""
+        """"fixed32", "int16", "int8", "int4", "topk", or the name of another one: the codecs that this device can encode with (see
+        Codec).
+        """
 
     @_builtins.property
     def runtimes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1040,7 +1042,27 @@ class Codec(_message.Message):
     q * 2^(e + s), times the weight of the Update: `examples`, which a Round with many examples divides by a power of two
     for all its Updates. The device does not apply the weight.
 
-    Test vectors, each of one block:
+    topk sends some values alone, and the coordinator reads all others as 0. Its options are `fraction`, above 0 and at
+    most 1, and `bits`: 8, 4 or 2. The flat vector is cut into slices of 16384 values, the last one shorter. For each slice of
+    n values:
+
+    1. It sends the k = ceil(fraction * n) values of the largest magnitude, the product in double precision. Of equal
+       magnitudes it sends the first ones.
+    2. The shift s of a block is that of its sent values, 0 if they are all 0. With 8 bits it is the one of step 2 above. With
+       4 or 2 bits, let M be the element floor(c / 2), from 0, of the c sent magnitudes above 0 in rising order. Then s is the
+       largest from 0 to max_shift with 2 * 2^(e + s) <= M (4 bits) or 2^(e + s) <= M (2 bits); if there is none, 0.
+    3. Let m = |change| / 2^(e + s), and draw u for each sent value. |q| is floor(m) + 1 if m >= 1 and u < m - floor(m), 1 if
+       0.5 < m < 1, else floor(m), and at most L = 2^(bits - 1) - 1. Count `rounded` among the sent values, and `saturated`
+       among those of blocks with s = max_shift.
+    4. The payload has the slices one after the other, each a string of bits from the lowest bit of its first byte on, with
+       zeros to the end of its last byte. Let l = floor(log2(n / k)). First come k + floor((n - 1) / 2^l) bits: for each index
+       i in rising order, from 0 in the slice, as many zeros as floor(i / 2^l) is larger than that of the index before (than 0
+       for the first), then a one; then zeros. They are followed by the lowest l bits of each index, and by `bits` bits of each
+       q in two's complement, each number from its lowest bit on.
+
+    tests/golden/sparse.json has test vectors. An Update with other bits, such as a duplicate index, is refused.
+
+    Test vectors of the other codecs, each of one block:
 
         codec     e    max_shift   change               s   q               payload                    rounded  saturated
         fixed32   -2   0           0.3 -1.0 0.125 0.375  0   1 -4 0 2        01000000fcffffff0000000002000000   3   0
@@ -1078,14 +1100,14 @@ class Codec(_message.Message):
     MAX_SHIFT_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"fixed32" (32 bits a value), "int16" (16 bits a value), "int8" (8 bits a value) or "int4" (4 bits a value). There
+    """"fixed32" (32 bits a value), "int16" (16 bits a value), "int8" (8 bits a value), "int4" (4 bits a value), or topk. There
     are no others in fanin. A codec of another package has 4, 8, 16 or 32 bits a value; the package says how it encodes.
     """
     max_shift: _builtins.int
     """W: how many bits coarser than the grid a device may encode a block."""
     @_builtins.property
     def options(self) -> _containers.MessageMap[_builtins.str, Global___Setting]:
-        """The options of a codec of another package."""
+        """The options of topk, or of a codec of another package."""
 
     def __init__(
         self,

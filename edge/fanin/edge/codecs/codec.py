@@ -1,21 +1,32 @@
 """The codec that a Plan names: one of fanin, or one of another distribution, whose results are checked.
 
 An installed distribution adds codecs by the entry point group ``fanin.codecs``. It must be installed at the coordinator
-and on the devices. A codec rounds each value by less than one step, and has the same number of bits for each value. So
-the coordinator can read any slice of a payload. docs/howto/codecs.md has an example.
+and on the devices. It rounds each value by less than one step, and has the same number of bits for each value. So the
+coordinator can read any slice of a payload. docs/howto/codecs.md has an example.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import CODECS, DIVERGED, Codec, Encoded, Integers, RunCodec, dtype_of, payload_bytes
+from fanin.edge.codecs.fixed import (
+    CODECS,
+    DIVERGED,
+    AnyCodec,
+    Codec,
+    Encoded,
+    Integers,
+    RunCodec,
+    dtype_of,
+    payload_bytes,
+)
 from fanin.edge.codecs.pipeline import form_of
+from fanin.edge.codecs.sparse import topk
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import CodecSpec
+from fanin.protos.plans import TOPK, CodecSpec
 from fanin.protos.plans.keys import shown
 from fanin.protos.plans.named import Choice, blamed, created, wrong_object
 
@@ -29,8 +40,10 @@ def _factory(codec: Codec) -> Callable[[], Codec]:
     return lambda: codec
 
 
-FACTORIES: Final = MappingProxyType({name: _factory(codec) for name, codec in CODECS.items()})
-"""The codecs of fanin. They have no options."""
+FACTORIES: Final[Mapping[str, Callable[..., AnyCodec]]] = MappingProxyType(
+    {**{name: _factory(codec) for name, codec in CODECS.items()}, TOPK: topk}
+)
+"""The codecs of fanin. Only ``topk`` has options."""
 
 
 def codec_of(spec: CodecSpec) -> RunCodec:
@@ -43,7 +56,7 @@ def codec_of(spec: CodecSpec) -> RunCodec:
     return RunCodec(codec=created(choice, FACTORIES, GROUP, checked=guarded_codec), max_shift=spec.max_shift)
 
 
-def guarded_codec(codec: Codec, where: str) -> Codec:
+def guarded_codec(codec: AnyCodec, where: str) -> Codec:
     """Return a codec of another package with its checks.
 
     Args:

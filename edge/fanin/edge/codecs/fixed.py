@@ -4,6 +4,7 @@ A payload has the values in the order of the ``TensorTable``, as little-endian i
 
     fixed32              32 bits per value, rounded to the nearest step: the error is at most half a (shifted) step
     int16, int8, int4    16, 8 or 4 bits per value, rounded stochastically: less than one step, and 0 in expectation
+    topk                 some of the values, and their positions (``sparse``)
 
 Two values of 4 bits share a byte, the first of them in its low bits. Blocks follow each other without a gap, so a byte
 may have values of two blocks. The high bits of the last byte are zero if the number of values is odd.
@@ -127,6 +128,45 @@ class Codec(Protocol):
         ...
 
 
+@runtime_checkable
+class SparseCodec(Protocol):
+    """A codec whose payload has a part for each slice of ``SLICE_VALUES`` values. A part is decoded without the others.
+
+    ``bits`` is for one sent value. The members are those of ``Codec``, but for ``decode``.
+    """
+
+    @property
+    def bits(self) -> int:
+        """See ``Codec.bits``."""
+        ...
+
+    @property
+    def is_stochastic(self) -> bool:
+        """See ``Codec.is_stochastic``."""
+        ...
+
+    def encode(
+        self, table: TensorTable, update: Float32s, grid: Sequence[int], max_shift: int, rng: np.random.Generator
+    ) -> Encoded:
+        """See ``Codec.encode``."""
+        ...
+
+    def slice_bytes(self, num_values: int) -> int:
+        """Return the exact size of the part of a slice of 1 to ``SLICE_VALUES`` values, in bytes."""
+        ...
+
+    def decode_slice(self, payload: memoryview, num_values: int) -> Integers:
+        """Return all values of a slice (num_values,), zero where none was sent.
+
+        Raises:
+            InvalidUpdate: No encoder writes these bytes.
+        """
+        ...
+
+
+AnyCodec = Codec | SparseCodec
+
+
 def round_to_nearest(scaled: Floats) -> Floats:
     """Round to the nearest integer, ties to even."""
     nearest: Floats = np.rint(scaled)
@@ -163,10 +203,10 @@ class TwosComplement:
         shifts, num_rounded, num_saturated = [], 0, 0
         for view, start, exponent in zip(table.views(update).values(), table.offsets, grid, strict=True):
             flat = view.ravel()
-            largest = _largest(flat)
+            largest = largest_magnitude_of(flat)
             # On the finest grids that an Assignment may have, large values overflow to infinity and saturate.
             with np.errstate(over="ignore", invalid="ignore"):
-                shift = _shift(float(np.ldexp(largest, -exponent)), limit, max_shift)
+                shift = smallest_shift(float(np.ldexp(largest, -exponent)), limit, max_shift)
                 per_value = math.ldexp(1.0, -exponent - shift)
                 is_cut = largest * per_value > limit
                 # Only the rounding rule may round. A float32 times a power of two is exact in float64. It is exact in
@@ -228,23 +268,37 @@ def _unpacked(payload: memoryview) -> Integers:
 
 
 def payload_bytes(bits: int, num_values: int) -> int:
-    """Return the bytes of so many values."""
+    """Return the bytes of so many values, each with so many bits."""
     return -(-num_values * bits // 8)
 
 
-def decoded(codec: Codec, payload: bytes, num_values: int) -> Integers:
+def encoded_bytes(codec: AnyCodec, num_values: int) -> int:
+    """Return the exact size of every payload of so many values, in bytes."""
+    if not isinstance(codec, SparseCodec):
+        return payload_bytes(codec.bits, num_values)
+    num_slices, rest = divmod(num_values, SLICE_VALUES)
+    whole = num_slices * codec.slice_bytes(SLICE_VALUES) if num_slices else 0
+    return whole + (codec.slice_bytes(rest) if rest else 0)
+
+
+def decoded(codec: AnyCodec, payload: bytes, num_values: int) -> Integers:
     """Return the values of a payload (num_values,)."""
+    if isinstance(codec, SparseCodec):
+        return np.concatenate([np.empty(0, np.int8), *_decoded_slices(codec, (payload,), num_values)])
     return codec.decode(memoryview(payload))[:num_values]
 
 
-def decoded_pieces(codec: Codec, pieces: Iterable[bytes | memoryview], num_values: int) -> Iterator[Integers]:
+def decoded_pieces(codec: AnyCodec, pieces: Iterable[bytes | memoryview], num_values: int) -> Iterator[Integers]:
     """Yield the values of a payload in consecutive slices, (num_values,) together.
 
     Args:
-        codec: The codec.
+        codec: The codec. Only the bytes of a sparse one can be wrong: then it raises InvalidUpdate.
         pieces: The payload in consecutive pieces, which may end inside a value.
         num_values: Number of values of the payload.
     """
+    if isinstance(codec, SparseCodec):
+        yield from _decoded_slices(codec, pieces, num_values)
+        return
     size, left, rest = max(codec.bits // 8, 1), num_values, b""
     for piece in pieces:
         data = memoryview(rest + bytes(piece) if rest else piece)
@@ -256,15 +310,45 @@ def decoded_pieces(codec: Codec, pieces: Iterable[bytes | memoryview], num_value
         left -= values.size
 
 
-def decoded_part(codec: Codec, read: Callable[[int, int], bytes], first: int, last: int) -> Integers:
-    """Return the values of a payload from a first to a last position (exclusive).
+def _decoded_slices(codec: SparseCodec, pieces: Iterable[bytes | memoryview], num_values: int) -> Iterator[Integers]:
+    rest, position, num_bytes = b"", 0, 0
+    for piece in pieces:
+        num_bytes += len(piece)
+        data, first = memoryview(rest + bytes(piece) if rest else piece), 0
+        while position < num_values:
+            size = min(SLICE_VALUES, num_values - position)
+            last = first + codec.slice_bytes(size)
+            if last > len(data):
+                break
+            yield codec.decode_slice(data[first:last], size)
+            first, position = last, position + size
+        rest = bytes(data[first:])
+    if position < num_values or rest:
+        raise InvalidUpdate(
+            f"update: got a payload of {num_bytes} bytes, expected {encoded_bytes(codec, num_values)} for "
+            f"{num_values} values",
+            code="FN-0639",
+        )
+
+
+def decoded_part(
+    codec: AnyCodec, read: Callable[[int, int], bytes], part: tuple[int, int], num_values: int
+) -> Integers:
+    """Return some consecutive values of a payload.
 
     Args:
         codec: The codec.
         read: Returns bytes of the payload. Its arguments are the first byte and the number of bytes.
-        first: The position of the first value.
-        last: The position after the last value.
+        part: The first and the last position (exclusive) of the values.
+        num_values: Number of values of the payload.
     """
+    first, last = part
+    if isinstance(codec, SparseCodec):
+        # From the beginning of a slice to the end of one, or of the values.
+        start = first - first % SLICE_VALUES
+        stop = min(last + -last % SLICE_VALUES, num_values) if first < last else start
+        data = read(encoded_bytes(codec, start), encoded_bytes(codec, stop - start)) if start < stop else b""
+        return decoded(codec, data, stop - start)[first - start : last - start]
     offset = first * codec.bits // 8
     values = codec.decode(memoryview(read(offset, payload_bytes(codec.bits, last) - offset)))
     skipped = first - 8 * offset // codec.bits
@@ -290,7 +374,7 @@ class RunCodec:
         max_shift: W, the number of bits by which a block may be coarser than the grid.
     """
 
-    codec: Codec
+    codec: AnyCodec
     max_shift: int
 
     @property
@@ -300,10 +384,10 @@ class RunCodec:
 
     def payload_bytes(self, table: TensorTable) -> int:
         """Return the exact size of every payload for this table, in bytes."""
-        return payload_bytes(self.bits, table.num_values)
+        return encoded_bytes(self.codec, table.num_values)
 
 
-def _largest(values: Float32s) -> float:
+def largest_magnitude_of(values: Float32s) -> float:
     """Return the largest magnitude. Raises ValueError for NaN and infinity, which show in the minimum or maximum."""
     highest, lowest = float(values.max(initial=0.0)), float(values.min(initial=0.0))
     if not (math.isfinite(highest) and math.isfinite(lowest)):
@@ -311,7 +395,8 @@ def _largest(values: Float32s) -> float:
     return max(highest, -lowest)
 
 
-def _shift(largest: float, limit: int, max_shift: int) -> int:
+def smallest_shift(largest: float, limit: int, max_shift: int) -> int:
+    """Return the smallest shift with which a magnitude fits; ``max_shift`` if none does."""
     shift = 0
     while shift < max_shift and math.ldexp(largest, -shift) > limit:
         shift += 1

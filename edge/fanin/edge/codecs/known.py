@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 from fanin.edge.codecs import codec, stages
-from fanin.edge.codecs.fixed import CODECS
 from fanin.edge.codecs.stages import STAGES
 from fanin.protos.messages import MAX_CAPABILITIES, MAX_KNOWN_STAGES
 from fanin.protos.names import is_name
@@ -40,7 +39,7 @@ def _installed_stages() -> tuple[str, ...]:
 
 @cache
 def _installed_codecs() -> tuple[str, ...]:
-    return announced("codecs", sorted(CODECS), installed_names(codec.GROUP), MAX_CAPABILITIES)
+    return announced("codecs", sorted(codec.FACTORIES), installed_names(codec.GROUP), MAX_CAPABILITIES)
 
 
 def announced(kind: str, ours: Sequence[str], theirs: Iterable[str], max_names: int) -> tuple[str, ...]:

@@ -169,9 +169,9 @@ class Plan:
 
 def check_headroom(plan: Plan) -> None:
     """The integer sum of a Round fits in 62 bits. It needs the sum of three numbers: the bits of a value without its
-    sign (31 for `fixed32`, 15 for `int16`, 7 for `int8`, 3 for `int4`), `codec.max_shift`, and the bits of the total
-    weight. These must be enough for `cohort.buffer` x 256, and x 256 again with `aggregation.max_staleness`. With
-    `aggregation.max_examples` below 256, this number replaces the first 256.
+    sign (31 for `fixed32`, 15 for `int16`, 7 for `int8` and `topk`, 3 for `int4`), `codec.max_shift`, and the bits of
+    the total weight. These must be enough for `cohort.buffer` x 256, and x 256 again with `aggregation.max_staleness`.
+    With `aggregation.max_examples` below 256, this number replaces the first 256.
     """
     bits, unit = plan.codec.bits, plan.weight_unit
     least_steps = min(LEAST_STEPS, plan.max_examples)

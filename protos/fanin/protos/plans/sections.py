@@ -16,10 +16,13 @@ from fanin.protos.plans.entries import OPTIONS, SITE_WEIGHTS, Option
 from fanin.protos.plans.keys import DerivedDefault, Key, range_problem
 
 CODEC_BITS: Final = MappingProxyType({"fixed32": 32, "int16": 16, "int8": 8, "int4": 4})
-"""The codecs of fanin, with the bits of one value including its sign."""
+"""The codecs of fanin that send every value, with the bits of one including its sign."""
+TOPK: Final = "topk"
+TOPK_BITS: Final = 8
+"""The codec that sends some values, and the most bits of one of them."""
 MAX_CODEC_BITS: Final = 32
 """Bits of a value of any other codec, at most. A Plan has head-room for as many: it does not know the codec."""
-DEFAULT_MAX_SHIFTS: Final = MappingProxyType({"fixed32": 0, "int16": 12, "int8": 12, "int4": 12})
+DEFAULT_MAX_SHIFTS: Final = MappingProxyType({"fixed32": 0, "int16": 12, "int8": 12, "int4": 12, TOPK: 12})
 """Default of W by codec. With 12, an Update of few bits uses all of them in a block if its largest value is between
 1/32 and 112 times the block's reach (``fanin.edge.codecs.grid``). The headroom still admits a million full Updates."""
 MAX_CODEC_SHIFT: Final = 62
@@ -128,8 +131,8 @@ class CodecSpec:
     name: Annotated[
         str,
         Key(
-            text="`fixed32`; `int16`, `int8` or `int4`, which send a half, a quarter or an eighth of its bytes; or a "
-            "codec that is installed at the coordinator and on the devices.",
+            text="`fixed32`; `int16`, `int8` or `int4`, which send a half, a quarter or an eighth of its bytes; "
+            "`topk`, which sends the largest values; or one that is installed at the coordinator and on the devices.",
             form=NAME_FORM,
             is_valid=is_name,
             see="../howto/codecs.md",
@@ -151,7 +154,11 @@ class CodecSpec:
     ]
     options: Annotated[
         dict[str, Option],
-        Key(text="The options of the codec. Those of fanin have none.", entries=OPTIONS, see="../howto/codecs.md"),
+        Key(
+            text="The options of the codec. Of those of fanin, only `topk` has any.",
+            entries=OPTIONS,
+            see="../howto/codecs.md",
+        ),
     ] = field(default_factory=dict)
 
     @property
@@ -160,7 +167,7 @@ class CodecSpec:
 
         A codec of another package has at most these: ``Codec.bits`` is the number of its values.
         """
-        return CODEC_BITS.get(self.name, MAX_CODEC_BITS)
+        return TOPK_BITS if self.name == TOPK else CODEC_BITS.get(self.name, MAX_CODEC_BITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import Codec, Integers, decoded_part, decoded_pieces
+from fanin.edge.codecs.fixed import AnyCodec, Integers, decoded_part, decoded_pieces
 from fanin.edge.codecs.grid import Precision, first_grid, next_grid
 from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.codecs.vector import VectorLayout
@@ -84,7 +84,7 @@ def lag_of(made_for: RoundRecord, folded_in: RoundRecord, scale: int = 0) -> Lag
     )
 
 
-def contribution_of(header: UpdateHeader, codec: Codec, plan: Plan, layout: VectorLayout, lag: Lag) -> Contribution:
+def contribution_of(header: UpdateHeader, codec: AnyCodec, plan: Plan, layout: VectorLayout, lag: Lag) -> Contribution:
     """Return a committed Update without its values.
 
     Args:
@@ -113,23 +113,24 @@ class SpooledUpdates:
     """The committed Updates of a Run: their payloads are in the spool."""
 
     plan: Plan
-    codec: Codec
+    codec: AnyCodec
     layout: VectorLayout
     spool: Payloads
     vector: RingVector | None = None
 
     def contribution(self, header: UpdateHeader, device: str, lag: Lag) -> Contribution:
         """Return an Update, ready to be folded. Reading it raises Corrupted if it is damaged."""
-        codec, spool, lag = self.codec, self.spool, replace(lag, device=device)
+        codec, spool, num_values = self.codec, self.spool, self.layout.total_table.num_values
+        lag = replace(lag, device=device)
         if self.vector is not None:
             tail = np.zeros(self.vector.num_tail, np.int64)
             masked = self.vector.decode(spool.read(header, device), tail)
             return replace(contribution_of(header, codec, self.plan, self.layout, lag), pieces=masked, tail=tail)
 
         def read(first: int, last: int) -> Integers:
-            return decoded_part(codec, partial(spool.read_part, header, device), first, last)
+            return decoded_part(codec, partial(spool.read_part, header, device), (first, last), num_values)
 
-        pieces = decoded_pieces(codec, spool.read(header, device), self.layout.total_table.num_values)
+        pieces = decoded_pieces(codec, spool.read(header, device), num_values)
         return replace(contribution_of(header, codec, self.plan, self.layout, lag), pieces=pieces, read=read)
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fanin.edge.codecs.fixed import Codec
+from fanin.edge.codecs.fixed import AnyCodec, decoded_pieces
 from fanin.edge.noise.adaptive import BIT_SENSITIVITY, bits_parameter, next_norm, squared_multiplier
 from fanin.edge.noise.clipping import ClipGrid, Signed, squared_norm
 from fanin.edge.noise.distributions import DiscreteGaussian, draw, reach
@@ -131,7 +131,7 @@ class CentralNoise:
         """The terms of each Assignment."""
         return replace(_terms(self.plan, self.grid), bits_noise=self.bits_noise)
 
-    def check_update(self, header: UpdateHeader, payload: Iterable[bytes | memoryview], codec: Codec) -> None:
+    def check_update(self, header: UpdateHeader, payload: Iterable[bytes | memoryview], codec: AnyCodec) -> None:
         """Check the integers of an Update against the sensitivity.
 
         Args:
@@ -146,7 +146,7 @@ class CentralNoise:
         telemetry, counts = header.telemetry, header.statistics.counts
         tail = np.zeros(len(TAIL), np.int64)
         if self.payload is None:
-            pieces: Iterable[Signed] = (codec.decode(memoryview(piece)) for piece in payload)
+            pieces: Iterable[Signed] = decoded_pieces(codec, payload, self.grid.num_values)
         else:
             pieces = self.payload.decode(payload, tail)
         if CLIP_BITS in counts:

@@ -25,6 +25,7 @@ from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.rules import ColumnRule, StrategySource, StrategyTask, config_in
+from fanin.server.aggregation.sparse import check_sparse_model, check_sparse_plan
 from fanin.server.privacy.noising import with_noise
 from fanin.server.protocols.known import protocol_of
 from fanin.server.rounds.setup import RunSetup
@@ -87,7 +88,9 @@ def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[
         )
     optimizer_of(plan)
     policy_of(plan, policies)
-    return stages_of(plan.stages)
+    stages = stages_of(plan.stages)
+    check_sparse_plan(plan, rule, stages, is_masked=protocol.is_masked)
+    return stages
 
 
 async def setup_of(start: StartRun, delegation: Delegation, stores: Stores, files: Files, parts: Parts) -> RunSetup:
@@ -138,7 +141,8 @@ async def setup_of(start: StartRun, delegation: Delegation, stores: Stores, file
 
 
 def check_sum(start: StartRun, setup: RunSetup) -> None:
-    """Raise InvalidPlan if the sum of a model is adjusted, by noise or by the protocol, and cannot be."""
+    """Raise InvalidPlan if the sum of a model is sparse, or adjusted by noise or by the protocol, and cannot be."""
+    check_sparse_model(start.plan, setup.table)
     specs = setup.layout.total_table.specs
     if setup.noise is not None and (others := [spec.name for spec in specs if spec.role != PARAMETER]):
         raise InvalidPlan(

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.edge.codecs.fixed import Codec, decoded_part
+from fanin.edge.codecs.fixed import AnyCodec, decoded_part
 from fanin.edge.codecs.vector import VectorLayout
 from fanin.edge.tensors import Float32s, TensorSpec
 from fanin.protos.errors import InvalidUpdate
@@ -42,10 +42,11 @@ class DeviceRanges:
         are_checked: Whether the check reads anything.
     """
 
-    def __init__(self, layout: VectorLayout, codec: Codec, *, has_stages: bool) -> None:
+    def __init__(self, layout: VectorLayout, codec: AnyCodec, *, has_stages: bool) -> None:
         table = layout.table
         self._codec = codec
         self._table = table
+        self._num_values = layout.total_table.num_values
         self._is_checked = [_is_checked(spec.role, has_stages=has_stages) for spec in table.specs]
         self.are_checked = any(self._is_checked)
         # By digest: the values of all checked blocks, end to end.
@@ -74,7 +75,8 @@ class DeviceRanges:
             if not self._is_checked[block] or not spec.num_values:
                 continue
             exponent = record.grid[block] + header.shifts[block]
-            change = np.ldexp(decoded_part(codec, read, offset, offset + spec.num_values).astype(np.float64), exponent)
+            part = (offset, offset + spec.num_values)
+            change = np.ldexp(decoded_part(codec, read, part, self._num_values).astype(np.float64), exponent)
             _check_block(spec, base[position : position + spec.num_values] + change, math.ldexp(1.0, exponent))
             position += spec.num_values
 
