@@ -51,9 +51,12 @@ def versions(number: int) -> list[Float32s]:
 
 
 def test_each_due_version_has_the_metrics_of_its_parameters(tmp_path: Path) -> None:
+    names = ["macro_f1", "nll", "auc", "ece", "top2_accuracy"]
+    metrics = tuple(MetricSpec(name=name) for name in names)
+
     async def main() -> tuple[Bench, tuple[VersionEvaluation, ...], VersionEvaluation | None]:
         bench = await Bench(tmp_path, write_data(tmp_path)).open()
-        await bench.begin(evaluated_plan(every=2, best="macro_f1", metrics=(MetricSpec(name="macro_f1"),)))
+        await bench.begin(evaluated_plan(every=2, best="macro_f1", metrics=metrics))
         for flat in versions(5):
             await bench.publish(flat)
         bench.evaluator.start()
@@ -68,10 +71,12 @@ def test_each_due_version_has_the_metrics_of_its_parameters(tmp_path: Path) -> N
     batches = tuple(batches_in_order(read_npz(bench.data), bench.bundle.manifest.batch_size))
     runtime = open_runtime("onnx")
     for evaluation, flat in zip(page, (bench.bundle.initial_parameters(), versions(5)[1], versions(5)[3]), strict=True):
-        expected = evaluate_version(
-            runtime, bench.bundle, VersionValues(parameters=flat), batches, metrics_of(["macro_f1"])
-        )
+        expected = evaluate_version(runtime, bench.bundle, VersionValues(parameters=flat), batches, metrics_of(names))
         assert (evaluation.values, evaluation.num_examples) == (expected.values, 30)
+        # The loss of the linear model is the cross entropy, and its int8 model the float one.
+        assert evaluation.values["nll"] == pytest.approx(evaluation.values["loss"], rel=1e-5)
+        assert evaluation.values["nll"] == pytest.approx(evaluation.values["nll_int8"], rel=1e-5)
+        assert {*names} | {f"{name}_int8" for name in names} <= evaluation.values.keys()
         assert (evaluation.data, evaluation.data_sha256) == (NAME, sha256_hex(bench.data.read_bytes()))
         assert (evaluation.runtime, evaluation.problem) == (runtime.name, "")
     assert len({evaluation.values["loss"] for evaluation in page}) == 3
@@ -143,7 +148,7 @@ def test_a_hung_process_is_ended_and_a_restart_evaluates_the_remaining_versions(
         ({"data": "letters"}, "evaluation.data: got 'letters', expected one of ['digits']; its operator registers"),
         (
             {"metrics": (MetricSpec(name="rarest_recall"),)},
-            "got 'rarest_recall', expected one of ['absolute_error', 'balanced_accuracy', 'macro_f1'], which are ",
+            "got 'rarest_recall', expected one of ['absolute_error', 'auc', 'balanced_accuracy', 'ece', 'macro_f1', ",
         ),
         ({"best": "recall"}, "evaluation.best: got 'recall', expected one of ['accuracy', 'accuracy_int8', "),
     ],

@@ -90,13 +90,15 @@ def train_graph(*, scaffold: bool = False) -> bytes:
     return file([*STEP[:-4], *corrections, *steps, *STEP[-2:]], (*inputs, *controls), outputs, CONSTANTS)
 
 
-def evaluate_graph(*, masked: bool = True) -> bytes:
+def evaluate_graph(*, masked: bool = True, has_logits: bool = False) -> bytes:
     """Return a graph of the summed loss and the predicted labels; with ``masked`` False it ignores the mask."""
     nodes = [*LOSSES, helper.make_node("ArgMax", ["logits"], ["chosen"], axis=1, keepdims=0)]
     if not masked:
         nodes[6] = helper.make_node("Add", ["likelihoods", "mask"], ["masked"])
     nodes.append(helper.make_node("Cast", ["chosen"], ["predicted"], to=TensorProto.INT32))
     outputs = (port("loss_sum"), port("predicted", BATCH_SIZE, dtype=TensorProto.INT32))
+    if has_logits:
+        outputs = (*outputs, port("logits", BATCH_SIZE, NUM_CLASSES))
     constants = {name: CONSTANTS[name] for name in ("classes", "along")}
     return file(nodes, (*PARAMETERS, *BATCH), outputs, constants)
 
@@ -120,7 +122,11 @@ def linear_graphs(*, scaffold: bool = False) -> AssembledGraphs:
         num_classes=NUM_CLASSES,
         parameters={"w": WEIGHT, "b": BIAS},
         graphs={
-            "onnx": {"train": train_graph(scaffold=scaffold), "evaluate": evaluate_graph(), "infer": infer_graph()}
+            "onnx": {
+                "train": train_graph(scaffold=scaffold),
+                "evaluate": evaluate_graph(has_logits=True),
+                "infer": infer_graph(),
+            }
         },
     )
 

@@ -155,10 +155,11 @@ class _Evaluate:
     def __init__(self, remote: RemoteRuntime, number: int) -> None:
         self._remote, self._number = remote, number
 
-    def __call__(self, parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
-        row = {"do": "evaluate", "number": self._number}
+    def __call__(self, parameters: Float32s, batch: PaddedBatch, *, with_logits: bool = False) -> BatchEvaluation:
+        row = {"do": "evaluate", "number": self._number, "with_logits": with_logits}
         answer, values = self._remote.ask(row, {"parameters": parameters, **arrays_of(batch)})
-        return BatchEvaluation(loss_sum=float(str(answer["loss_sum"])), predicted=values["predicted"])
+        loss_sum = float(str(answer["loss_sum"]))
+        return BatchEvaluation(loss_sum=loss_sum, predicted=values["predicted"], logits=values.get("logits"))
 
 
 class _Predict:

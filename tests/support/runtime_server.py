@@ -77,8 +77,10 @@ class Server:
         return answer, {"parameters": state.parameters, "optimizer": state.optimizer}
 
     def do_evaluate(self, row: Row, arrays: Arrays) -> Answer:
-        evaluation = self._opened[row["number"]](arrays["parameters"], batch_of(arrays))
-        return {"loss_sum": evaluation.loss_sum}, {"predicted": evaluation.predicted}
+        evaluate = self._opened[row["number"]]
+        evaluation = evaluate(arrays["parameters"], batch_of(arrays), with_logits=row["with_logits"])
+        logits = {} if evaluation.logits is None else {"logits": evaluation.logits}
+        return {"loss_sum": evaluation.loss_sum}, {"predicted": evaluation.predicted, **logits}
 
     def do_predict(self, row: Row, arrays: Arrays) -> Answer:
         return {}, {"logits": self._opened[row["number"]](arrays)}

@@ -174,7 +174,7 @@ class LosingRuntime:
         raise AssertionError("nothing is trained from such a Version")
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
-        def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
+        def evaluate(parameters: Float32s, batch: PaddedBatch, *, with_logits: bool = False) -> BatchEvaluation:
             return BatchEvaluation(loss_sum=self.loss_sum, predicted=batch.y)
 
         return evaluate

@@ -35,9 +35,11 @@ from fanin.edge.export.graph.forward import trace_infer
 from fanin.edge.export.module.lengths import at_length
 from fanin.edge.export.module.prepare import Prepared, prepare
 from fanin.edge.export.vectorized.step import VectorStep
+from fanin.edge.metrics.metric import METRICS, Metric, MetricRows
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import VersionValues
-from fanin.edge.runtimes.measure import measure
+from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.edge.runtimes.measure import Observation, measure
 from fanin.edge.signatures import Port
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput, UnsupportedModel
@@ -196,15 +198,31 @@ def test_clients_of_several_lengths_do_not_train_together() -> None:
 def test_a_bundle_measures_data_of_all_lengths() -> None:
     bundle = bundle_of("tags")
     all_batches = batches_in_order(tags_examples(30, seed=3), BATCH_SIZE, bundle.manifest.lengths)
-    shapes: list[tuple[int, ...]] = []
+    rows = MetricRows({"nll": METRICS["nll"], "misses": Metric(function=lambda predictions, targets: 0.0)})
+    seen: list[Observation] = []
+
+    class Seen:
+        needs_logits = True
+
+        def add(self, observation: Observation) -> None:
+            seen.append(observation)
+            rows.add(observation)
+
     quality = measure(
         open_runtime("onnx"),
         bundle,
         VersionValues(parameters=bundle.initial_parameters()),
         all_batches,
-        lambda targets, in_float, in_int8: shapes.extend((targets.shape[1:], in_float.shape[1:], in_int8.shape[1:])),
+        Seen(),
     )
-    assert {*shapes} == {(SIZES[-1],)}
+    assert {array.shape[1:] for each in seen for array in (each.targets, each.in_float, each.in_int8)} == {(SIZES[-1],)}
+    # Logits of labelled positions alone. The loss of a sample is the sum or the mean over its positions.
+    num = sum(int((each.targets != NO_TOKEN).sum()) for each in seen)
+    assert num == quality.num_predictions == sum(len(each.labels) for each in seen if each.labels is not None)
+    for each in seen:
+        assert each.logits is not None
+        assert np.array_equal(each.logits.argmax(-1), each.in_float[each.targets != NO_TOKEN])
+    assert 0 < rows.values(bundle.manifest.num_classes)["nll"] < 10
     assert quality.num_examples == 30 and quality.num_agreeing > 0.8 * quality.num_predictions
 
 

@@ -58,7 +58,7 @@ class Recording:
         return Step(self)
 
     def open_evaluate(self, bundle: Bundle) -> Evaluate:
-        def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
+        def evaluate(parameters: Float32s, batch: PaddedBatch, *, with_logits: bool = False) -> BatchEvaluation:
             self.validated[-1].append(float(batch.inputs["x"][0, 0]))
             return BatchEvaluation(loss_sum=0.0, predicted=batch.y)
 

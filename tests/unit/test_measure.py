@@ -127,7 +127,7 @@ class Twins:
         """Return a function with a loss of 1 a sample."""
         has_classes = bundle.manifest.num_classes
 
-        def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
+        def evaluate(parameters: Float32s, batch: PaddedBatch, *, with_logits: bool = False) -> BatchEvaluation:
             predictions = batch.inputs["x"].argmax(axis=-1).astype(np.int32) if has_classes else batch.inputs["x"]
             return BatchEvaluation(loss_sum=float(batch.mask.sum()), predicted=predictions)
 

@@ -12,26 +12,31 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from support.errors import raises
+from support.linear import evaluate_graph, linear_graphs
 from support.metric_graphs import write_graph
 from support.models import app_of, bundle_of, samples
+from support.virtual import PUBLISHER
 from torch import nn
 
 from fanin.clients import Examples
+from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.stores import memory_store
 from fanin.clients.device.contract import Countdown, example_assignment, example_model
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training.trainer import RuntimeTrainer
 from fanin.clients.device.updates import Change
+from fanin.edge.assembly.assemble import assemble
 from fanin.edge.codecs.statistics import declared, fitted
 from fanin.edge.export import App
 from fanin.edge.metrics.contract import check_metric
 from fanin.edge.metrics.graphs import graph_metric
-from fanin.edge.metrics.metric import METRICS, Metric
+from fanin.edge.metrics.metric import METRICS, Metric, metrics_of
 from fanin.edge.runtimes.available import open_runtime
-from fanin.edge.runtimes.base import Inputs
+from fanin.edge.runtimes.base import Inputs, VersionValues
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan
 from fanin.protos.plans import Statistic
+from fanin.server.evaluation.metrics import evaluate_version
 from fanin.simulation import Iid, Result, SimulationSettings, load_data, partition, simulate
 from fanin.simulation.studies.records import RecordedTrainings, RecordFolder
 from fanin.simulation.workers import PendingTraining
@@ -62,14 +67,20 @@ def simulated(folder: Path, **changes: object) -> Result:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     images = torch.from_numpy(data.train.inputs["x"][:64])
     app = App(name="digits", module=net, calibration=images, batch_size=8, num_classes=10)
-    names = ("misses", "misses_int8", "right", "macro_f1")
+    names = ("misses", "misses_int8", "right", "macro_f1", "nll", "first_nll", "top3_accuracy")
     plan = {
         "training.learning_rate": 0.1,
         "statistics": [{"name": f"evaluate.{name}", "bound": 4096 << 16} for name in names],
+        "evaluation.metrics": [{"name": "nll"}, {"name": "auc"}],
     }
     # Worker processes cannot import this function, as in a notebook.
     wrong = Metric(function=lambda predictions, targets: (predictions != targets).mean(), higher_is_better=False)
-    metrics = {"misses": wrong, "right": write_graph(folder / "right.onnx")}
+    metrics = {
+        "misses": wrong,
+        "right": write_graph(folder / "right.onnx"),
+        "first_nll": Metric(function=METRICS["nll"].function, higher_is_better=False, wants="logits"),
+        "largest": write_graph(folder / "largest.onnx", "Max", form="logits"),
+    }
     settings = SimulationSettings(test=data.test, metrics=metrics, plan=plan, quiet=True)
     settings = replace(settings, **changes)  # type: ignore[arg-type]
     return simulate(app, partition(data.train, 5, Iid()), cohort=3, rounds=ROUNDS, settings=settings)
@@ -80,6 +91,10 @@ def test_a_function_and_a_graph_are_metrics_of_each_version(result: Result) -> N
     for row in result.rounds:
         assert row.metrics["misses"] == pytest.approx(1 - row.test_accuracy)
         assert row.metrics["right"] == pytest.approx(row.test_accuracy)
+        # The loss of the App is the cross entropy.
+        assert row.metrics["nll"] == pytest.approx(row.test_loss, rel=1e-5)
+        assert row.metrics["first_nll"] == row.metrics["nll"] != row.metrics["nll_int8"]
+        assert 0 < row.metrics["auc"] < 1 and row.metrics["largest"] > 0
         assert row.metrics["misses_int8"] == pytest.approx(1 - row.test_accuracy_int8)
     assert {"metrics.misses", "metrics.right_int8", "means.evaluate.right"} <= set(result.columns())
 
@@ -101,6 +116,8 @@ def test_each_client_has_its_metrics_and_the_round_their_weighted_means(result: 
         for row in rows:
             assert row.means["evaluate.right"] == pytest.approx(row.validation_accuracy, abs=1e-4)
             assert row.means["evaluate.misses"] == pytest.approx(1 - row.validation_accuracy, abs=1e-4)
+            assert row.means["evaluate.nll"] == pytest.approx(row.validation_loss, abs=1e-4)
+            assert row.means["evaluate.top3_accuracy"] >= row.validation_accuracy
             assert 0 < row.means["evaluate.macro_f1"] <= 1 or row.validation_accuracy == 0
         for name in ("evaluate.macro_f1", "evaluate.misses", "evaluate.misses_int8"):
             assert of_round.statistics[name] == sum(row.statistics[name] for row in rows)
@@ -213,7 +230,30 @@ def test_a_metric_that_fails_or_is_unknown_is_left_out_and_logged_once(caplog: p
     texts = sorted(record.getMessage() for record in caplog.records)
     assert len(texts) == 2
     assert "metric 'broken' raised ZeroDivisionError: no such class; correct its function, or remove" in texts[0]
-    assert "got 'unknown', expected one of ['absolute_error', 'balanced_accuracy', 'macro_f1']" in texts[1]
+    assert "got 'unknown', expected one of ['absolute_error', 'auc', 'balanced_accuracy', 'ece', " in texts[1]
+
+
+def test_a_metric_without_a_value_on_the_examples_of_a_device_is_left_out_of_the_mean() -> None:
+    def undefined(logits: Inputs, targets: Inputs) -> None:
+        assert logits.shape == (len(targets), 10)
+
+    own = {"undefined": Metric(function=undefined, wants="logits")}
+    counts = counts_of(("evaluate.undefined", "evaluate.nll"), own)
+    assert {name for name in counts if name.startswith("evaluate.")} == {"evaluate.nll"}
+    assert counts["evaluate.nll"] == pytest.approx(counts[m.EVAL_LOSS], rel=1e-3)
+
+
+def test_a_graph_without_logits_is_refused_for_a_metric_of_logits(tmp_path: Path) -> None:
+    graphs = linear_graphs()
+    row = {**graphs.graphs["onnx"], "evaluate": evaluate_graph()}
+    bundle = assemble(replace(graphs, graphs={"onnx": row}), tmp_path / "bundle", PUBLISHER)
+    x = np.ones((3, 6), np.float32)
+    batches = batches_in_order(Examples(inputs={"x": x}, y=np.zeros(3, np.int32)), bundle.manifest.batch_size)
+    version = VersionValues(parameters=bundle.initial_parameters())
+    with pytest.raises(InvalidPlan, match="FN-1891"):
+        evaluate_version(open_runtime("onnx"), bundle, version, batches, metrics_of(["nll"]))
+    with pytest.raises(InvalidInput, match="FN-1890"):
+        Metric(function=misses, wants="probabilities")
 
 
 def test_a_graph_keeps_the_contract_of_a_metric(tmp_path: Path) -> None:
@@ -239,8 +279,8 @@ def test_a_graph_that_is_no_metric_raises_one_error(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "other.onnx")
     with raises(
         InvalidInput,
-        "metric other.onnx: got a graph from x to float32 (2,), expected one from predictions, targets to one float "
-        "number; correct the graph",
+        "metric other.onnx: got a graph from x to float32 (2,), expected one from predictions or logits, targets to "
+        "one float number; correct the graph",
     ):
         graph_metric(tmp_path / "other.onnx")
 

@@ -74,7 +74,7 @@ def test_a_group_of_any_name_gives_the_parameters_of_scaffold(tmp_path: Path, na
     with passing({(GROUP, "passed.own"): own}):
         outcome = played(tmp_path / "own", staged(m.StageSpec(name="passed.own")))
         verdicts = list(verify_run(open_archive(tmp_path / "own" / "run" / "state"), "run"))
-        with pytest.raises(InvalidPlan, match=r"got the stage 'passed\.own', but the train graph has no inputs control"):
+        with pytest.raises(InvalidPlan, match=r"got the stage 'passed\.own', but the train graph has no inputs"):
             played(tmp_path / "plain", staged(m.StageSpec(name="passed.own")), has_control=False)
     assert outcome.digests == expected.digests and len(verdicts) == 4
     assert [verdict.problem for verdict in verdicts if verdict.problem] == []

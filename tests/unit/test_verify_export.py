@@ -232,7 +232,7 @@ def test_an_evaluation_that_is_right_for_the_traced_batch_alone_is_refused() -> 
     true_evaluation = runtime.open_evaluate(bundle)
     traced_x = next(cases_of(prepared)).batch.inputs["x"]
 
-    def evaluate(parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
+    def evaluate(parameters: Float32s, batch: PaddedBatch, *, with_logits: bool = False) -> BatchEvaluation:
         sums = true_evaluation(parameters, batch)
         return sums if np.array_equal(batch.inputs["x"], traced_x) else replace(sums, loss_sum=2.0 * sums.loss_sum)
 

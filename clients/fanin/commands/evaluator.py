@@ -8,6 +8,7 @@ It reads jobs from standard input and writes replies to standard output, one lin
 import base64
 import hashlib
 import logging
+import math
 import os
 import queue
 import sys
@@ -141,9 +142,16 @@ class JobEvaluator:
         batches = batches_in_order(examples, bundle.manifest.batch_size, bundle.manifest.lengths)
         metrics = metrics_of(job.metrics)
         evaluation = evaluate_version(runtime, bundle, version, batches, metrics)
+        score = score_of(job.best, evaluation.values, metrics)
+        if job.version is not None and math.isnan(score):
+            raise InvalidInput(
+                f"metric {job.best!r}: has no value on this data set, expected one for evaluation.best; use data with "
+                "targets of several classes, or another metric",
+                code="FN-1892",
+            )
         return EvaluationReply(
-            values=evaluation.values,
-            score=score_of(job.best, evaluation.values, metrics),
+            values={name: value for name, value in evaluation.values.items() if not math.isnan(value)},
+            score=0.0 if math.isnan(score) else score,
             num_examples=evaluation.num_examples,
             data_sha256=data.sha256,
             runtime=runtime.name,

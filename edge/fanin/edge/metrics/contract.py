@@ -1,14 +1,17 @@
 """The contract of metrics, as a check for the tests of one's own."""
 
+import math
 from typing import Final
 
 import numpy as np
 
-from fanin.edge.metrics.metric import Metric, value_of
+from fanin.edge.metrics.metric import LOGITS, Metric, value_of
 from fanin.edge.runtimes.base import Inputs
 
 NUM_EXAMPLES: Final = 40
 TOLERANCE: Final = 1e-9
+CERTAIN: Final = np.float32(20.0)
+"""The logit of a correct class; the others have 0."""
 
 
 def check_metric(metric: Metric, *, num_classes: int = 5, seed: int = 1) -> None:
@@ -26,6 +29,10 @@ def check_metric(metric: Metric, *, num_classes: int = 5, seed: int = 1) -> None
     assert isinstance(metric, Metric), f"metric: got {type(metric).__name__}, expected a Metric(function=...)"
     rng = np.random.default_rng(seed)
     targets, predictions = _draw(rng, num_classes), _draw(rng, num_classes)
+    perfect_predictions = targets.copy()
+    if metric.wants == LOGITS and num_classes:
+        predictions = rng.normal(size=(NUM_EXAMPLES, num_classes)).astype(np.float32)
+        perfect_predictions = CERTAIN * np.eye(num_classes, dtype=np.float32)[targets]
     copies = targets.copy(), predictions.copy()
     value = value_of("metric", metric, predictions, targets)
     unchanged = np.array_equal(targets, copies[0]) and np.array_equal(predictions, copies[1])
@@ -33,8 +40,8 @@ def check_metric(metric: Metric, *, num_classes: int = 5, seed: int = 1) -> None
     assert value_of("metric", metric, predictions, targets) == value, "metric: a repetition gave another value"
     order = rng.permutation(NUM_EXAMPLES)
     other = value_of("metric", metric, predictions[order], targets[order])
-    perfect = value_of("metric", metric, targets.copy(), targets)
-    if value is None or other is None or perfect is None:
+    perfect = value_of("metric", metric, perfect_predictions, targets)
+    if math.isnan(value + other + perfect):
         raise AssertionError(f"metric: got None for {NUM_EXAMPLES} examples, expected a number")
     assert abs(other - value) <= TOLERANCE * max(1.0, abs(value)), "metric: the order of the examples changed the value"
     is_best = perfect >= value if metric.higher_is_better else perfect <= value

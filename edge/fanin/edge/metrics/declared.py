@@ -5,12 +5,13 @@ model as ``evaluate.NAME_int8``. The coordinator sums these counts, so it has th
 """
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from fanin.edge.metrics.metric import INT8, Metric, MetricRows, metrics_of
-from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.evaluations import OF_VALIDATION, metric_count
+from fanin.edge.runtimes.measure import Observation
 from fanin.protos.errors import InvalidPlan
 
 LOG = logging.getLogger("fanin.edge.metrics")
@@ -19,7 +20,8 @@ LOG = logging.getLogger("fanin.edge.metrics")
 class DeclaredMetrics:
     """The metrics of one evaluation.
 
-    A metric that is unknown here or raises an error is logged once and omitted. The training continues.
+    A metric that is unknown here or raises an error is logged once and omitted. The training continues. One that has no
+    value on these examples is omitted: the device does not count in its mean.
 
     Args:
         statistics: Names of statistics that begin with ``evaluate.``.
@@ -32,10 +34,15 @@ class DeclaredMetrics:
         metrics = {name: own[name] if name in own else _installed(name) for name in names}
         self._rows = {name: MetricRows({name: metric}) for name, metric in metrics.items() if metric is not None}
 
-    def add(self, targets: Inputs, in_float: Inputs, in_int8: Inputs) -> None:
-        """Keep a batch. See ``fanin.edge.runtimes.measure.Observe``."""
+    @property
+    def needs_logits(self) -> bool:
+        """See ``fanin.edge.runtimes.measure.BatchObserver``."""
+        return any(rows.needs_logits for rows in self._rows.values())
+
+    def add(self, observation: Observation) -> None:
+        """Keep a batch. See ``fanin.edge.runtimes.measure.BatchObserver``."""
         for rows in self._rows.values():
-            rows.add(targets, in_float, in_int8)
+            rows.add(observation)
 
     def counts(self, num_examples: int, num_classes: int) -> dict[str, int]:
         """Return the statistics by name.
@@ -50,7 +57,11 @@ class DeclaredMetrics:
                 values |= rows.values(num_classes)
             except InvalidPlan as exc:
                 _warn(str(exc))
-        counts = {OF_VALIDATION + name: metric_count(value, num_examples) for name, value in values.items()}
+        counts = {
+            OF_VALIDATION + name: metric_count(value, num_examples)
+            for name, value in values.items()
+            if not math.isnan(value)
+        }
         return {name: count for name, count in counts.items() if name in self._statistics}
 
 

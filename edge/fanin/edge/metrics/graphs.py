@@ -1,8 +1,10 @@
 """A metric that is an ONNX graph: a file instead of code, which any program may write.
 
-The graph has the inputs ``predictions`` and ``targets`` with the arrays of a ``Metric``, and one output of one number::
+The graph has the inputs ``predictions`` or ``logits``, and ``targets``, with the arrays of a ``Metric``, and one output
+of one number::
 
     predictions, targets  (n,) int32 of a model with labels, (n, ...) float32 of a model of values
+    logits                (n, num_classes) float32 of a model with labels
     any name              () or (1,) of a float type
 
 The number n of examples is free. onnxruntime runs the graph; it is opened when it is first called.
@@ -13,13 +15,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from fanin.edge.metrics.metric import INT8, OUR_VALUES, Metric
+from fanin.edge.metrics.metric import FORMS, INT8, OUR_VALUES, Metric
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Inputs, LoadedModel
 from fanin.edge.runtimes.graphs import form_of
 from fanin.protos.errors import InvalidInput
 
-INPUTS: Final = ("predictions", "targets")
+TARGETS: Final = "targets"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,8 @@ class GraphFunction:
             InvalidBundle: The graph cannot be opened or run.
             ValueError: The arrays have another type or shape than the inputs.
         """
-        (value,) = _opened(self)({"predictions": predictions, "targets": targets}).values()
+        model = _opened(self)
+        (value,) = model({_wanted(model): predictions, TARGETS: targets}).values()
         return float(value.reshape(()))
 
 
@@ -65,8 +68,7 @@ def graph_metric(path: Path | str, *, higher_is_better: bool = True) -> Metric:
             f"metric: {path} cannot be read ({exc.strerror}); name an ONNX file", code="FN-0352"
         ) from exc
     function = GraphFunction(graph=graph, name=Path(path).name)
-    _opened(function)
-    return Metric(function=function, higher_is_better=higher_is_better)
+    return Metric(function=function, higher_is_better=higher_is_better, wants=_wanted(_opened(function)))
 
 
 def metric_of(what: str, name: str, value: object) -> Metric:
@@ -104,13 +106,19 @@ def metric_of(what: str, name: str, value: object) -> Metric:
 @lru_cache(maxsize=32)
 def _opened(function: GraphFunction) -> LoadedModel:
     model = open_runtime("onnx").open_model(function.graph, f"metric {function.name}")
-    inputs = sorted(port.name for port in model.inputs)
+    inputs = {port.name for port in model.inputs}
     sizes = [port.shape for port in model.outputs if port.dtype.startswith("float")]
-    if inputs != sorted(INPUTS) or len(model.outputs) != 1 or sizes not in ([()], [(1,)]):
+    if inputs not in [{form, TARGETS} for form in FORMS] or len(model.outputs) != 1 or sizes not in ([()], [(1,)]):
         outputs = ", ".join(form_of(port.dtype, port.shape) for port in model.outputs)
         raise InvalidInput(
-            f"metric {function.name}: got a graph from {', '.join(inputs)} to {outputs}, expected one from "
-            f"{', '.join(INPUTS)} to one float number; correct the graph",
+            f"metric {function.name}: got a graph from {', '.join(sorted(inputs))} to {outputs}, expected one from "
+            f"{' or '.join(FORMS)}, {TARGETS} to one float number; correct the graph",
             code="FN-0390",
         )
     return model
+
+
+def _wanted(model: LoadedModel) -> str:
+    """Return what the metric of a graph wants: the name of its other input."""
+    (name,) = {port.name for port in model.inputs} - {TARGETS}
+    return name

@@ -1,6 +1,7 @@
 """A metric of predictions, the metrics of fanin, and those of other distributions by the entry point ``fanin.metrics``.
 
-A metric receives all predictions and targets of a data set at once, in the process that evaluates.
+A metric receives all predictions and targets of a data set at once, in the process that evaluates. It says whether it
+wants the predicted classes or the logits.
 """
 
 import math
@@ -12,10 +13,12 @@ from typing import Final, SupportsFloat
 
 import numpy as np
 
+from fanin.edge.metrics.logits import auc, ece, nll, top_k
 from fanin.edge.runtimes.base import Inputs
 from fanin.edge.runtimes.graphs import NO_TOKEN
+from fanin.edge.runtimes.measure import Observation
 from fanin.edge.tensors import Float64s
-from fanin.protos.errors import InvalidPlan
+from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans.keys import shown
 from fanin.protos.plans.named import blamed, named
 
@@ -27,6 +30,10 @@ OUR_VALUES: Final = frozenset(
     {"loss", "accuracy", "accuracy_int8", "int8_agreement", "squared_error", "squared_error_int8"}
 )
 """The values of every evaluation."""
+PREDICTIONS: Final = "predictions"
+LOGITS: Final = "logits"
+FORMS: Final = (PREDICTIONS, LOGITS)
+"""What a metric may want of a model."""
 MetricFunction = Callable[[Inputs, Inputs], float | None]
 """Computes a metric of predictions and targets. See ``Metric.function``."""
 NO_METRICS: Final[Mapping[str, "Metric"]] = MappingProxyType({})
@@ -43,10 +50,21 @@ class Metric:
             another shape, and may be int32. The result is a finite number, or None if these examples do not determine
             the metric, such as the recall of a class that they lack.
         higher_is_better: Whether a larger value is better.
+        wants: ``predictions``, or ``logits``: then the first argument for a model with labels has the logits of the
+            classes (n, num_classes) float32 instead of the classes. For a model of values both are its output.
     """
 
     function: MetricFunction
     higher_is_better: bool = True
+    wants: str = PREDICTIONS
+
+    def __post_init__(self) -> None:
+        if self.wants not in FORMS:
+            raise InvalidInput(
+                f"metric: wants: got {self.wants!r}, expected one of {list(FORMS)}: the classes that a model predicts, "
+                "or their logits",
+                code="FN-1890",
+            )
 
 
 class MetricRows:
@@ -58,32 +76,66 @@ class MetricRows:
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._metrics = metrics
-        self._rows: list[tuple[Inputs, Inputs, Inputs]] = []
+        self._rows: list[Observation] = []
+        self._wants = {metric.wants for metric in metrics.values()}
 
-    def add(self, targets: Inputs, in_float: Inputs, in_int8: Inputs) -> None:
-        """Keep a batch. See ``fanin.edge.runtimes.measure.Observe``."""
+    @property
+    def needs_logits(self) -> bool:
+        """See ``fanin.edge.runtimes.measure.BatchObserver``."""
+        return LOGITS in self._wants
+
+    def add(self, observation: Observation) -> None:
+        """Keep a batch. See ``fanin.edge.runtimes.measure.BatchObserver``."""
         if self._metrics:
-            self._rows.append((targets, in_float, in_int8))
+            self._rows.append(observation)
 
     def values(self, num_classes: int) -> dict[str, float]:
-        """Return the metrics of the float model as ``NAME`` and of the int8 model as ``NAME_int8``. None is left out.
+        """Return the metrics of the float model as ``NAME`` and of the int8 model as ``NAME_int8``.
+
+        A metric that has no value on these examples is NaN.
 
         Args:
             num_classes: Number of labels of the model; 0 for a model of values.
 
         Raises:
-            InvalidPlan: A metric raised an error, or its value is not finite.
+            InvalidPlan: A metric raised an error, or its value is not finite. Or it wants logits, and the graph does
+                not return them.
         """
         if not self._rows:
             return {}
-        targets, in_float, in_int8 = (np.concatenate(column) for column in zip(*self._rows, strict=True))
-        has_label = targets != NO_TOKEN if num_classes else np.full(len(targets), True)
-        values = {
-            name + suffix: value_of(name, metric, predictions[has_label], targets[has_label])
-            for name, metric in self._metrics.items()
-            for suffix, predictions in (("", in_float), (INT8, in_int8))
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        forms = {wants: self._arrays(wants, num_classes) for wants in self._wants}
+        values = {}
+        for name, metric in self._metrics.items():
+            arrays = forms[metric.wants]
+            if arrays is None:
+                raise InvalidPlan(
+                    f"metric {name!r}: wants logits, and the graph 'evaluate' of this bundle has no output 'logits'; "
+                    "export the App again, or add the output to the graph for fanin assemble",
+                    code="FN-1891",
+                )
+            targets, *outputs = arrays
+            for suffix, output in zip(("", INT8), outputs, strict=True):
+                values[name + suffix] = value_of(name, metric, output, targets)
+        return values
+
+    def _arrays(self, wants: str, num_classes: int) -> tuple[Inputs, Inputs, Inputs] | None:
+        """Return the targets, and the outputs of the float and of the int8 model; None without logits."""
+        if wants == LOGITS and num_classes:
+            rows = [
+                (each.labels, each.logits, each.logits_int8)
+                for each in self._rows
+                if each.labels is not None and each.logits is not None and each.logits_int8 is not None
+            ]
+            if len(rows) < len(self._rows):
+                return None
+            labels, logits, logits_int8 = (np.concatenate(column) for column in zip(*rows, strict=True))
+            return labels, logits, logits_int8
+        columns = zip(*((each.targets, each.in_float, each.in_int8) for each in self._rows), strict=True)
+        targets, in_float, in_int8 = (np.concatenate(column) for column in columns)
+        if not num_classes:
+            return targets, in_float, in_int8
+        has_label = targets != NO_TOKEN
+        return targets[has_label], in_float[has_label], in_int8[has_label]
 
 
 def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
@@ -111,13 +163,18 @@ def metrics_of(names: Iterable[str]) -> dict[str, Metric]:
     return metrics
 
 
-def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) -> float | None:
-    """Return the value of a metric, or None. Raises InvalidPlan if it raised an error or is no finite number."""
+def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) -> float:
+    """Return the value of a metric; NaN if it is None, or without examples.
+
+    Raises InvalidPlan if it raised an error or is no finite number.
+    """
+    if not len(targets):
+        return math.nan
     advice = "correct its function, or remove the metric"
     with blamed(f"metric {name!r}", advice):
         result: object = metric.function(predictions, targets)
         if result is None:
-            return None
+            return math.nan
         value = math.nan
         # ``float`` also accepts a text, and a comparison of all examples.
         if isinstance(result, SupportsFloat) and not isinstance(result, str | bool | np.bool_):
@@ -176,6 +233,10 @@ def absolute_error(predictions: Inputs, targets: Inputs) -> float:
 
 METRICS: Final = MappingProxyType(
     {
+        "nll": Metric(function=nll, higher_is_better=False, wants=LOGITS),
+        "auc": Metric(function=auc, wants=LOGITS),
+        "ece": Metric(function=ece, higher_is_better=False, wants=LOGITS),
+        **{f"top{num}_accuracy": Metric(function=top_k(num), wants=LOGITS) for num in (2, 3, 5, 10)},
         "macro_f1": Metric(function=macro_f1),
         "balanced_accuracy": Metric(function=balanced_accuracy),
         "absolute_error": Metric(function=absolute_error, higher_is_better=False),

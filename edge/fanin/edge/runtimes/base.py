@@ -96,10 +96,13 @@ class BatchEvaluation:
         loss_sum: Sum of the loss over the samples with mask 1.
         predicted: Predictions for all samples, padding included: classes or tokens (int32) in the shape of ``y``, or
             the values (B, ...) float32 that the model returns.
+        logits: The logits of the classes (B, ..., num_classes) float32, if they were asked for and the graph returns
+            them.
     """
 
     loss_sum: float
     predicted: Inputs
+    logits: Float32s | None = None
 
 
 class TrainStep(Protocol):
@@ -122,7 +125,7 @@ class TrainStep(Protocol):
 class Evaluate(Protocol):
     """The ``evaluate`` Signature: float evaluation of parameters (num_values,) on one batch."""
 
-    def __call__(self, parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation: ...
+    def __call__(self, parameters: Float32s, batch: PaddedBatch, *, with_logits: bool = False) -> BatchEvaluation: ...
 
 
 class Predict(Protocol):

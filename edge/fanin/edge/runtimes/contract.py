@@ -113,6 +113,10 @@ def _check_padding(runtime: Runtime, bundle: Bundle, batch: PaddedBatch) -> None
     _, loss = step(step.begin(parameters), empty, _SETTINGS)
     loss_sum = evaluate(parameters, empty).loss_sum
     assert (loss, loss_sum) == (0.0, 0.0), f"mask: got the losses {loss} and {loss_sum} of padding, expected 0.0"
+    with_logits = evaluate(parameters, batch, with_logits=True)
+    if with_logits.logits is not None:
+        is_same = np.array_equal(with_logits.logits.argmax(axis=-1), with_logits.predicted)
+        assert is_same, "evaluate: the predictions are not the largest logits"
 
 
 def _check_prediction(runtime: Runtime, bundle: Bundle, parameters: Float32s, rng: np.random.Generator) -> None:

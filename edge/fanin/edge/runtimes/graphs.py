@@ -10,6 +10,7 @@ The inputs and outputs for a Bundle with parameters ``<p>`` and optimizer states
                optional inputs: step; anchor.<p>... and proximal_weight; control.<p>...; uniform.<k>, normal.<k>;
                optimizer.<o>, optimizer.<o>.complement and optimizer.<o>.log
     evaluate   <p>..., <i>..., y, mask                             ->  loss_sum, predicted
+               optional output of a model with labels: logits
     infer      <i>...                                              ->  logits
     preprocess raw                                                 ->  <i>    (optional, see ``models``)
 
@@ -178,17 +179,20 @@ class GraphEvaluate:
     def __init__(self, manifest: Manifest, run: RunGraph) -> None:
         names = [parameter_port(spec.name) for spec in manifest.model_table.specs]
         self._outputs = ["loss_sum", "predicted"]
-        signature = signature_of(manifest, "evaluate", ([*names, *batch_ports(manifest)], []), self._outputs)
+        others = ["logits"] if manifest.num_classes else []
+        signature = signature_of(manifest, "evaluate", ([*names, *batch_ports(manifest)], []), self._outputs, others)
+        self._has_logits = any(port.name == "logits" for port in signature.outputs)
         self._parameters = FlatPorts(manifest.model_table, names)
         self._batch = BatchPorts(manifest, signature)
         self._has_labels = manifest.num_classes > 0
         (self._predicted,) = (port for port in signature.outputs if port.name == "predicted")
         self._run = run
 
-    def __call__(self, parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
+    def __call__(self, parameters: Float32s, batch: PaddedBatch, *, with_logits: bool = False) -> BatchEvaluation:
         self._parameters.check("parameters", parameters)
         feed = self._batch.feed(batch) | self._parameters.views(parameters)
-        loss_sum, predictions = self._run(self._outputs, feed)
+        with_logits &= self._has_logits
+        loss_sum, predictions, *logits = self._run([*self._outputs, "logits"] if with_logits else self._outputs, feed)
         # Values have the form of the model's output, which may differ from that of the targets.
         shape, dtype = batch.y.shape, batch.y.dtype
         if not self._has_labels:
@@ -200,7 +204,11 @@ class GraphEvaluate:
                 code="FN-0347",
             )
         predicted: Inputs = predictions  # type: ignore[assignment]  # the dtype was just checked
-        return BatchEvaluation(loss_sum=float(loss_sum.item()), predicted=predicted)
+        return BatchEvaluation(
+            loss_sum=float(loss_sum.item()),
+            predicted=predicted,
+            logits=logits[0].astype(np.float32, copy=False) if logits else None,
+        )
 
 
 class GraphPredict:
@@ -358,7 +366,11 @@ class FlatPorts:
 
 
 def signature_of(
-    manifest: Manifest, name: str, inputs: tuple[Sequence[str], Sequence[str]], outputs: Sequence[str]
+    manifest: Manifest,
+    name: str,
+    inputs: tuple[Sequence[str], Sequence[str]],
+    outputs: Sequence[str],
+    other_outputs: Sequence[str] = (),
 ) -> Signature:
     """Return a Signature after checking the names of its inputs and outputs.
 
@@ -366,7 +378,8 @@ def signature_of(
         manifest: Has the Signature.
         name: The Signature's name.
         inputs: Names of the required and of the optional inputs.
-        outputs: Names of all outputs.
+        outputs: Names of the required outputs.
+        other_outputs: Names of the optional outputs.
 
     Raises:
         InvalidBundle: A name is missing, unknown or repeated.
@@ -375,7 +388,7 @@ def signature_of(
     required, optional = inputs
     for what, ports, names, allowed in (
         ("inputs", signature.inputs, required, optional),
-        ("outputs", signature.outputs, outputs, ()),
+        ("outputs", signature.outputs, outputs, other_outputs),
     ):
         actual = {port.name for port in ports}
         if not set(names) <= actual <= {*names, *allowed} or len(actual) != len(ports):

@@ -7,8 +7,9 @@ ranges of the activations for int8 are measured in float (``measure_ranges``).
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -21,9 +22,40 @@ from fanin.edge.runtimes.graphs import NO_TOKEN
 from fanin.edge.runtimes.quality import SMALL_SPREAD, Agreement, Quality
 from fanin.edge.tensors import Float32s, Float64s, Int64s
 
-Observe = Callable[[Inputs, Inputs, Inputs], None]
-"""Receives the targets of a batch, and the predictions of the float and of the int8 model, without padding. All three
-have the same shape and dtype, unless the App declared targets of another form."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Targets and predictions of a batch, without padding.
+
+    Attributes:
+        targets: The targets (n, ...).
+        in_float: The predictions of the float model, in the shape and dtype of the targets, unless the App declared
+            targets of another form.
+        in_int8: The predictions of the int8 model.
+        labels: The targets of the labelled positions (num_labels,), if the observer needs logits of classes.
+        logits: Their logits in the float model (num_labels, num_classes); None if the graph does not return them.
+        logits_int8: Their logits in the int8 model.
+    """
+
+    targets: Inputs
+    in_float: Inputs
+    in_int8: Inputs
+    labels: Inputs | None = None
+    logits: Float32s | None = None
+    logits_int8: Float32s | None = None
+
+
+class BatchObserver(Protocol):
+    """Receives the predictions of a measurement, batch by batch."""
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether observations of a model with labels have logits."""
+        ...
+
+    def add(self, observation: Observation) -> None:
+        """Receive a batch."""
+        ...
 
 
 def measure(
@@ -31,7 +63,7 @@ def measure(
     bundle: Bundle,
     version: VersionValues,
     batches: Iterable[PaddedBatch],
-    observe: Observe = lambda targets, in_float, in_int8: None,
+    observer: BatchObserver | None = None,
 ) -> Quality:
     """Evaluate a Version on examples with targets, in float and in int8.
 
@@ -40,7 +72,7 @@ def measure(
         bundle: Has the ``evaluate`` and ``infer`` graphs.
         version: The parameters, and the ranges of the int8 model.
         batches: The examples.
-        observe: Called with each batch.
+        observer: Receives each batch.
 
     Raises:
         ValueError: The loss is not finite.
@@ -50,10 +82,12 @@ def measure(
     counts = np.zeros(5, np.int64)  # examples, labels, correct in float, correct in int8, agreeing
     squares, spread = np.zeros(2), _Spreads()
     loss_sum, has_other_targets = 0.0, False
-    for pair in _predictions(runtime, bundle, version, batches):
+    with_logits = observer is not None and observer.needs_logits and bundle.manifest.num_classes > 0
+    for pair in _predictions(runtime, bundle, version, batches, with_logits=with_logits):
         loss_sum += pair.loss_sum
         counts[0] += len(pair.y)
-        observe(*_of_one_length(bundle.manifest, pair))
+        if observer is not None:
+            observer.add(_observation(bundle.manifest, pair, with_logits=with_logits))
         if bundle.manifest.num_classes:
             has_label = pair.y != NO_TOKEN
             is_correct_float = (pair.in_float == pair.y) & has_label
@@ -157,10 +191,17 @@ class _Predictions:
     y: Inputs
     in_float: Inputs
     in_int8: Inputs
+    logits: Float32s | None
+    logits_int8: Float32s | None
 
 
 def _predictions(
-    runtime: Runtime, bundle: Bundle, version: VersionValues, batches: Iterable[PaddedBatch]
+    runtime: Runtime,
+    bundle: Bundle,
+    version: VersionValues,
+    batches: Iterable[PaddedBatch],
+    *,
+    with_logits: bool = False,
 ) -> Iterator[_Predictions]:
     evaluate = runtime.open_evaluate(bundle)
     # Without graphs there is no int8 model. Its numbers are then those of the float model, and a simulation shows none.
@@ -169,29 +210,42 @@ def _predictions(
     for batch in batches:
         is_sample = batch.mask > 0
         samples = {name: array[is_sample] for name, array in batch.inputs.items()}
-        evaluation = evaluate(version.parameters, batch)
+        evaluation = evaluate(version.parameters, batch, with_logits=with_logits)
         in_float: Inputs = evaluation.predicted[is_sample]
-        in_int8 = in_float
+        logits = None if evaluation.logits is None else evaluation.logits[is_sample]
+        in_int8, logits_int8 = in_float, logits
         if predict is not None:
-            logits = predict(samples)
-            in_int8 = logits.argmax(axis=-1).astype(np.int32) if bundle.manifest.num_classes else logits
+            logits_int8 = predict(samples)
+            in_int8 = logits_int8.argmax(axis=-1).astype(np.int32) if bundle.manifest.num_classes else logits_int8
         yield _Predictions(
             loss_sum=evaluation.loss_sum,
             y=batch.y[is_sample],
             in_float=in_float,
             in_int8=in_int8,
+            logits=logits,
+            logits_int8=logits_int8,
         )
 
 
-def _of_one_length(manifest: Manifest, pair: _Predictions) -> tuple[Inputs, Inputs, Inputs]:
+def _observation(manifest: Manifest, pair: _Predictions, *, with_logits: bool) -> Observation:
     """Return targets and predictions, padded to the longest length if each position has a target."""
-    lengths = manifest.lengths
-    if lengths is None or pair.y.shape != pair.in_float.shape:
-        return pair.y, pair.in_float, pair.in_int8
-    y, in_float, in_int8 = (
-        lengths.fit(TARGETS, each, lengths.longest) for each in (pair.y, pair.in_float, pair.in_int8)
+    lengths, arrays = manifest.lengths, (pair.y, pair.in_float, pair.in_int8)
+    if lengths is not None and pair.y.shape == pair.in_float.shape:
+        arrays = tuple(lengths.fit(TARGETS, each, lengths.longest) for each in arrays)  # type: ignore[assignment]
+    targets, in_float, in_int8 = arrays
+    if not with_logits:
+        return Observation(targets=targets, in_float=in_float, in_int8=in_int8)
+    # Positions without a label have logits, too: a vocabulary makes them the largest arrays of a measurement.
+    has_label = pair.y != NO_TOKEN
+    logits, logits_int8 = (None if each is None else each[has_label] for each in (pair.logits, pair.logits_int8))
+    return Observation(
+        targets=targets,
+        in_float=in_float,
+        in_int8=in_int8,
+        labels=pair.y[has_label],
+        logits=logits,
+        logits_int8=logits_int8,
     )
-    return y, in_float, in_int8
 
 
 def _squared_error(values: Inputs, targets: Inputs) -> float:

@@ -55,7 +55,8 @@ def evaluate_version(
     Returns:
         All models have ``loss``. A model with labels also has ``accuracy``, ``accuracy_int8`` and ``int8_agreement``.
         A model of values also has ``squared_error`` and ``squared_error_int8``, unless its targets have another shape
-        than its output, or are integers. Each of these is a mean. Each further metric adds ``NAME`` and ``NAME_int8``.
+        than its output, or are integers. Each of these is a mean. Each further metric adds ``NAME`` and ``NAME_int8``;
+        they are NaN if it has no value on this data set.
 
     Raises:
         ValueError: The loss is not finite, or the data does not fit the graphs.
@@ -65,7 +66,7 @@ def evaluate_version(
     """
     rows = MetricRows(metrics)
     complete = replace(version, parameters=bundle.completed(version.parameters))
-    quality = measure(runtime, bundle, complete, batches, rows.add)
+    quality = measure(runtime, bundle, complete, batches, rows)
     values = _values(quality, has_output_targets(bundle.manifest)) | rows.values(bundle.manifest.num_classes)
     return VersionMetrics(num_examples=quality.num_examples, values=values)
 

@@ -144,7 +144,7 @@ class LocalData:
         from fanin.edge.metrics.declared import DeclaredMetrics
 
         metrics = DeclaredMetrics(wanted, self._metrics)
-        measured = measure(self._graphs, model.bundle, values, in_order, metrics.add)
+        measured = measure(self._graphs, model.bundle, values, in_order, metrics)
         return counts_of(measured, num_classes) | metrics.counts(len(validation), num_classes)
 
     def ranges(

@@ -38,19 +38,21 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 
 def trace_evaluate(prepared: Prepared, forms: Forms) -> Traced:
-    """Trace the summed loss over the unmasked samples of one batch, and the prediction for each sample."""
+    """Trace the summed loss over the unmasked samples of one batch, and the prediction and logits of each sample."""
     examples, y, mask = example_batch(prepared)
     ports = {parameter_port(name): value for name, value in prepared.parameters.items()}
     inputs = FlatInputs({**ports, **examples, "y": y, "mask": mask}, dict(prepared.frozen))
 
-    def evaluate(*flat: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(*flat: Tensor) -> tuple[Tensor, ...]:
         values, frozen = inputs.named(flat)
         parameters = {name: values[parameter_port(name)] for name in prepared.parameters}
         with prepared.norms(values["mask"], {name: parameters[name] for name in prepared.tracked}):
             output = model_output(prepared, {**frozen, **parameters}, inputs_among(prepared, values))
         loss_sum = summed_loss(prepared, output, values["y"], values["mask"])
         logits = prepared.app.predicted(output)
-        return loss_sum, logits.argmax(dim=-1).to(torch.int32) if prepared.app.num_classes else logits
+        if not prepared.app.num_classes:
+            return loss_sum, logits
+        return loss_sum, logits.argmax(dim=-1).to(torch.int32), logits
 
     with _evaluating(prepared.module):
         program = trace_flat(
@@ -60,7 +62,8 @@ def trace_evaluate(prepared: Prepared, forms: Forms) -> Traced:
             inputs,
             forms.for_training(prepared.app.decompositions),
         )
-    return Traced(program=program, examples=inputs.examples, inputs=inputs.names, outputs=["loss_sum", "predicted"])
+    outputs = ["loss_sum", "predicted", *(["logits"] if prepared.app.num_classes else [])]
+    return Traced(program=program, examples=inputs.examples, inputs=inputs.names, outputs=outputs)
 
 
 def trace_infer(prepared: Prepared, batch_size: int = 0) -> Traced:

@@ -107,10 +107,9 @@ class TorchRuntime:
 
 def _infer_ports(prepared: Prepared, evaluate: Ports) -> Ports:
     """Return the ports that ``infer`` would have: any number of samples, and logits instead of classes."""
-    inputs, (_, predicted) = evaluate
-    classes = (prepared.app.num_classes,) if prepared.app.num_classes else ()
+    inputs, (*_, output) = evaluate
     own = [port for port in inputs if port.name in prepared.app.inputs]
-    logits = Port(name="logits", dtype="float32", shape=(-1, *predicted.shape[1:], *classes))
+    logits = Port(name="logits", dtype="float32", shape=(-1, *output.shape[1:]))
     return tuple(Port(name=port.name, dtype=port.dtype, shape=(-1, *port.shape[1:])) for port in own), (logits,)
 
 

@@ -23,8 +23,8 @@ from fanin.edge.export.app.optimizers.optimizer import Tensors
 from fanin.edge.export.graph.examples import example_batch, loss_targets
 from fanin.edge.export.module.draws import refused
 from fanin.edge.export.module.prepare import Prepared
-from fanin.edge.runtimes.base import Inputs, PaddedBatch, Runtime, VersionValues
-from fanin.edge.runtimes.measure import measure
+from fanin.edge.runtimes.base import PaddedBatch, Runtime, VersionValues
+from fanin.edge.runtimes.measure import Observation, measure
 from fanin.edge.runtimes.quality import Agreement, Quality, check_drop
 from fanin.protos.errors import InvalidVersion, UnsupportedModel
 
@@ -42,19 +42,29 @@ TRAIN_FIRST: Final = (
 MAX_STEPS: Final = 50
 
 
+class _Outputs:
+    """The outputs of a model of values. It is a ``BatchObserver``."""
+
+    needs_logits = False
+
+    def __init__(self) -> None:
+        self.rows: list[list[Tensor]] = []
+        """Targets, outputs in float and outputs in int8, by batch."""
+
+    def add(self, observation: Observation) -> None:
+        arrays = observation.targets, observation.in_float, observation.in_int8
+        self.rows.append([torch.from_numpy(np.array(each)) for each in arrays])
+
+
 def measure_app(app: App, bundle: Bundle, runtime: Runtime) -> Quality:
     """Measure float and int8 on the validation data, with the loss of both for a model of values with one output."""
     version = VersionValues(parameters=bundle.completed(bundle.initial_parameters()))
-    rows: list[list[Tensor]] = []  # targets, outputs in float and in int8
-
-    def observe(targets: Inputs, in_float: Inputs, in_int8: Inputs) -> None:
-        rows.append([torch.from_numpy(np.array(each)) for each in (targets, in_float, in_int8)])
-
+    outputs = _Outputs()
     batches = validation_batches(app)
     if app.num_classes or app.lengths is not None or isinstance(app.output, tuple):
         return measure(runtime, bundle, version, batches)
-    quality = measure(runtime, bundle, version, batches, observe)
-    total = math.nan
+    quality = measure(runtime, bundle, version, batches, outputs)
+    rows, total = outputs.rows, math.nan
     # Any error: the loss is the user's code, and values of int8 may be outside its domain, such as a share of 1.001.
     with torch.no_grad(), suppress(Exception):
         total = sum(float(_sum_of_real(app.loss, output, y)) for y, _, output in rows)

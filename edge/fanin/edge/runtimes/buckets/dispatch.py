@@ -67,8 +67,8 @@ class EvaluateByLength:
         self._graphs = GraphsByLength(bundle, open_one)
         self._lengths = lengths_of(bundle.manifest)
 
-    def __call__(self, parameters: Float32s, batch: PaddedBatch) -> BatchEvaluation:
-        return self._graphs.of(batch_length(self._lengths, batch))(parameters, batch)
+    def __call__(self, parameters: Float32s, batch: PaddedBatch, *, with_logits: bool = False) -> BatchEvaluation:
+        return self._graphs.of(batch_length(self._lengths, batch))(parameters, batch, with_logits=with_logits)
 
 
 class PredictByLength:
