@@ -117,6 +117,10 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     "int16": Algorithm("", "16 bits a value", _CODECS),
     "int8": Algorithm("", "8 bits a value", _CODECS),
     "int4": Algorithm("", "4 bits a value", _CODECS),
+    "topk": Algorithm(
+        "Sarfi et al. 2025, arXiv 2508.15706", "the values of the largest magnitude in 8, 4 or 2 bits", _CODECS
+    ),
+    "uniform weights": Algorithm("", "w_k = 1 for each device", _RULES),
     "secagg": Algorithm(
         "Bonawitz et al. 2017; Bell et al. 2020", "masks that cancel in the sum of the Updates", "secure-aggregation.md"
     ),

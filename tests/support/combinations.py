@@ -98,6 +98,8 @@ PARTS: Final = (
     Part("staleness", "stale Updates", {"aggregation.max_staleness": 2}),
     Part("pipeline", "error_feedback", stages=[{"name": "error_feedback"}]),
     *(Part("codec", name, {"codec.name": name}) for name in ("fixed32", "int16", "int8", "int4")),
+    Part("codec", "topk", {"codec.name": "topk", "codec.options": {"fraction": 0.25, "bits": 8}}),
+    Part("weights", "uniform weights", {"aggregation.weights": "uniform"}),
     Part("privacy", "secagg", MASKED, {"aggregation.max_examples": 100}),
     Part("privacy", "central", {"privacy.mechanism": "central", **PRIVATE}),
     Part("privacy", "skellam", {"privacy.mechanism": "skellam", **PRIVATE, **MASKED}, {"codec.name": "int8"}),

@@ -3,6 +3,7 @@
 Modules in reading order:
 
     fixed            the codecs ``fixed32``, ``int16``, ``int8`` and ``int4``: encode, decode; the contract of codecs
+    sparse           codecs that send some of the values with their positions: ``topk``
     grid             the step of each block, and how it follows the Updates of a Round
     vector           the vector of an Update: groups of values
     trained          the values of a vector that rules, optimizers and stages work on

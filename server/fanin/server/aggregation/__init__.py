@@ -7,7 +7,6 @@ Modules, in reading order:
     exact_sums.py    the rule of statistics Runs: integer sums, in which cells of few devices are withheld
     robust           the robust rules: median, MeaMed, Krum, Multi-Krum, Bulyan, RFA, clipping, exact distances
     checked.py       the rule and the optimizer that a Plan names; those of other packages are checked
-    sparse.py        what the codec ``topk`` demands of a Plan and a model
     sets.py          the fold of a closed set by its rule
     contract.py      the contracts of rules and outer optimizers, as checks for the tests of one's own
     weights.py       how much one Update counts

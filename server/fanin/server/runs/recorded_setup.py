@@ -11,6 +11,7 @@ from typing import Final
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.codecs.codec import codec_of
+from fanin.edge.codecs.sparse.requirements import check_sparse_model, check_sparse_plan
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.codecs.trained import TrainedPart
@@ -25,7 +26,6 @@ from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.rules import ColumnRule, StrategySource, StrategyTask, config_in
-from fanin.server.aggregation.sparse import check_sparse_model, check_sparse_plan
 from fanin.server.privacy.noising import with_noise
 from fanin.server.protocols.known import protocol_of
 from fanin.server.rounds.setup import RunSetup
@@ -89,7 +89,7 @@ def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[
     optimizer_of(plan)
     policy_of(plan, policies)
     stages = stages_of(plan.stages)
-    check_sparse_plan(plan, rule, stages, is_masked=protocol.is_masked)
+    check_sparse_plan(plan, stages, is_sum=not isinstance(rule, ColumnRule), is_masked=protocol.is_masked)
     return stages
 
 

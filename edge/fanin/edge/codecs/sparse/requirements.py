@@ -12,21 +12,20 @@ from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import TOPK, Plan
 from fanin.protos.plans.keys import shown
 from fanin.protos.roles import RoleKind
-from fanin.server.aggregation.rules import ColumnRule, Rule
 
 
-def check_sparse_plan(plan: Plan, rule: Rule | ColumnRule, stages: Mapping[str, Stage], *, is_masked: bool) -> None:
+def check_sparse_plan(plan: Plan, stages: Mapping[str, Stage], *, is_sum: bool, is_masked: bool) -> None:
     """Raise InvalidPlan for a Plan with ``topk`` that has a rule, a round protocol or stages that cannot work with it.
 
     Args:
         plan: The Plan.
-        rule: Its rule.
         stages: Its stages by name.
+        is_sum: Whether its rule is a sum.
         is_masked: Whether its round protocol masks the Updates.
     """
     if plan.codec.name != TOPK:
         return
-    if isinstance(rule, ColumnRule):
+    if not is_sum:
         raise InvalidPlan(
             f"plan: got codec.name {TOPK!r} with aggregation.rule {shown(plan.aggregation.rule)}, expected a rule that "
             "is a sum: each device sends other values, so a rule that compares devices sees zeros nearly everywhere; "
