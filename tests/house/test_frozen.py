@@ -102,6 +102,7 @@ COMMANDS = [
     "describe",
     "device",
     "doctor",
+    "evaluate",
     "evaluations",
     "explain",
     "export",

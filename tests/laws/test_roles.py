@@ -20,6 +20,7 @@ from fanin.server.aggregation.sets import Aggregate
 
 CODEC = CodecSpec(name="fixed32", max_shift=0)
 NESTEROV = RoundStep(optimizer=Nesterov(0.5, 0.5), number=1)
+TRAINED = (RoleKind.PARAMETER, RoleKind.SUM)
 BLOCKS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(RoleKind)), min_size=1, max_size=8)
 
 
@@ -29,7 +30,7 @@ def table_of(blocks: list[tuple[int, RoleKind]]) -> TensorTable:
 
 
 def is_trained(table: TensorTable) -> list[bool]:
-    return [spec.role.role is RoleKind.PARAMETER for spec in table.specs for _ in range(spec.num_values)]
+    return [spec.role.role in TRAINED for spec in table.specs for _ in range(spec.num_values)]
 
 
 @given(BLOCKS, st.data())
@@ -81,7 +82,7 @@ def aggregate_of(table: TensorTable, mean: Float64s) -> Aggregate:
 def expected_step(before: Float64s, mean: Float64s, roles: np.ndarray) -> Mapping[str, Float32s]:
     velocity = 0.5 * 1.0 + mean
     by_role = {
-        RoleKind.PARAMETER: before + 0.5 * (mean + 0.5 * velocity),
+        **dict.fromkeys(TRAINED, before + 0.5 * (mean + 0.5 * velocity)),
         RoleKind.STATISTIC: before + mean,
         RoleKind.COUNTER: before + np.array([round(each) for each in mean.tolist()], np.float64),
     }
@@ -90,7 +91,7 @@ def expected_step(before: Float64s, mean: Float64s, roles: np.ndarray) -> Mappin
         values[roles == role] = step[roles == role]
     return {
         "values": values.astype(np.float32),
-        "momentum": np.where(roles == RoleKind.PARAMETER, velocity, 0.0).astype(np.float32),
+        "momentum": np.where(np.isin(roles, TRAINED), velocity, 0.0).astype(np.float32),
     }
 
 

@@ -1,15 +1,17 @@
 """``fanin stats`` over devices in processes of their own: exact numbers, a killed coordinator, masks and refusals."""
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.commands import Fanin, fanin_in_process
-from support.processes import Running, Site, start
+from support.processes import Site, start
 from support.queries import Fleet, plain
 
+from fanin.clients.device.policy.ledger import RunPrivacy, read_ledger
 from fanin.clients.device.policy.owner import write_policy
 from fanin.clients.statistics import plan_of, read_statistics, start_statistics
 from fanin.edge.bundles.keys import SigningKey
@@ -17,6 +19,7 @@ from fanin.edge.floors.floor import PrivacyFloor
 from fanin.edge.queries import StatisticsQuery, read_query
 from fanin.protos.messages import RunState, VersionPublished
 
+WAIT_S = 120.0
 PUBLISHER = SigningKey(bytes(range(32)))
 QUERY = """
 min_devices = {k}
@@ -64,21 +67,27 @@ def fleet_of(num_devices: int, num_examples: int = 400) -> Fleet:
     ]
 
 
-def join(site: Site, fleet: Fleet, floors: Sequence[PrivacyFloor] = ()) -> list[Running]:
-    """Start a process of ``fanin join`` for each device."""
-    devices = []
+def join(site: Site, fleet: Fleet, first: int = 0, floors: Sequence[PrivacyFloor] = ()) -> None:
+    """Start a process of ``fanin join`` for each device, from number ``first`` on."""
     token = site.state / "tokens" / "device.token"
-    for index, examples in enumerate(fleet):
+    for index, examples in enumerate(fleet, first):
         data, folder = site.folder / f"{index}.npz", site.folder / f"device-{index}"
         np.savez(data, **examples)
-        if index < len(floors):
-            write_policy(folder, floors[index])
+        if floors:
+            write_policy(folder, floors[index - first])
         options = ["--ca", site.state / "tls" / "ca.pem", "--token-file", token, "--state", folder, "--data", data]
         command = ["join", "--server", site.listen, "--publisher", site.folder / "publisher.pub", *options]
         running = start(["-m", "fanin.commands.main", *map(str, command)], site.folder / f"device-{index}.log")
         site.started.append(running)
-        devices.append(running)
-    return devices
+
+
+def await_refusal(folder: Path) -> str:
+    """Wait until a device has refused an Assignment, and return why."""
+    until = time.monotonic() + WAIT_S
+    while not (refusal := read_ledger(folder).runs.get("run", RunPrivacy()).refusal):
+        assert time.monotonic() < until, f"{folder.name} has refused nothing"
+        time.sleep(0.1)
+    return refusal
 
 
 def check(query: StatisticsQuery, features: Sequence[dict[str, object]], fleet: Fleet) -> None:
@@ -127,18 +136,20 @@ def test_the_command_asks_under_masks_and_owners_see_and_refuse(site: Site, fani
     (tmp_path / "query.toml").write_text(QUERY.format(k=2))
     site.serve()
     refusing = [PrivacyFloor(statistics="refuse"), PrivacyFloor(min_cell_devices=3)]
-    join(site, fleet, [PrivacyFloor()] * 4 + refusing)
     query = read_query(tmp_path / "query.toml", 4)
     with site.operator() as operator:
         plan = plan_of(query, ["round.protocol=secagg", "cohort.deadline_s=60.0"])
         start_statistics(operator, "run", query, plan, PUBLISHER)
+        join(site, fleet[4:], 4, refusing)
+        assert "got statistics of the examples" in await_refusal(tmp_path / "device-4")
+        assert "got cells of 2 devices, expected at least 3" in await_refusal(tmp_path / "device-5")
+        join(site, fleet[:4])
         for _ in operator.watch("run"):
             pass
         assert operator.run("run").state is RunState.FINISHED
         result = read_statistics(operator, "run", PUBLISHER.public)
-        refused = operator.describe("run").run
     check(query, json.loads(json.dumps(result.row()))["features"], fleet[:4])
     assert fanin("verify", "run", "--state", site.state).status == 0
-    assert refused.version == query.num_versions
+    assert result.version == query.num_versions
     asked = fanin("status", "--state", tmp_path / "device-0").out
     assert "asks for statistics of the examples: 2 of x (column)" in asked

@@ -30,6 +30,7 @@ WRONG = {
     "describe": (("run", *SERVER), ADDRESS),
     "watch": (("run", *SERVER), ADDRESS),
     "evaluations": (("run", *SERVER), ADDRESS),
+    "evaluate": (("run", "--devices", "3", *SERVER), ADDRESS),
     "stats": (("--run-id", "run", *SERVER), ADDRESS),
     "fetch": (
         ("run", "--out", "x.onnx"),

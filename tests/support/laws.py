@@ -77,7 +77,7 @@ ROLES: Final = st.builds(
     lambda role, bounds, ends: TensorRole(
         role=role, lowest=bounds[0] if ends & 1 else None, highest=bounds[1] if ends & 2 else None
     ),
-    st.sampled_from(RoleKind),
+    st.sampled_from([kind for kind in RoleKind if kind is not RoleKind.SUM]),
     BOUNDS,
     st.integers(0, 3),
 )

@@ -60,6 +60,8 @@ def plain(group: FeatureGroup, columns: Sequence[Float64s], k: int) -> dict[str,
     total = sum(point * count for (_, point), count in points.items())
     squares = sum(point**2 * count for (_, point), count in points.items())
     step = Fraction(group.step)
+    if group.bin_width == 1 and None in bins.values():
+        return {**feature, "mean": None, "variance": None, "histogram": tuple(bins.values())}
     return {
         **feature,
         "mean": float(Fraction(group.low) + step * total / n) if n else None,

@@ -108,7 +108,7 @@ def test_the_numbers_of_numpy_are_values(value: float) -> None:
         (Metric(function=in_place), AssertionError, "changed its arguments"),
         (Metric(function=always_nan), InvalidPlan, "got nan, expected a finite number"),
         (result_of("0.5"), InvalidPlan, "got '0.5', expected a finite number"),
-        (result_of(None), InvalidPlan, "got None, expected a finite number"),
+        (result_of(None), AssertionError, "got None for 40 examples, expected a number"),
         (result_of(True), InvalidPlan, "got True, expected a finite number"),
         (result_of(np.bool_(False)), InvalidPlan, r"got (np\.)?False_?, expected a finite number"),
         (always_nan, AssertionError, r"got function, expected a Metric\(function=\.\.\.\)"),

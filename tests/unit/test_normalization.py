@@ -19,7 +19,7 @@ def file_of(path: Path, by: str, names: tuple[str, ...], shape: tuple[int, ...])
     fleet = [{"x": rng.integers(0, 9, (40, *shape)).astype(np.float32)} for _ in range(5)]
     for examples in fleet:
         examples["x"][:, 0] = 3.0
-    group = FeatureGroup(input="x", names=names, by=by, low=0.0, high=8.0, step=1.0, bins=9)
+    group = FeatureGroup(input="x", names=names, by=by, low=0.0, high=8.0, step=1.0, bins=3)
     query = StatisticsQuery(groups=(group,), num_devices=5)
     features = statistics_of(query, versions_of(query, fleet)[-1])
     path.write_text(json.dumps({"features": [feature.row() for feature in features]}))

@@ -27,6 +27,7 @@ from fanin.edge.tensors import Int64s
 from fanin.protos.errors import FaninError
 from fanin.server.aggregation.checked import rule_of
 from fanin.server.aggregation.exact_sums import ExactSums, withheld
+from fanin.server.aggregation.fold import PartialSum
 
 X = FeatureGroup(input="x", names=("x",), low=0.0, high=9.0, step=1.0, bins=10)
 QUERY = StatisticsQuery(groups=(X,), min_devices=3, num_devices=6)
@@ -181,6 +182,13 @@ def test_a_liar_moves_a_cell_by_at_most_the_values_of_a_device(
     assert feature.count is not None and 40 <= feature.count <= 40 + most
 
 
+def test_wide_bins_leave_the_mean_of_a_feature_with_a_rare_value() -> None:
+    query = replace(QUERY, groups=(replace(X, bins=5),))
+    fleet = [{"x": np.array([1.0, 3.0, 5.0] if device else [1.0, 3.0, 5.0, 9.0])} for device in range(6)]
+    (feature,) = statistics_of(query, versions_of(query, fleet)[-1])
+    assert (feature.sum_points, feature.histogram[4]) == (63, None)
+
+
 def test_a_manifest_keeps_its_query(tmp_path: Path) -> None:
     from fanin.edge.bundles.arrays import write_query
     from fanin.edge.bundles.keys import SigningKey
@@ -217,3 +225,39 @@ def test_examples_without_the_features_are_refused(examples: dict[str, np.ndarra
     else:
         with pytest.raises(ValueError, match=text):
             cells_of(QUERY, zeros, examples)
+
+
+def test_sums_do_not_tell_a_withheld_label() -> None:
+    """Two hidden labels and three equations (number, sum, squares) would have one solution."""
+    query = StatisticsQuery(
+        groups=(FeatureGroup(input="y", names=("y",), low=0.0, high=3.0, step=1.0, bins=4),),
+        min_devices=3,
+        num_devices=6,
+    )
+    fleet = [{"y": np.array([0, 1, 2] if device else [0, 1, 2, 3, 3])} for device in range(6)]
+    (feature,) = statistics_of(query, versions_of(query, fleet)[-1])
+    assert (feature.count, feature.sum_points, feature.sum_squares, feature.mean) == (20, None, None, None)
+    assert sorted(feature.histogram, key=str) == [6, 6, None, None] and feature.histogram[3] is None
+    without = [{"y": each["y"][:3]} for each in fleet]
+    (feature,) = statistics_of(query, versions_of(query, without)[-1])
+    assert (feature.mean, feature.histogram) == (1.0, (6, 6, 6, 0))
+
+
+def test_the_order_of_updates_and_partial_sums_change_nothing() -> None:
+    rule, table = ExactSums(3, 6), QUERY.table
+    zeros = np.zeros(table.num_values, np.float32)
+    rng = np.random.default_rng(2)
+    values = [cells_of(QUERY, zeros, {"x": rng.integers(-1, 11, 9)}) for _ in range(6)]
+
+    def partial(some: list[np.ndarray]) -> PartialSum:
+        state = rule.begin(table)
+        for each in some:
+            state = rule.accept(state, table, contribution(each, len(table.specs)))
+        return state
+
+    whole = (0, table.num_values)
+    expected = rule.finish(partial(values), table, (), whole)
+    assert np.array_equal(rule.finish(partial(values[::-1]), table, (), whole), expected)
+    for left, right in ((values[:2], values[2:]), (values[3:], values[:3]), ([], values)):
+        merged = rule.merge(partial(left), partial(right))
+        assert np.array_equal(rule.finish(merged, table, (), whole), expected)

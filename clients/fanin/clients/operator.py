@@ -19,7 +19,7 @@ from fanin.edge.bundles.keys import SigningKey
 from fanin.edge.bundles.versions import begin_epoch, check_version, sign_delegation, sign_version
 from fanin.edge.tensors import Float32s, decode_parameters
 from fanin.protos.calls import AUTHORIZATION, BEARER
-from fanin.protos.chunks import artifact_of, cut, short
+from fanin.protos.chunks import Artifact, artifact_of, cut, short
 from fanin.protos.errors import InvalidVersion, Unavailable, Untrusted
 from fanin.protos.messages import (
     FIRST_EPOCH,
@@ -122,8 +122,10 @@ class Operator:
         reply = self._unary("PublishBundle", request, pb.PublishBundleReply)
         return reply.bundle_sha256
 
-    def start_run(self, run_id: str, plan: Plan, bundle: Bundle, publisher: SigningKey) -> RunInfo:
-        """Start a Run of a published Bundle from its initial parameters.
+    def start_run(
+        self, run_id: str, plan: Plan, bundle: Bundle, publisher: SigningKey, parameters: Artifact | None = None
+    ) -> RunInfo:
+        """Start a Run of a published Bundle from its initial parameters, or from others that the coordinator has.
 
         The Bundle's publisher signs Version 0 and the delegation to the coordinator's key for this Run.
         """
@@ -131,7 +133,7 @@ class Operator:
         check_type("start_run: plan", plan, Plan)
         check_type("start_run: bundle", bundle, Bundle)
         check_type("start_run: publisher", publisher, SigningKey)
-        run_public_key = self._prepare(run_id, FIRST_EPOCH)
+        new_key = self._prepare(run_id, FIRST_EPOCH)
         start = StartRun(
             run_id=run_id,
             plan=plan,
@@ -140,14 +142,9 @@ class Operator:
                 parent=None,
                 run_id=run_id,
                 bundle_sha256=bundle.sha256,
-                parameters=bundle.manifest.artifacts[bundle.manifest.initial],
+                parameters=parameters or bundle.manifest.artifacts[bundle.manifest.initial],
             ),
-            delegation=sign_delegation(
-                publisher,
-                run_id=run_id,
-                bundle_sha256=bundle.sha256,
-                run_public_key=run_public_key,
-            ),
+            delegation=sign_delegation(publisher, run_id=run_id, bundle_sha256=bundle.sha256, run_public_key=new_key),
         )
         request = to_proto(start, pb.StartRunRequest)
         return from_proto(RunInfo, self._unary("StartRun", request, pb.RunInfo))

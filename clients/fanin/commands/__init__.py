@@ -14,6 +14,7 @@ Reading order:
 - ``privacy``: the noise that a privacy budget needs
 - ``administration/``: tokens, devices and the audit log
 - ``control/``: subcommands that call a coordinator about its Runs
+- ``fleet/``: subcommands that ask devices and train nothing
 - ``care/``: retention, backups and restores of a coordinator
 - ``demo/``, ``bench/``: the complete loop on one machine, and measurements
 - ``project/``: a new project

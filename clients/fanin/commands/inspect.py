@@ -19,6 +19,7 @@ from fanin.edge.codecs.trained import TrainedPart
 from fanin.edge.floors.floor import NO_FLOOR
 from fanin.edge.floors.rows import floor_row, floor_text
 from fanin.edge.lengths import Lengths
+from fanin.edge.queries.files import query_row
 from fanin.edge.runtimes.available import open_format
 from fanin.edge.runtimes.base import ModelPort
 from fanin.edge.runtimes.models import PREPROCESS
@@ -131,6 +132,7 @@ def bundle_row(bundle: Bundle) -> dict[str, object]:
         "roles": {name: asdict(role) for name, role in manifest.table.roles.items()},
         "local": {} if manifest.local is None else {spec.name: list(spec.shape) for spec in manifest.local.table.specs},
         "privacy_floor": floor_row(manifest.privacy_floor),
+        "query": None if manifest.query is None else query_row(manifest.query),
         "inputs": [_port_row(port) for port in _infer_ports(manifest)[0]],
         "outputs": [_port_row(port) for port in _infer_ports(manifest)[1]],
         "signatures": {
@@ -169,6 +171,8 @@ def _others(manifest: Manifest) -> str:
 
 def kind_of(manifest: Manifest) -> str:
     """Return a phrase for a model's outputs, and for its inputs if they are tokens."""
+    if manifest.query is not None:
+        return f"statistics of the examples: {'; '.join(manifest.query.texts)}"
     if not manifest.signatures:
         return "arrays without graphs; code on the device trains them"
     outputs = counted(manifest.num_classes, "class", "classes") if manifest.num_classes else "values"

@@ -85,7 +85,10 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
             summary="show the metrics of a run's versions on held-out data", module="control.evaluations"
         ),
         "stats": Subcommand(
-            summary="ask devices for statistics of their examples, without training", module="control.stats"
+            summary="ask devices for statistics of their examples, without training", module="fleet.stats"
+        ),
+        "evaluate": Subcommand(
+            summary="evaluate a version of a run on devices, without training", module="fleet.evaluate"
         ),
         "fetch": Subcommand(summary="download and verify a version of a run", module="control.fetch"),
         "publish": Subcommand(

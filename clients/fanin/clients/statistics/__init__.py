@@ -2,9 +2,22 @@
 
     query.toml --read_query--> StatisticsQuery --start_statistics--> Run --read_statistics--> FeatureStatistics
 
-``runs`` has the Plan, the start and the result. Devices answer in ``fanin.clients.device.training.statistics``.
+    run --start_evaluation--> a Version on some devices --read_evaluation--> CanaryResult
+
+``runs`` has the Plan, the start and the result of statistics, ``canary`` those of an evaluation. Devices answer in
+``fanin.clients.device.training``.
 """
 
+from fanin.clients.statistics.canary import CanaryResult, evaluation_plan, read_evaluation, start_evaluation
 from fanin.clients.statistics.runs import StatisticsResult, plan_of, read_statistics, start_statistics
 
-__all__ = ["StatisticsResult", "plan_of", "read_statistics", "start_statistics"]
+__all__ = [
+    "CanaryResult",
+    "StatisticsResult",
+    "evaluation_plan",
+    "plan_of",
+    "read_evaluation",
+    "read_statistics",
+    "start_evaluation",
+    "start_statistics",
+]

@@ -5,7 +5,6 @@ Reading order:
 - ``run``: start a Run from a Plan
 - ``runs``, ``describe``, ``watch``: list, show and follow Runs
 - ``lifecycle``: pause, resume, stop, roll back and promote
-- ``stats``: statistics of the devices' examples, without training
 - ``evaluations``: the metrics of Versions on held-out data
 - ``fetch``: download a Version; ``standalone``: write it as a model that runs without fanin
 - ``publish``: trained parameters become the next Version

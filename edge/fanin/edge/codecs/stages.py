@@ -47,11 +47,34 @@ class ErrorFeedback:
         return {RESIDUAL: (target - decoded[PARAMETERS]).astype(np.float32)}
 
 
+EVALUATE_ONLY: Final = "evaluate_only"
+
+
+class EvaluateOnly:
+    """The stage ``evaluate_only``: no change leaves the device, whatever its trainer made. So each Version of the Run
+    has the parameters of Version 0, and its statistics are those of one Version on the devices of a Round.
+
+    A trainer over graphs evaluates and does not train.
+    """
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """See ``Stage.tensors``."""
+        return ()
+
+    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
+        """See ``Stage.apply``."""
+        context.send({name: np.zeros_like(values) for name, values in vector.items()})
+        return state
+
+
 GROUP: Final = "fanin.stages"
 """The entry point group of stages in other distributions. An entry is a function of options."""
 StageFactory = Callable[..., Stage]
 """Returns a stage for the options of the Plan."""
-STAGES: Final[Mapping[str, StageFactory]] = MappingProxyType({"error_feedback": ErrorFeedback, SCAFFOLD: Scaffold})
+STAGES: Final[Mapping[str, StageFactory]] = MappingProxyType(
+    {"error_feedback": ErrorFeedback, SCAFFOLD: Scaffold, EVALUATE_ONLY: EvaluateOnly}
+)
 """The stages of fanin, by name."""
 
 

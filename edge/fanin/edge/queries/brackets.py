@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from fanin.edge.queries.digits import WITHHELD, join
-from fanin.edge.queries.query import BINS, INSIDE, NARROW, OUTSIDE, StatisticsQuery, tensor
+from fanin.edge.queries.query import INSIDE, NARROW, OUTSIDE, StatisticsQuery, tensor
 from fanin.edge.tensors import Float32s
 
 Counts = Sequence[int | None]
@@ -70,7 +70,7 @@ def narrow_tensor(index: int, number: int) -> str:
 def brackets_of(query: StatisticsQuery, index: int, views: Mapping[str, Float32s]) -> list[list[Bracket]]:
     """Return the brackets of a group (num_features, num_quantiles) after all Versions so far."""
     group, done = query.groups[index], next_version(query, views)
-    inside, bins = views[tensor(index, INSIDE)], views[tensor(index, BINS)]
+    inside, bins = views[tensor(index, INSIDE)], views[tensor(index, group.histogram)]
     brackets = []
     for row in range(len(group.names)):
         total = cell_count(inside[row, : 1 + query.widths(group)[0]], query.bits)

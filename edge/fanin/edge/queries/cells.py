@@ -13,7 +13,6 @@ from fanin.edge.queries.brackets import Bracket, brackets_of, narrow_tensor, nex
 from fanin.edge.queries.digits import split
 from fanin.edge.queries.query import (
     ALL,
-    BINS,
     CHANNEL,
     COLUMN,
     INSIDE,
@@ -109,7 +108,7 @@ def _first(query: StatisticsQuery, index: int, group: FeatureGroup, columns: Flo
     return {
         tensor(index, INSIDE): np.concatenate([present, *digits], axis=1).astype(np.float32),
         tensor(index, OUTSIDE): _counted(outside, widths[0], bits),
-        tensor(index, BINS): _counted(bins, widths[0], bits),
+        tensor(index, group.histogram): _counted(bins, widths[0], bits),
     }
 
 

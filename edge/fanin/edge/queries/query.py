@@ -12,7 +12,7 @@ number of devices::
 
     g.inside       (features, 1 + count + sum + squares)   values in the range: their number, sum u and sum u^2
     g.outside      (features, 3, 1 + count)                values below, above, and no numbers
-    g.bins         (features, bins, 1 + count)             the histogram of u
+    g.bins         (features, bins, 1 + count)             the histogram of u; ``g.points`` if a bin is one point
     g.narrow.K     (features x quantiles, bins, 1 + count) Version K + 1 narrows each quantile: the values in equal
                                                            parts of its bracket (``brackets``)
 
@@ -46,6 +46,8 @@ SUM: Final = TensorRole(role=RoleKind.SUM)
 INSIDE: Final = "inside"
 OUTSIDE: Final = "outside"
 BINS: Final = "bins"
+POINTS: Final = "points"
+"""A histogram whose bins are points: sums of values would tell its withheld cells, so they are withheld with them."""
 NARROW: Final = "narrow"
 NUM_OUTSIDE: Final = 3
 MAX_GROUPS: Final = 64
@@ -152,6 +154,11 @@ class FeatureGroup:
         return -(-self.num_points // self.bins)
 
     @property
+    def histogram(self) -> str:
+        """The kind of the tensor of the histogram."""
+        return POINTS if self.bin_width == 1 else BINS
+
+    @property
     def num_versions(self) -> int:
         """Versions until the brackets of the quantiles are one point wide."""
         width, num_versions = self.bin_width, 1
@@ -243,7 +250,7 @@ class StatisticsQuery:
             cell = 1 + widths[0]
             shapes[tensor(index, INSIDE)] = (rows, 1 + sum(widths))
             shapes[tensor(index, OUTSIDE)] = (rows, NUM_OUTSIDE, cell)
-            shapes[tensor(index, BINS)] = (rows, group.bins, cell)
+            shapes[tensor(index, group.histogram)] = (rows, group.bins, cell)
             for number in range(1, group.num_versions):
                 narrow = (rows * len(group.quantiles), group.bins, cell)
                 shapes[tensor(index, f"{NARROW}.{number:02}")] = narrow

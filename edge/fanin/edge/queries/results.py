@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from fanin.edge.queries.brackets import Bracket, Counts, brackets_of, cell_count, counts_of
 from fanin.edge.queries.digits import WITHHELD, join
-from fanin.edge.queries.query import BINS, INSIDE, OUTSIDE, FeatureGroup, StatisticsQuery, tensor
+from fanin.edge.queries.query import INSIDE, OUTSIDE, FeatureGroup, StatisticsQuery, tensor
 from fanin.edge.tensors import Float32s
 
 
@@ -104,12 +104,12 @@ def _feature(
     group, bits = query.groups[index], query.bits
     cell = views[tensor(index, INSIDE)][row]
     below, above, missing = counts_of(views[tensor(index, OUTSIDE)][row], bits)
-    histogram: Counts = counts_of(views[tensor(index, BINS)][row], bits)[: group.num_parts]
+    histogram: Counts = counts_of(views[tensor(index, group.histogram)][row], bits)[: group.num_parts]
     count_digits, sum_digits, _ = query.widths(group)
-    is_withheld = cell[0] == WITHHELD
+    is_withheld, has_sums = cell[0] == WITHHELD, WITHHELD not in (cell[0], cell[1 + count_digits])
     count = cell_count(cell[: 1 + count_digits], bits)
-    points = None if is_withheld else join(cell[1 + count_digits : 1 + count_digits + sum_digits], bits)
-    squares = None if is_withheld else join(cell[1 + count_digits + sum_digits :], bits)
+    points = join(cell[1 + count_digits : 1 + count_digits + sum_digits], bits) if has_sums else None
+    squares = join(cell[1 + count_digits + sum_digits :], bits) if has_sums else None
     mean = variance = None
     if count and points is not None and squares is not None:
         mean = float(Fraction(group.low) + Fraction(group.step) * points / count)

@@ -133,7 +133,7 @@ ROLES: Final = EntryKind(
     text='one of parameter, statistic, counter, or { role = "statistic", lowest = 0.0, highest = 1.0 } with one of the '
     "bounds or both, in rising order",
     plural="roles by patterns of names",
-    accepts=lambda value: isinstance(value, TensorRole),
+    accepts=lambda value: isinstance(value, TensorRole) and value.role is not RoleKind.SUM,
     read=_read_role,
     name_form=f"1 to {MAX_NAME_CHARS} printable characters",
     has_form=lambda text: 0 < len(text) <= MAX_NAME_CHARS and text.isprintable(),

@@ -9,7 +9,8 @@ published one with the fewest devices. The sum that follows then covers at least
 suppression: Hundepool et al. 2012, Statistical Disclosure Control, chapter 4). A cell of no device is published as 0.
 
     row of a feature           its values inside, below and above the range, and those that are no numbers
-    row of its histogram       its bins, whose total is the number inside; all are withheld if that is
+    row of its histogram       its bins, whose total is the number inside; all are withheld if that is. If bins are
+                               points, sum and sum of squares are two more equations: they are withheld with a bin
     row of a narrower bracket  its parts, whose total is a published cell of the Version before
 
 Without masks, each integer of an Update is limited to its digits, so one device moves a cell by at most what a device
@@ -24,7 +25,7 @@ import numpy as np
 
 from fanin.edge.codecs.fixed import Integers
 from fanin.edge.queries.digits import EXACT_BITS, MAX_DEVICES, WITHHELD, digit_bits
-from fanin.edge.queries.query import BINS, INSIDE, LEAST_DEVICES, OUTSIDE
+from fanin.edge.queries.query import BINS, INSIDE, LEAST_DEVICES, OUTSIDE, POINTS
 from fanin.edge.tensors import Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import Plan
@@ -98,7 +99,7 @@ class ExactSums:
         group, _, kind = name.partition(".")
         cells = self._bounded(views[name])
         devices = cells[..., 0]
-        if kind in (INSIDE, OUTSIDE, BINS):
+        if kind in (INSIDE, OUTSIDE, BINS, POINTS):
             inside = self._bounded(views[f"{group}.{INSIDE}"])[..., :1]
             outside = self._bounded(views[f"{group}.{OUTSIDE}"])[..., 0]
             of_feature = withheld(np.concatenate([inside, outside], axis=1), self._min_devices)
@@ -112,6 +113,11 @@ class ExactSums:
             hidden = withheld(devices, self._min_devices)
         released = np.where(hidden[..., np.newaxis], 0, cells)
         released[..., 0] = np.where(hidden, WITHHELD, devices)
+        if kind == INSIDE and (points := views.get(f"{group}.{POINTS}")) is not None:
+            has_hidden = withheld(self._bounded(points)[..., 0], self._min_devices).any(axis=1)
+            first_sum = views[f"{group}.{OUTSIDE}"].shape[-1]
+            released[has_hidden, first_sum:] = 0
+            released[has_hidden, first_sum] = WITHHELD
         return released
 
     def _bounded(self, cells: Int64s) -> Int64s:

@@ -6,6 +6,7 @@ Modules, in reading order:
     catalog.py       ``Runs``: one method for each call of an operator
     recorded_setup.py  the setup of a Run from its record
     admission.py     the checks of what operators publish
+    measuring.py     the checks of Plans that train nothing: statistics, and evaluations
     data.py          the data sets that a Plan may name, for evaluations and for ranges of activations
     driving/         the drivers of Runs, which carry out effects and open Rounds
     validation.py    the checks of an Update's header against its Assignment

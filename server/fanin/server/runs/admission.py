@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
-from fanin.edge.bundles.manifest import Manifest, OptimizerSetting
+from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.bundles.versions import check_delegation, check_version
 from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES, declared_devices
 from fanin.edge.codecs.stage import Stage
-from fanin.edge.codecs.stages import inputs_of
+from fanin.edge.codecs.stages import EVALUATE_ONLY, inputs_of
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
@@ -26,8 +26,8 @@ from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, Invali
 from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, StartRun, Version
 from fanin.protos.plans import EXPORT, OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import keys_of
-from fanin.server.aggregation.exact_sums import STATISTICS_RULE
 from fanin.server.rounds.setup import RunSetup
+from fanin.server.runs.measuring import check_evaluation, check_query
 from fanin.server.storage.protocols.files import BlobReader, Blobs
 
 OF_GRAPHS: Final = MappingProxyType(
@@ -183,7 +183,7 @@ def check_parameters(artifact: Artifact, table: TensorTable, blobs: Blobs) -> No
 def _check_plan(start: StartRun, setup: RunSetup) -> None:
     """Raise InvalidPlan if the Plan and the Bundle's graphs do not fit together."""
     manifest = setup.manifest
-    _check_query(start, manifest)
+    check_query(start, manifest)
     if faults := manifest.privacy_floor.faults(start.plan.round, start.plan.privacy):
         raise InvalidPlan(
             f"run {start.run_id}: the bundle has a privacy floor, and devices would refuse this plan: got "
@@ -207,29 +207,6 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
         batch_sizes=manifest.batch_sizes,
     )
     check_training(f"run {start.run_id}", start.plan, setup.stages, facts)
-
-
-def _check_query(start: StartRun, manifest: Manifest) -> None:
-    """Raise InvalidPlan unless a Plan with the rule of sums has the numbers of the query of its Bundle."""
-    plan, query = start.plan, manifest.query
-    has_rule = plan.aggregation.rule == STATISTICS_RULE
-    if query is None and not has_rule:
-        return
-    if query is None or not has_rule or plan.flower.roles:
-        raise InvalidPlan(
-            f"run {start.run_id}: got the rule {plan.aggregation.rule!r} with a bundle "
-            f"{'without' if query is None else 'with'} a query, expected {STATISTICS_RULE!r} exactly with a bundle of "
-            "fanin stats, and no roles; start the run with fanin stats",
-            code="FN-1865",
-        )
-    theirs = (query.min_devices, query.num_devices, query.num_versions)
-    ours = (plan.aggregation.rule_options.get("min_devices"), plan.cohort.buffer, plan.stop.max_rounds)
-    if ours[:2] != theirs[:2] or ours[2] > theirs[2]:
-        raise InvalidPlan(
-            f"run {start.run_id}: got min_devices {ours[0]}, cohort.buffer {ours[1]} and stop.max_rounds {ours[2]}, "
-            f"expected {theirs[0]}, {theirs[1]} and at most {theirs[2]}, as in the query of the bundle",
-            code="FN-1865",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +243,9 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
             "the plan, or publish a bundle of fanin bundle",
             code="FN-0260",
         )
-    if not plan.training.learning_rate:
+    if EVALUATE_ONLY in stages:
+        check_evaluation(what, plan, stages)
+    elif not plan.training.learning_rate:
         raise InvalidPlan(
             f"{what}: training.learning_rate: got none, expected a rate of the train graph; add the key", code="FN-0286"
         )
@@ -351,6 +330,7 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
         "evaluation.data": bool(plan.evaluation.data),
         "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
         "int8.ranges": plan.int8.ranges != EXPORT,
+        "the stage evaluate_only": EVALUATE_ONLY in stages,
         "the stage scaffold": CONTROL in inputs_of(stages),
     }
     if keys := [key for key, value in is_set.items() if value]:

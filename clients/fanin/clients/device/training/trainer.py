@@ -38,6 +38,7 @@ from fanin.clients.device.training.resuming import (
 from fanin.clients.device.training.statistics import answer
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.codecs.stages import EVALUATE_ONLY
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState, TrainStep
 from fanin.edge.runtimes.evaluations import loss_count
 from fanin.edge.runtimes.graphs import CONTROL, control_ports, optimizer_table
@@ -115,6 +116,8 @@ class RuntimeTrainer:
             return answer(model, self._data.store)
         bundle = trained_bundle(model, assignment)
         examples = self._data.examples(model.bundle)
+        if any(stage.name == EVALUATE_ONLY for stage in assignment.stages):
+            return self._evaluated(model, examples, assignment, should_continue)
         initial, control = model.values(), control_of(model)
         training = assignment.training
         settings = StepSettings(
@@ -151,6 +154,27 @@ class RuntimeTrainer:
         values, _ = bundle.manifest.split(difference(parameters, initial))
         local = None if bundle.manifest.local is None else bundle.manifest.split(parameters)[1]
         return Change(values=values, counts=counts, num_steps=ended.state.num_steps, local=local, ranges=ended.ranges)
+
+    def _evaluated(
+        self, model: OpenedModel, examples: MemoryStore, assignment: m.Assignment, should_continue: ShouldContinue
+    ) -> Change:
+        """Return the statistics of the Version on the validation part, and no change."""
+        counts, manifest = (
+            self._data.evaluate(model, examples.validation, assignment, should_continue),
+            model.bundle.manifest,
+        )
+        if not counts.get(m.EVAL_EXAMPLES):
+            raise InvalidInput(
+                "evaluation: this device has no validation part, expected one: this run only evaluates; join with "
+                "--validation above 0",
+                code="FN-1869",
+            )
+        _, local = manifest.split(model.values())
+        return Change(
+            values=np.zeros(manifest.table.num_values, np.float32),
+            counts={**counts, m.EXAMPLES: 1},
+            local=None if manifest.local is None else local,
+        )
 
     def _note_progress(self, assignment_id: str, progress: m.TrainingProgress) -> None:
         self._progress = assignment_id, progress
