@@ -18,7 +18,11 @@ MASKS = {
     "authority": st.sampled_from(("", AUTHORITY)),
 }
 NOISE = {"mechanism": st.sampled_from(("central", "distributed")), "noise_multiplier": st.sampled_from((0.0, 0.5, 2.0))}
-CLIP = {"clip_norm": st.sampled_from((float("inf"), 0.5, 3.0))}
+CLIP = {
+    "clip_norm": st.sampled_from((float("inf"), 0.5, 3.0)),
+    "epsilon": st.sampled_from((float("inf"), 0.5, 3.0)),
+    "delta": st.sampled_from((1.0, 1e-7, 1e-5)),
+}
 FLOORS = st.builds(
     lambda clip, noise, masks: PrivacyFloor(**clip, **noise, **masks),
     st.fixed_dictionaries(CLIP),
@@ -43,8 +47,8 @@ TERMS = st.none() | st.builds(
     clip_norm=st.sampled_from((0.5, 1.0, 3.0)),
     noise_multiplier=st.sampled_from((0.4, 0.5, 2.0)),
     squared_sensitivity=st.just(1),
-    epsilon=st.just(1.0),
-    delta=st.just(1e-6),
+    epsilon=st.sampled_from((0.5, 1.0, 8.0)),
+    delta=st.sampled_from((1e-7, 1e-6, 1e-4)),
     population=st.just("phones"),
     population_size=st.just(10),
 )

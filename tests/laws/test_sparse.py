@@ -146,7 +146,9 @@ def test_bits_are_counted_exactly_and_slices_are_read_alone(
     # The cuts are anywhere: inside the parts of slices.
     cuts = sorted(rng.integers(0, len(payload) + 1, 5).tolist())
     pieces = [payload[first:last] for first, last in pairwise([0, *cuts, len(payload)])]
-    assert np.array_equal(np.concatenate(list(decoded_pieces(codec, pieces, num))), whole)
+    parts = list(decoded_pieces(codec, pieces, num))
+    assert [part.size for part in parts] == sizes, "a reader holds one slice at a time"
+    assert np.array_equal(np.concatenate(parts), whole)
     draw = [0, num // 2] if data is None else sorted(data.draw(st.tuples(st.integers(0, num), st.integers(0, num))))
     reads: list[int] = []
 

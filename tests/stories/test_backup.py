@@ -104,7 +104,7 @@ def test_a_backup_during_rounds_is_whole_and_a_repeated_one_copies_what_is_new(s
     begin(site, replace(PLAN, stop=StopPlan(max_rounds=5000)))
     rows = [back_up(site) for _ in range(3)]
     assert rows[0]["lost"] == rows[1]["lost"] == rows[2]["lost"] == []
-    fanin(site, "restore", "backup", "--state", "other", "--was-stopped")
+    fanin(site, "restore", "backup", "--state", "other")
     assert problems(site.folder / "other") == []
     fanin(site, "pause", "run", "--state", "state")
     back_up(site)
@@ -133,7 +133,7 @@ def test_an_interrupted_backup_is_never_taken_for_a_whole_one(site: Site, is_fir
     if is_first:
         assert "[FN-1442]" in fanin(site, "restore", "backup", "--state", "other", status=1)
     else:
-        fanin(site, "restore", "backup", "--state", "other", "--was-stopped")
+        fanin(site, "restore", "backup", "--state", "other")
         assert len(list(verify_run(open_archive(site.folder / "other"), "run"))) == 3
         assert problems(site.folder / "other") == []
     assert back_up(site)["newest"] == {"run": [1, 2 if is_first else 3]}

@@ -114,8 +114,8 @@ def test_a_wrong_option_of_an_installed_codec_does_not_start_the_run(
 def test_without_the_package_the_run_does_not_start(run: Run, tmp_path: Path) -> None:
     completed = run(tmp_path / "empty", RUN, tmp_path, "", SUM)
     assert completed.returncode != 0
-    error = "InvalidPlan: plan: codec.name: got 'levels', expected one of ['fixed32', 'int16', 'int4', 'int8'], which"
-    assert f"{error} are installed here" in completed.stderr
+    error = "plan: codec.name: got 'levels', expected one of ['fixed32', 'int16', 'int4', 'int8', 'topk'], which are"
+    assert f"InvalidPlan: {error} installed here" in completed.stderr
 
 
 BROKEN = {
@@ -154,7 +154,10 @@ def test_a_codec_that_decodes_wrongly_fails_the_round_with_its_name(run: Run, tm
 
 def test_a_device_names_an_installed_codec_and_loads_no_parser_without_one(site: Path, tmp_path: Path) -> None:
     # New interpreters: a fork has loaded the parser.
-    for path, codecs in ((site, "fixed32 int16 int4 int8 levels True"), (tmp_path, "fixed32 int16 int4 int8 False")):
+    for path, codecs in (
+        (site, "fixed32 int16 int4 int8 topk levels True"),
+        (tmp_path, "fixed32 int16 int4 int8 topk False"),
+    ):
         environment = os.environ | {"PYTHONPATH": str(path)}
         command = [sys.executable, "-c", KNOWN]
         completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -82,6 +82,25 @@ def test_populations_and_ledgers_are_read_and_charged_over_the_wire(site: Site) 
 
 
 @pytest.mark.nightly
+def test_a_run_names_the_unit_a_weak_delta_and_charged_populations(site: Site) -> None:
+    begin(site)
+    fanin(site, "privacy", "charge", "phones", "--rounds", "1", "--run", "run", "--state", "state")
+    sets = ("name=story", "bundle=bundle", "cohort.concurrency=1", "cohort.buffer=1", "cohort.quorum=1")
+    sets = (*sets, "codec.name=fixed32", "codec.max_shift=0", "aggregation.max_examples=1", "privacy.mechanism=central")
+    sets = (*sets, "privacy.clip_norm=0.5", "privacy.noise_multiplier=5.0", "privacy.epsilon=1.8", "privacy.delta=1e-3")
+    sets = (*sets, "privacy.population=others", "privacy.population_size=1000")
+    sets = (*sets, "training.learning_rate=0.1")
+    (site.folder / "plan.toml").write_text("")
+    words = [word for each in sets for word in ("--set", each)]
+    text = " ".join(fanin(site, "run", "plan.toml", *words, "--run-id", "second", "--state", "state").split())
+    assert "the unit of the claim is one device with all its examples" in text
+    assert "privacy.delta: 0.001 is weak for a population of 1,000 devices" in text
+    assert "others is new here and begins at epsilon 0" in text
+    assert "unit: one device" in fanin(site, "describe", "second", "--state", "state")
+    assert "claim   zero-out" in fanin(site, "privacy", "ledger", "others", "--state", "state")
+
+
+@pytest.mark.nightly
 def test_an_administrator_charges_a_population_and_anybody_reads_it(site: Site) -> None:
     begin(site)
     assert "phones            0     1.8  1e-06    1,000     0" in fanin(site, "privacy", "ledger", "--state", "state")

@@ -45,6 +45,7 @@ PLAN = Plan(
     ),
 )
 INT8 = replace(PLAN, codec=CodecSpec(name="int8", max_shift=0))
+ADAPTIVE = replace(PLAN, privacy=replace(PLAN.privacy, target_quantile=0.5, bits_noise=3.0, keep_seed_rounds=9))
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ def check(site: Site) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("plan", [PLAN, INT8], ids=["fixed32", "int8"])
+@pytest.mark.parametrize("plan", [PLAN, INT8, ADAPTIVE], ids=["fixed32", "int8", "adaptive"])
 @pytest.mark.parametrize("kill_at", ["before:Close:1", "after:Close:1", "after:Fold:1", "before:Publish:2"])
 def test_a_successor_publishes_the_same_noise(site: Site, plan: Plan, kill_at: str) -> None:
     before = play(site, plan, kill_at)

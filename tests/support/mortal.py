@@ -16,6 +16,7 @@ import random
 import shutil
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -238,6 +239,7 @@ class Mortal:
         return self.life
 
     def _new_life(self, folder: Path) -> Life:
+        _forget_place(folder / "fanin.db")
         return Life(folder, self._tick, random.Random(self._rng.random()), self._parts(len(self.kills)))
 
     async def _serve(self, life: Life) -> None:
@@ -295,3 +297,11 @@ async def _each(life: Life, stream: AsyncIterator[T]) -> AsyncIterator[T]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def _forget_place(path: Path) -> None:
+    """Let a copied database stand for the file of the life before. A coordinator notices that it opens a copy."""
+    if path.exists():
+        with closing(sqlite3.connect(path)) as database, suppress(sqlite3.OperationalError), database:
+            # A process that was killed while it created the database has no such table.
+            database.execute("UPDATE populations SET place = NULL")

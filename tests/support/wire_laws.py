@@ -128,6 +128,7 @@ BY_FIELD: Final[Mapping[tuple[type, str], st.SearchStrategy[Any]]] = MappingProx
         ),
         **dict.fromkeys(((m.PrivacyTerms, name) for name in ("mechanism", "population")), s.NAMES),
         (m.PrivacyTerms, "sampling_rate"): st.floats(0.0, 0.9),
+        (m.PrivacyTerms, "bits_noise"): st.floats(0.0, 1e6),
         **dict.fromkeys(
             ((m.PrivacyTerms, name) for name in ("squared_sensitivity", "population_size")),
             st.integers(1, m.MAX_NUMBER),

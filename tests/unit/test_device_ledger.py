@@ -196,6 +196,13 @@ def test_the_owner_sees_what_each_run_cost(tmp_path: Path) -> None:
     assert texts[3] == "all runs: 2 rounds: no bound of epsilon, 1 round without differential privacy"
 
 
+def test_the_owner_sees_what_masks_give_and_what_they_do_not_give(tmp_path: Path) -> None:
+    charge(tmp_path, replace(work_of("a", 1, None), round_protocol=RoundPlan(protocol="secagg")))
+    (text,) = site_privacy(tmp_path).ledger_texts()
+    assert text.startswith("run a: 1 round, the last under masks: the coordinator has sums of the updates of several")
+    assert "nothing bounds what the sums show" in text
+
+
 def test_runs_of_one_population_have_a_total(tmp_path: Path) -> None:
     record = charge(tmp_path, work_of("a", 1), work_of("b", 2), work_of("c", 3, replace(TERMS, population="cars")))
     assert list(record.populations) == ["phones"]

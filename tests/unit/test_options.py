@@ -52,8 +52,8 @@ RATE = "expected a number above 0 and below inf; correct it"
         (
             {"codec": CodecSpec(name="int08", max_shift=0)},
             (
-                "codec.name: got 'int08', expected one of ['fixed32', 'int16', 'int4', 'int8'], which are installed "
-                "here; did you mean int8?"
+                "codec.name: got 'int08', expected one of ['fixed32', 'int16', 'int4', 'int8', 'topk'], which are "
+                "installed here; did you mean int8?"
             ),
         ),
         (

@@ -48,17 +48,19 @@ def test_epsilon_is_shown_after_each_round(tmp_path: Path) -> None:
         spent = [entry.event.privacy for entry in entries if isinstance(entry.event, VersionPublished)]
         rows = await place.state.stores.ledger.ledger_page("phones", 1)
         assert spent == [
-            SpentPrivacy(population="phones", epsilon=row.epsilon, delta=1e-6, budget=1.75) for row in rows
+            SpentPrivacy(population="phones", epsilon=row.epsilon, delta=1e-6, budget=1.75, clip_norm=0.5)
+            for row in rows
         ]
         assert len(spent) == NUM_ROUNDS
         assert "epsilon 0.9000 of 1.75 at delta 1e-06 (0.8500 left)" in event_text(entries[0].event)
         assert event_row(entries[0])["privacy"] == asdict(rows_spent(spent))
         line = RoundLine(version=entries[0].event, num_devices=4).text()
-        assert "epsilon 0.900 of 1.75" in line
+        assert "epsilon 0.900 of 1.75  clip 0.5" in line
         assert len(line) <= 100
         description = await place.runs.describe("run", 3)
-        assert "  privacy   epsilon 1.6244 of 1.75 at delta 1e-06 (0.1256 left), population phones" in description_text(
-            description
+        assert (
+            "  privacy   epsilon 1.6244 of 1.75 at delta 1e-06 (0.1256 left), clip norm 0.5, population phones"
+            in description_text(description)
         )
         assert run_row(description.run)["privacy"] == asdict(rows_spent(spent[-1:]))
         html = (
@@ -75,6 +77,7 @@ def test_epsilon_is_shown_after_each_round(tmp_path: Path) -> None:
             )
         )
         assert "Epsilon" in html
+        assert "of phones, clip norm 0.5" in html
         assert 'data-chart="epsilon"' in html
         assert html.count('data-k="epsilon" data-v="1.62') == 1
         (population,) = (await place.runs.populations.page("")).populations

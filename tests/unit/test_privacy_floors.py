@@ -79,6 +79,9 @@ class NoTraining(FailingTrainer):
         (NOISE, RoundPlan(), replace(TERMS, mechanism="none"), "mechanism 'none', expected central"),
         (PrivacyFloor(mechanism="distributed"), RoundPlan(), TERMS, "mechanism 'central', expected distributed"),
         (PrivacyFloor(clip_norm=1.0), RoundPlan(), None, "no differential privacy, expected clip_norm 1"),
+        (PrivacyFloor(epsilon=3.9), RoundPlan(), TERMS, "epsilon 4 of the budget, expected at most 3.9"),
+        (PrivacyFloor(delta=1e-6), RoundPlan(), TERMS, "delta 1e-05 of the budget, expected at most 1e-06"),
+        (PrivacyFloor(epsilon=4.0), RoundPlan(), None, "no differential privacy, expected epsilon 4"),
     ],
 )
 def test_less_than_the_floor_is_a_fault(
@@ -92,6 +95,7 @@ def test_what_satisfies_the_floor_is_accepted() -> None:
     secagg = RoundPlan(protocol="secagg", options=OPTIONS)
     assert STRICT.tightened(NOISE).faults(secagg, TERMS) == ()
     assert STRICT.faults(secagg, None) == NOISE.faults(RoundPlan(), TERMS) == NO_FLOOR.faults(RoundPlan(), None) == ()
+    assert PrivacyFloor(epsilon=4.0, delta=1e-5).faults(RoundPlan(), TERMS) == ()
     assert PrivacyFloor(mechanism="distributed").faults(secagg, replace(TERMS, mechanism="skellam")) == ()
 
 

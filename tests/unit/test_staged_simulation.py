@@ -8,7 +8,7 @@ from support.stage_runs import FEEDBACK, scaffold
 from support.values import PUBLISHER
 from support.virtual import SHAPES, plan
 
-from fanin.protos.messages import CodecSpec, RoundClosed
+from fanin.protos.messages import CodecSpec, RoundClosed, StageSpec
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
 from fanin.simulation import Habits, Member, Scenario, SyntheticTrainer, play, synthetic_bundle
@@ -16,8 +16,16 @@ from fanin.simulation import Habits, Member, Scenario, SyntheticTrainer, play, s
 NUM_DEVICES, NUM_ROUNDS = 6, 6
 
 
+@pytest.mark.parametrize(
+    ("codec", "stages"),
+    [
+        (CodecSpec(name="int8", max_shift=0), (scaffold(NUM_DEVICES), FEEDBACK)),
+        (CodecSpec(name="topk", max_shift=12, options={"fraction": 0.1, "bits": 4}), (FEEDBACK,)),
+    ],
+    ids=["int8", "topk"],
+)
 def test_devices_that_leave_at_any_moment_have_the_states_that_their_assignments_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, codec: CodecSpec, stages: tuple[StageSpec, ...]
 ) -> None:
     """A device without the state that its Assignment names would log a warning."""
     habits = Habits(work_s=(1.0, 20.0), cut=0.2, stay_s=60.0, away_s=(1.0, 20.0))
@@ -26,14 +34,14 @@ def test_devices_that_leave_at_any_moment_have_the_states_that_their_assignments
         for index in range(NUM_DEVICES)
     )
     run_plan = plan(
-        stages=(scaffold(NUM_DEVICES), FEEDBACK),
-        codec=CodecSpec(name="int8", max_shift=0),
+        stages=stages,
+        codec=codec,
         concurrency=4,
         buffer=3,
         quorum=2,
         max_rounds=NUM_ROUNDS,
     )
-    bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES, scaffold=True)
+    bundle = synthetic_bundle(tmp_path / "bundle", PUBLISHER, SHAPES, scaffold=len(stages) > 1)
     scenario = Scenario(
         plan=run_plan, bundle=bundle, publisher=PUBLISHER, members=members, seed=3, stops_s=(30.0, 90.0)
     )

@@ -119,8 +119,8 @@ def test_an_unknown_codec_creates_no_update() -> None:
     work = replace(WORK, codec=m.CodecSpec(name="int08", max_shift=0))
     with raises(
         InvalidPlan,
-        "plan: codec.name: got 'int08', expected one of ['fixed32', 'int16', 'int4', 'int8'], which are installed "
-        "here; did you mean int8?",
+        "plan: codec.name: got 'int08', expected one of ['fixed32', 'int16', 'int4', 'int8', 'topk'], which are "
+        "installed here; did you mean int8?",
     ):
         make_update(work, TABLE, change_of(parameters()), TELEMETRY)
 

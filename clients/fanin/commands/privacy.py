@@ -23,6 +23,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.console.usage import WrongUsage, wrong_usage
+from fanin.commands.control.private import UNIT
 from fanin.protos.messages import LedgerRow, LostInterval, PrivacyPopulation
 from fanin.protos.texts import counted, epsilon_text, listed
 from fanin.server.privacy.planning import (
@@ -174,6 +175,7 @@ def population_row(population: PrivacyPopulation) -> dict[str, object]:
         "epsilon": 0.0 if newest is None else newest.epsilon,
         "epsilon_delta": population.delta if newest is None else newest.delta,
         "num_rows": 0 if newest is None else newest.number,
+        "relation": population.relation,
         "uncharged_runs": list(population.uncharged),
     }
 
@@ -186,6 +188,7 @@ def population_text(population: PrivacyPopulation) -> str:
         f"population {population.name} of at least {counted(population.size, 'device')}",
         f"  budget  epsilon {population.epsilon:g} at delta {population.delta:g}, from run {population.run_id}",
         f"  spent   {spent}",
+        f"  claim   {population.relation}; unit: {UNIT}",
     ]
     if population.uncharged:
         waiting = listed(population.uncharged)

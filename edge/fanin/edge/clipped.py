@@ -17,8 +17,8 @@ from fanin.edge.rings import WIDE
 from fanin.edge.tensors import Float32s, TensorTable
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidInput
-from fanin.protos.messages import EXAMPLES, Assignment, CodecSpec, PrivacyTerms, Statistics, UpdateHeader
-from fanin.protos.plans import PrivacyPlan
+from fanin.protos.messages import CLIP_BITS, EXAMPLES, Assignment, CodecSpec, PrivacyTerms, Statistics, UpdateHeader
+from fanin.protos.plans import CENTRAL, PrivacyPlan
 from fanin.protos.roles import PARAMETER
 
 NOTED_SLACK: Final = 1.05
@@ -79,16 +79,36 @@ class ClippingCodec:
         return self.codec.decode(payload)
 
 
+def has_clip_bit(assignment: Assignment) -> bool:
+    """Return whether an Update has a clip bit, whose sum the coordinator releases with noise.
+
+    Raises:
+        InvalidInput: The bit would be released without noise, or another count with it.
+    """
+    terms, names = assignment.privacy, tuple(each.name for each in assignment.statistics)
+    has_bit = terms is not None and terms.bits_noise > 0
+    expected = (EXAMPLES, CLIP_BITS) if has_bit else None
+    if (CLIP_BITS in names or has_bit) and (names != expected or terms is None or terms.mechanism != CENTRAL):
+        mechanism, noise = ("none", 0.0) if terms is None else (terms.mechanism, terms.bits_noise)
+        raise InvalidInput(
+            f"assignment: privacy: got bits_noise {noise:g} with the mechanism {mechanism!r} and the counts "
+            f"{', '.join(names)}, expected noise with {CENTRAL!r} and the counts {EXAMPLES}, {CLIP_BITS}, or neither "
+            "noise nor clip bits; the coordinator must be corrected",
+            code="FN-1685",
+        )
+    return has_bit
+
+
 def with_clip_bit(assignment: Assignment, header: UpdateHeader, payload: bytes) -> tuple[UpdateHeader, bytes]:
     """Return an Update in the clear as it is sent: its clip bit moves from the counts to the end of the payload.
 
     Headers stay in the coordinator's record for ever, and payloads are erased after the publication. Without clip bits,
     nothing changes.
     """
-    counts = header.statistics.counts
-    if assignment.privacy is None or not assignment.privacy.bits_noise:
+    if not has_clip_bit(assignment):
         return header, payload
-    tail = np.array([counts[each.name] for each in assignment.statistics], np.int64)
+    counts = header.statistics.counts
+    tail = np.array([counts[EXAMPLES], counts[CLIP_BITS]], np.int64)
     sent = payload + WIDE.encode(tail)
     statistics = Statistics(counts=MappingProxyType({EXAMPLES: counts[EXAMPLES]}))
     return replace(header, payload=artifact_of(sent), statistics=statistics), sent

@@ -1699,7 +1699,7 @@ class PrivacyTerms(_message.Message):
     2. It divides by 2^g, where g is the exponent of each block of the grid, and rounds the values by chance (see Codec). Values
        beyond 2^19 - 1, or 127 of int8, are cut. The sum of their squares, in integers, is at most squared_sensitivity; else it
        rounds again, at last towards zero.
-    3. All shifts are 0. The only count of the Statistics is examples = 1. The Telemetry has no train_s and no num_steps, and
+    3. All shifts are 0. The only count of the Statistics of an UpdateHeader is examples = 1. The Telemetry has no train_s and no num_steps, and
        a progress has only zeros.
 
     The coordinator refuses another Update (FN-1683). The noise of the sum of a Round is a discrete Gaussian whose sigma^2 is

@@ -19,7 +19,7 @@ from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.bundles.arrays import table_in
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.clipped import clipping, with_clip_bit
+from fanin.edge.clipped import clipping, has_clip_bit, with_clip_bit
 from fanin.edge.codecs.codec import codec_of
 from fanin.edge.codecs.fixed import Encoded
 from fanin.edge.codecs.pipeline import (
@@ -338,11 +338,13 @@ def header_of(assignment: m.Assignment, encoded: Encoded, change: Change, teleme
         telemetry: Runtime, times and traffic.
     """
     counts = dict(change.counts) | {m.ROUNDED: encoded.num_rounded, m.SATURATED: encoded.num_saturated}
-    counts[m.CLIP_BITS] = encoded.clip_bit
+    has_bit = has_clip_bit(assignment)
     if assignment.privacy is not None:
         # Both depend on data. The Assignment declares no count but the weight, and the clip bit if the clip norm
         # adapts; ``fitted`` drops the others.
         telemetry = replace(telemetry, train_s=0.0, num_steps=0)
+        if has_bit:
+            counts[m.CLIP_BITS] = encoded.clip_bit
     return m.UpdateHeader(
         format=m.UPDATE_FORMAT,
         assignment_id=assignment.assignment_id,

@@ -3,6 +3,7 @@
 Reading order:
 
 - ``run``: start a Run from a Plan
+- ``private``: claim, unit and masks of a Plan as text
 - ``runs``, ``describe``, ``watch``: list, show and follow Runs
 - ``lifecycle``: pause, resume, stop, roll back and promote
 - ``evaluations``: the metrics of Versions on held-out data

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fanin.commands.console.show import count_text, evaluation_text, privacy_text, run_row, saturated_text
+from fanin.commands.console.show import count_text, evaluation_text, run_row, saturated_text
 from fanin.commands.console.streams import printable
 from fanin.commands.console.terminal import (
     DEFAULT_STATE,
@@ -23,6 +23,7 @@ from fanin.commands.console.terminal import (
     run_command,
     write_json,
 )
+from fanin.commands.control.private import mask_options, mask_text, privacy_lines
 from fanin.commands.display.plans import plan_lines, settings_lines
 from fanin.protos.messages import (
     FIRST_EPOCH,
@@ -68,6 +69,7 @@ def description_row(description: RunDescription) -> dict[str, object]:
     return {
         **run_row(description.run),
         "plan": None if description.run.plan is None else asdict(description.run.plan),
+        "masks": mask_options(description.run.plan),
         "num_devices": description.num_devices,
         "num_at_work": live.num_at_work,
         "at_work": list(live.at_work),
@@ -129,6 +131,7 @@ def description_text(description: RunDescription) -> str:
         f"  bundle    {info.bundle_sha256}",
         f"  rounds    {count_text(info, info.num_rounds)} that ended in a version{planned}",
         *([] if plan is None else plan_lines(plan)),
+        *([f"  masks     {masks}"] if (masks := mask_text(plan)) else []),
         *(settings_lines(plan, description.rounds[0].round) if plan is not None and description.rounds else ()),
     ]
     if info.newest_evaluation is not None:
@@ -136,8 +139,7 @@ def description_text(description: RunDescription) -> str:
     if plan is not None and (best := info.best_evaluation) is not None:
         metric = plan.evaluation.best
         lines.append(f"  best      version {best.version}: {metric} {best.values[metric]:.4f}")
-    if info.privacy is not None:
-        lines.append(f"  privacy   {privacy_text(info.privacy)}, population {info.privacy.population}")
+    lines += privacy_lines(info.privacy)
     has_sums = plan is not None and bool(plan.privacy) and not plan.privacy.is_shared
     if has_sums and description.num_digest_only:
         versions = counted(description.num_digest_only, "version")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fanin.clients.planfile import PlanFile, check_overrides, named_sources, read_plan
+from fanin.commands.administration.verbs import administrator
 from fanin.commands.console.show import run_row
 from fanin.commands.console.terminal import (
     DEFAULT_KEY,
@@ -32,6 +33,7 @@ from fanin.commands.console.terminal import (
     write_json,
 )
 from fanin.commands.console.usage import wrong_usage
+from fanin.commands.control.private import claim_notes, population_notes
 from fanin.commands.display.bars import byte_bar
 from fanin.commands.display.follow import Watched, follow
 from fanin.commands.display.screen import print_notes
@@ -124,6 +126,10 @@ def run(
             print_notes(slack_notes(source.plan.privacy, source.plan.codec, bundle.manifest.table.num_values))
             step("publishing the bundle")
             operator.publish_bundle(bundle)
+            if source.plan.privacy:
+                with administrator(state, server, ca, token_file) as records:
+                    known = tuple(records.populations())
+                print_notes((*claim_notes(source.plan), *population_notes(source.plan, known)))
             step("starting the run")
             run_id = run_id or f"{source.plan.name[:MAX_PLAN_CHARS]}-{secrets.token_hex(4)}"
             info = operator.start_run(run_id, source.plan, bundle, publisher)

@@ -70,6 +70,7 @@ class RoundLine:
             parts.append(f"int8 {in_int8}")
         if version.privacy is not None:
             parts.append(f"epsilon {epsilon_text(version.privacy.epsilon, 3)} of {version.privacy.budget:g}")
+            parts += [f"clip {version.privacy.clip_norm:.3g}"] if version.privacy.clip_norm else []
         parts.append(lasted(version.round_s))
         sizes = f"{sized(version.bytes_down)} down {sized(version.bytes_up)} up"
         line = "  ".join([*parts, sizes])

@@ -11,6 +11,7 @@ Modules in reading order:
     scaffold         the stage of SCAFFOLD's control variates
     stages           the stages by name; the one that adds what the codec left out to the next Update
     pipeline         the stages of an Assignment in their order, then the codec
+    sparse           the codec ``topk``: some of the values, and their indices
     codec            the codec by name; one of another distribution is checked
     known            the names of the stages and codecs that are installed here
     statistics       the statistics that a Run declares, with their bounds

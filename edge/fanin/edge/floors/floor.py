@@ -20,10 +20,11 @@ from fanin.edge.masking.terms import LEAST_SURVIVORS, MAX_DEVICES, MaskFloor
 from fanin.edge.queries.digits import MAX_DEVICES as MOST_DEVICES
 from fanin.edge.queries.query import LEAST_DEVICES, StatisticsQuery
 from fanin.protos.errors import InvalidInput, InvalidPlan
-from fanin.protos.messages import EXAMPLES, Assignment
+from fanin.protos.messages import CLIP_BITS, EXAMPLES, Assignment
 from fanin.protos.names import check_key
 from fanin.protos.plans import CENTRAL, GAUSSIAN_SHARES, SECAGG_PROTOCOL, SKELLAM, RoundPlan
 from fanin.protos.plans.keys import Key, KeyField, keys_of, shown
+from fanin.protos.plans.privacy import MAX_EPSILON
 
 REFUSE: Final = "refuse"
 BELOW_FLOOR: Final = "FN-1700"
@@ -50,7 +51,7 @@ _DEFAULTS: Final[Mapping[str, object]] = MappingProxyType(
 """The options of ``secagg`` that a floor can demand, with their defaults."""
 MASK_KEYS: Final = ("threat", "min_survivors", "adversarial_fraction", "security_bits", "authority")
 """The keys that are about masks, and need the protocol ``secagg``."""
-NOISE_KEYS: Final = ("mechanism", "clip_norm", "noise_multiplier")
+NOISE_KEYS: Final = ("mechanism", "clip_norm", "noise_multiplier", "epsilon", "delta")
 """The keys that are about differential privacy."""
 
 
@@ -78,6 +79,16 @@ class NoiseTerms(Protocol):
     @property
     def noise_multiplier(self) -> float:
         """Standard deviation of the noise in the sum of a Round, divided by the sensitivity."""
+        ...
+
+    @property
+    def epsilon(self) -> float:
+        """The budget of the population, which the coordinator promises not to exceed."""
+        ...
+
+    @property
+    def delta(self) -> float:
+        """The delta of the budget."""
         ...
 
 
@@ -146,6 +157,11 @@ class PrivacyFloor:
             at_most=1000,
         ),
     ] = 0.0
+    epsilon: Annotated[
+        float,
+        Key(text="The largest budget of the population that a Round is charged to.", above=0, at_most=MAX_EPSILON),
+    ] = math.inf
+    delta: Annotated[float, Key(text="The largest delta of this budget.", above=0, below=1)] = 1.0
 
     statistics: Annotated[
         str,
@@ -213,6 +229,8 @@ class PrivacyFloor:
             noise_multiplier=max(self.noise_multiplier, other.noise_multiplier),
             statistics=self.statistics or other.statistics,
             min_cell_devices=max(self.min_cell_devices, other.min_cell_devices),
+            epsilon=min(self.epsilon, other.epsilon),
+            delta=min(self.delta, other.delta),
         )
 
     def faults(self, protocol: RoundPlan, noise: NoiseTerms | None) -> tuple[str, ...]:
@@ -246,7 +264,9 @@ class PrivacyFloor:
         """Return what an Assignment asks for beside the noised sum, which a floor with noise does not allow."""
         if not self.values().keys() & set(NOISE_KEYS):
             return ()
-        others = [each.name for each in work.statistics if each.name != EXAMPLES or each.bound > 1]
+        has_noise = work.privacy is not None and work.privacy.bits_noise > 0
+        noised = (EXAMPLES, CLIP_BITS) if has_noise else (EXAMPLES,)
+        others = [each.name for each in work.statistics if each.name not in noised or each.bound > 1]
         others += ["ranges of activations"] * bool(work.range_examples)
         return (f"{', '.join(others)} without noise, expected the noised sum alone",) if others else ()
 
@@ -270,6 +290,10 @@ class PrivacyFloor:
             rows.append(f"clip norm {noise.clip_norm:g}, expected at most {self.clip_norm:g}")
         if not noise.noise_multiplier >= self.noise_multiplier:
             rows.append(f"noise multiplier {noise.noise_multiplier:g}, expected at least {self.noise_multiplier:g}")
+        for name in ("epsilon", "delta"):
+            value, largest = getattr(noise, name), getattr(self, name)
+            if not value <= largest:
+                rows.append(f"{name} {value:g} of the budget, expected at most {largest:g}")
         return tuple(rows)
 
 

@@ -35,7 +35,6 @@ from fanin.protos.messages.audit import (
     MAX_PAGE_AUDIT,
     MAX_PAGE_LEDGER,
     NO_DIGEST,
-    RELATIONS,
     RESTORE_CALL,
     STOP_CALL,
     ZERO_OUT,
@@ -48,6 +47,7 @@ from fanin.protos.messages.audit import (
     PopulationPage,
     PrivacyPopulation,
     SpentPrivacy,
+    relation_of,
 )
 from fanin.protos.messages.checkins import (
     MAX_CAPABILITIES,
@@ -249,7 +249,6 @@ __all__ = [
     "PROTOCOL",
     "RANGE_EXAMPLES",
     "RANGE_WEIGHT",
-    "RELATIONS",
     "RESTORE_CALL",
     "ROUNDED",
     "SATURATED",
@@ -376,6 +375,7 @@ __all__ = [
     "check_token_name",
     "check_version_number",
     "devices_gone",
+    "relation_of",
     "round_closed",
     "round_extended",
     "saturated_devices",

@@ -17,6 +17,7 @@ from typing import Final
 from fanin.protos.errors import Corrupted
 from fanin.protos.messages.commands import check_rounds
 from fanin.protos.names import check_name, check_run_id
+from fanin.protos.plans.privacy import COINS, PrivacyPlan
 
 AUDIT_CONTEXT: Final = "fanin audit v1"
 NO_DIGEST: Final = "0" * 64
@@ -167,7 +168,11 @@ class LedgerRow:
 ZERO_OUT: Final = "zero-out"
 ADD_OR_REMOVE: Final = "add-or-remove"
 """The neighbouring federations of a claim (docs/explanation/differential-privacy.md)."""
-RELATIONS: Final = (ZERO_OUT, ADD_OR_REMOVE)
+
+
+def relation_of(privacy: PrivacyPlan) -> str:
+    """Return the relation of the claim of a Plan. With coins, no place and no denominator depends on a device."""
+    return ADD_OR_REMOVE if privacy.sampling == COINS else ZERO_OUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

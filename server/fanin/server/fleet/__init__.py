@@ -10,6 +10,7 @@ Modules, in reading order:
     retries.py       retry windows of devices without a place
     downloads.py     Chunks of Bundles and Versions
     uploads.py       one Update from its header to its last Chunk
+    payloads.py      one masked payload for each Assignment
     exchanges.py     the messages of devices and coordinator in a phase of a Round
     observer.py      what metrics and traces see of these calls
 

@@ -24,6 +24,7 @@ from fanin.server.access.limits import Limits
 from fanin.server.access.permits import Permit, Permits
 from fanin.server.fleet.activity import Activity
 from fanin.server.fleet.observer import AssignedWork, FleetObserver, Unobserved, WorkOutcome
+from fanin.server.fleet.payloads import MaskedPayloads
 from fanin.server.rounds.decision import Accepted, Decision, Discarded, Later, Receive, Undecided
 from fanin.server.rounds.troubles import cannot_write
 from fanin.server.runs.driving.driver import RunDriver
@@ -53,6 +54,7 @@ class Uploads:
         # By device: the task that serves its upload.
         self._tasks: dict[str, asyncio.Task[object]] = {}
         self._transfers: set[_Transfer] = set()
+        self._masked = MaskedPayloads()
 
     @property
     def num_active(self) -> int:
@@ -183,6 +185,8 @@ class Uploads:
         if not isinstance(decision, Receive | Later):
             yield _reply(decision, driver)
             return
+        if driver.setup.protocol.is_masked:
+            self._masked.check(device, header)
         transfer = _Transfer(driver, round_number, device, DelayBudget(self._limits.stall_s), decision)
         with ExitStack() as resources:
             resources.enter_context(self._listed(transfer))

@@ -262,7 +262,7 @@ def _terms(plan: Plan, grid: ClipGrid) -> PrivacyTerms:
     privacy = plan.privacy
     return PrivacyTerms(
         mechanism=privacy.mechanism,
-        clip_norm=privacy.clip_norm,
+        clip_norm=grid.clip_norm,
         noise_multiplier=privacy.noise_multiplier,
         squared_sensitivity=grid.squared_sensitivity,
         epsilon=privacy.epsilon,

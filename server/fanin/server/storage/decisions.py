@@ -8,9 +8,7 @@ from collections.abc import Collection, Sequence
 
 from fanin.protos.errors import Conflict, Superseded
 from fanin.protos.messages import (
-    ADD_OR_REMOVE,
     MAX_WARNINGS,
-    ZERO_OUT,
     Command,
     LedgerRow,
     Principal,
@@ -20,9 +18,9 @@ from fanin.protos.messages import (
     RunWarned,
     StartRun,
     Version,
+    relation_of,
 )
 from fanin.protos.plans import CohortPlan
-from fanin.protos.plans.privacy import COINS
 from fanin.protos.texts import counted, listed
 from fanin.server.storage.records import AuditFact, Lease, RoundMark, Shortage, by_name
 
@@ -240,7 +238,7 @@ def population_of(start: StartRun, now_s: float) -> PrivacyPopulation:
         size=privacy.population_size,
         run_id=start.run_id,
         begun_at=now_s,
-        relation=ADD_OR_REMOVE if privacy.sampling == COINS else ZERO_OUT,
+        relation=relation_of(privacy),
     )
 
 

@@ -23,7 +23,7 @@ from fanin.edge.floors.floor import promised_masks
 from fanin.edge.noise.loss import Loss, loss_of_discrete_gaussian
 from fanin.edge.noise.shares import share_of
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.messages import Assignment, PrivacyTerms, UpdateHeader
+from fanin.protos.messages import CLIP_BITS, Assignment, PrivacyTerms, UpdateHeader
 from fanin.protos.plans import CENTRAL, SECAGG_PROTOCOL
 
 LOG = logging.getLogger("fanin.clients")
@@ -303,4 +303,5 @@ def _contents(work: Assignment, header: UpdateHeader) -> tuple[str, ...]:
     """Return what an Update has besides the change. Under masks its statistics are part of the sum."""
     counts = sorted(header.statistics.counts)
     masked = () if counts else (f"{each.name} (masked)" for each in work.statistics)
-    return (*counts, *masked, *(("ranges of activations",) if header.ranges.counts else ()))
+    bit = (CLIP_BITS,) if work.privacy is not None and work.privacy.bits_noise else ()
+    return (*counts, *bit, *masked, *(("ranges of activations",) if header.ranges.counts else ()))

@@ -157,6 +157,11 @@ def _clipped(assignment: m.Assignment, terms: m.PrivacyTerms) -> Iterable[str]:
         "(docs/explanation/differential-privacy.md)"
     )
     yield "With it: the weight 1, the runtime, the bytes of downloads, and the version of fanin"
+    if terms.bits_noise:
+        yield (
+            "With it: whether the change was within the norm. The coordinator adds noise to the number of devices that "
+            "were, before the norm of the next Round shows it"
+        )
     if assignment.progress_s:
         yield f"Every {assignment.progress_s:g} s of a training: that this device works"
     yield "If the training fails: the code of the error"

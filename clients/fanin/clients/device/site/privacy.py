@@ -15,9 +15,14 @@ from fanin.clients.device.policy.owner import read_policy
 from fanin.edge.floors.floor import PrivacyFloor, origins, value_text
 from fanin.edge.floors.rows import parse_floor
 from fanin.protos.errors import InvalidInput
+from fanin.protos.plans import SECAGG_PROTOCOL
 from fanin.protos.texts import counted
 
 MAX_SHOWN_RUNS: Final = 5
+MASKS_TEXT: Final = (
+    "the coordinator has sums of the updates of several devices, and not this device's alone; without differential "
+    "privacy, nothing bounds what the sums show, and two sums that differ by this device show its update"
+)
 NO_DEMANDS: Final = "none: this device takes part in every run whose bundle comes from a publisher that it trusts"
 
 
@@ -113,7 +118,10 @@ class SitePrivacy:
     def _spent(self, run: RunPrivacy) -> str:
         rounds = counted(run.num_rounds, "round")
         if run.num_bare == run.num_rounds:
-            return f"{rounds} without differential privacy"
+            if run.protocol != SECAGG_PROTOCOL:
+                # Also of a total, which has no protocol.
+                return f"{rounds} without differential privacy"
+            return f"{rounds}, the last under masks: {MASKS_TEXT}"
         terms = (
             f", the last with {run.mechanism} noise, clip norm {run.clip_norm:g}, noise multiplier "
             f"{run.noise_multiplier:g}"
