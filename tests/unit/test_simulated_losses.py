@@ -42,7 +42,12 @@ def test_a_client_that_always_fails_costs_no_round_though_no_other_can_replace_i
         simulate(client_fn, 10, cohort=10, rounds=4, settings=full_quorum)
 
 
-def test_values_that_the_grid_cuts_are_reported() -> None:
+def test_values_that_the_grid_cuts_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    result = simulate(
+        lambda context: Adding(50.0).to_client(), 4, cohort=4, rounds=2, settings=replace(SETTINGS, quiet=True)
+    )
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "warning: round 1: the grid cut more than 1 % of the values of 4 of 4 clients, 12 values in all" in warning
     result = simulate(lambda context: Adding(50.0).to_client(), 4, cohort=4, rounds=1, settings=SETTINGS)
     assert (result.arrays["0"] == 4.0).all()
     assert result.rounds[-1].num_saturated == 12

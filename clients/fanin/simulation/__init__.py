@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from fanin.simulation.federation.scenario import Outcome, Scenario, play
     from fanin.simulation.federation.synthetic import SyntheticTrainer, synthetic_bundle
     from fanin.simulation.queries.simulated import simulate_statistics
-    from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
+    from fanin.simulation.result import BestVersion, ClientFailed, KeptVersion, Result, RunStopped
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, SimulationEvent
     from fanin.simulation.settings import SimulationSettings
     from fanin.simulation.studies.baseline import BaselineRow
@@ -104,6 +104,7 @@ _MODULES = {
     "Iid": "data.partitioners",
     "InnerProduct": "devices.attacks",
     "LabelFlip": "devices.attacks",
+    "KeptVersion": "result",
     "LabelSkew": "data.partitioners",
     "Lie": "devices.habits",
     "LoadedData": "data.loading",
@@ -174,6 +175,7 @@ __all__ = [
     "HonestUpdates",
     "Iid",
     "InnerProduct",
+    "KeptVersion",
     "LabelFlip",
     "LabelSkew",
     "Lie",

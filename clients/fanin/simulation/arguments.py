@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 UNIFORM: Final = "uniform"
 """The default of ``cohort.selection``."""
 QUORUM: Final = "cohort.quorum"
+TARGET: Final = "stop.target"
+DATA: Final = "evaluation.data"
 REPORT_FACTOR: Final = "cohort.report_factor"
 OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume", "trainer")
 """Settings that need the graphs of an App."""
@@ -124,7 +126,10 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
     twice = {"cohort.concurrency": "cohort", "stop.max_rounds": "rounds", "training.seed": "seed"}
     for key in twice.keys() & settings.plan.keys():
         raise InvalidPlan(f"simulate: plan: got {key} and the argument {twice[key]}; remove the key", code="FN-1175")
+    # The test examples are the data set of a simulation.
+    has_target = TARGET in settings.plan and DATA not in settings.plan and settings.test is not None
     overrides = [
+        *([Override(path=DATA, value="test", source=TARGET)] if has_target else []),
         Override(path="name", value=name, source="app"),
         Override(path="bundle", value="bundle", source="app"),
         Override(path="cohort.concurrency", value=cohort, source="cohort"),
@@ -276,6 +281,12 @@ def check_settings(settings: SimulationSettings) -> None:
     check_backend(settings.processes, settings.cluster, settings.engine)
     check_engine(settings)
     _check_trainer(settings)
+    if not _is_integer(settings.keep_versions) or settings.keep_versions < 1:
+        raise InvalidInput(
+            f"simulate: keep_versions: got {settings.keep_versions!r}, expected an integer of 1 or more: the number of "
+            "newest Versions whose parameters the result has",
+            code="FN-1886",
+        )
     if not _is_integer(settings.seed) or settings.seed < 0:
         raise InvalidInput(f"simulate: got seed {settings.seed!r}, expected an integer of 0 or more", code="FN-1172")
     seeds = list(settings.seeds)

@@ -21,6 +21,7 @@ from fanin.edge.bundles.arrays import read_layout
 from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.runtimes.base import VersionValues
+from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
 from fanin.protos.plans.named import passing
@@ -41,7 +42,7 @@ from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings
 from fanin.simulation.host import exits_at_sigterm
 from fanin.simulation.preparation import ModuleSubject, Preparation, prepare, subject_for
-from fanin.simulation.result import BestVersion, ClientFailed, Result, RunStopped
+from fanin.simulation.result import BestVersion, ClientFailed, KeptVersion, Result, RunStopped
 from fanin.simulation.rows import ClientFailure, RoundRow, SimulationEvent
 from fanin.simulation.settings import SimulationSettings
 from fanin.simulation.simulated_run import EvaluateNewest, RowLists, SimulatedRun, local_by_name, run_to_end
@@ -132,7 +133,8 @@ def _all_seeds(
             for note in (*first.notes, *notes):
                 prepared.progress.show(f"note: {note}")
             for each, plan in studies:
-                results.append(_simulated(prepared, plan, each, backend, is_repeated=len(studies) > 1))
+                label = f"seed {each.seed}: " if len(studies) > 1 else ""
+                results.append(_simulated(prepared, plan, each, backend, label))
                 if not results[-1].is_complete:
                     break
     except (ClientFailed, RunStopped) as exc:
@@ -177,6 +179,7 @@ class _Parts:
         work: Examples of one epoch of each client, if known.
         evaluate: Returns the metrics of a Version.
         score: Returns the number that ranks Versions.
+        reached: Returns why a Version ends the Run; empty if it does not.
         evaluate_newest: Lets clients evaluate the newest Version; None if they evaluate before they train alone.
         folder: The folder that a strategy of the Plan is imported from; None for the working directory.
         data: Returns the data set of the Plan, over the blobs of the coordinator.
@@ -189,21 +192,21 @@ class _Parts:
     work: tuple[int, ...]
     evaluate: Callable[[int, VersionValues], VersionMetrics]
     score: Callable[[VersionMetrics], float]
+    reached: Callable[[int, Mapping[str, float]], str] = lambda number, values: ""
     evaluate_newest: EvaluateNewest | None = None
     folder: Path | None = None
     data: Callable[[BlobReader], DataSource] = lambda blobs: NoData()
     baseline: Callable[[Result], Result] = lambda result: result
 
 
-def _simulated(
-    prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend, *, is_repeated: bool
-) -> Result:
-    """Return the result of the Run. Raises the errors of ``simulate``."""
-    label = f"seed {settings.seed}: " if is_repeated else ""
+def _simulated(prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend, label: str) -> Result:
+    """Return the result of the Run, whose lines begin with a label. Raises the errors of ``simulate``."""
+    rows = RowLists(seed=settings.seed, num_kept=settings.keep_versions)
 
     def note(row: RoundRow) -> None:
         prepared.progress.row(row, label)
         settings.on_round(row)
+        settings.on_version(_version(prepared, row, rows.parameters))
 
     def note_event(event: SimulationEvent) -> None:
         prepared.progress.event(event, label)
@@ -217,17 +220,17 @@ def _simulated(
         parts = _flower_parts(prepared, prepared.subject, backend)
     else:
         parts = _graph_parts(prepared, plan, settings, backend)
-    trainings = parts.trainings
     run = SimulatedRun(
         bundle=prepared.bundle,
         plan=plan,
         work=parts.work,
         devices=settings.devices,
         engine=parts.engine,
-        trainings=trainings if prepared.record is None else RecordedTrainings(trainings, prepared.folder),
+        trainings=parts.trainings if prepared.record is None else RecordedTrainings(parts.trainings, prepared.folder),
         runtime=parts.runtime,
         evaluate=parts.evaluate,
         score=parts.score,
+        reached=parts.reached,
         evaluate_newest=parts.evaluate_newest,
         policies=settings.own_policies,
         strategies=Strategies(parts.folder, allowed=None),
@@ -238,7 +241,6 @@ def _simulated(
         on_event=note_event,
         on_failure=note_failure,
     )
-    rows = RowLists(seed=settings.seed)
     try:
         run_to_end(run, prepared.key, rows)
     except SimulationEnded as exc:
@@ -318,6 +320,7 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
         work=tuple(sizes),
         evaluate=evaluation.quality,
         score=evaluation.score,
+        reached=evaluation.reached,
         data=partial(TestedRanges, evaluation),
         baseline=partial(_with_baseline, prepared, clients, evaluation, settings),
     )
@@ -353,6 +356,15 @@ def _with_baseline(
     return replace(result, baseline=tuple(rows))
 
 
+def _version(prepared: Preparation, row: RoundRow, parameters: Float32s) -> KeptVersion:
+    """Return a Version with its parameters."""
+    subject, table = prepared.subject, prepared.bundle.manifest.table
+    if isinstance(subject, FlowerSubject):
+        layout = read_layout(prepared.bundle)
+        return KeptVersion(app=None, table=table, row=row, parameters=parameters, layout=layout)
+    return KeptVersion(app=subject.app, table=table, row=row, parameters=parameters)
+
+
 def _result(prepared: Preparation, plan: Plan, engine: str, rows: RowLists) -> Result:
     table, subject = prepared.bundle.manifest.table, prepared.subject
     app = None if isinstance(subject, FlowerSubject) else subject.app
@@ -371,6 +383,11 @@ def _result(prepared: Preparation, plan: Plan, engine: str, rows: RowLists) -> R
         events=tuple(rows.events),
         parameters=rows.parameters,
         local=local_by_name(prepared.bundle, rows.local),
+        versions={
+            row.version: _version(prepared, row, rows.kept[row.version])
+            for row in rows.rounds
+            if row.version in rows.kept
+        },
         best=best,
         digests=tuple(rows.digests),
         is_complete=rows.is_complete,

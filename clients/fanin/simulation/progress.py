@@ -1,6 +1,7 @@
 """The lines that a simulation prints on standard error: the export, each Round, and the baseline.
 
-A notebook shows them below the cell. ``SimulationSettings(quiet=True)`` prints none. Steps are also log records, which
+A notebook shows them below the cell. ``SimulationSettings(quiet=True)`` prints none but
+the warning that the first Rounds have cut many values. Steps are also log records, which
 ``fanin simulate`` prints itself.
 """
 
@@ -25,6 +26,10 @@ SHOWN_EVERY_S: Final = 15.0
 """A longer export or baseline prints its state this often. Most take less, and one line is enough."""
 
 
+FIRST_ROUNDS: Final = 3
+"""Rounds in which the grid may not fit the changes yet. It follows them by 2 bits a Round."""
+
+
 class SimulationProgress:
     """Prints the progress of one simulation."""
 
@@ -33,13 +38,17 @@ class SimulationProgress:
         self._every_s = every_s
         self._began_s = time.monotonic()
         self._step_s = self._began_s
+        self._has_warned = False
         self._failed = FirstFailures(lambda failure: self.show(f"{failure}; result.failures has its traceback"))
 
     def show(self, text: str) -> None:
         """Print one line with the seconds since the simulation began."""
         if not self._quiet:
-            sys.stderr.write(f"simulate: {time.monotonic() - self._began_s:5.1f} s: {text}\n")
-            sys.stderr.flush()
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(f"simulate: {time.monotonic() - self._began_s:5.1f} s: {text}\n")
+        sys.stderr.flush()
 
     def step(self, text: str) -> None:
         """Print the begin or the state of a long step, and log it."""
@@ -82,6 +91,10 @@ class SimulationProgress:
     def row(self, row: RoundRow, label: str = "") -> None:
         """Print a Round, after a label."""
         self.show(label + line_of(row))
+        if row.num_saturated_clients and row.round <= FIRST_ROUNDS and not self._has_warned:
+            # Also if it is quiet: the result is not that of the algorithm.
+            self._has_warned = True
+            self._write(f"warning: {label}{saturation_text(row)}")
 
     def event(self, event: SimulationEvent, label: str = "") -> None:
         """Print the evaluation of a Version by the clients of a Flower app, after a label."""
@@ -136,6 +149,16 @@ def evaluation_text(row: RoundRow) -> str:
 def line_of_evaluation(event: SimulationEvent) -> str:
     """Return the event ``EVALUATED`` as one line of text."""
     return f"round {event.round:4d}  evaluated: {event.detail}"
+
+
+def saturation_text(row: RoundRow) -> str:
+    """Return the warning for a Round whose grid has cut many values of its clients."""
+    return (
+        f"round {row.round}: the grid cut more than 1 % of the values of {row.num_saturated_clients} of "
+        f"{counted(row.num_clients, 'client')}, {counted(row.num_saturated, 'value')} in all, so the Version misses a "
+        "part of their changes; raise codec.max_shift, or lower the learning rate (docs/howto/operate.md"
+        "#saturated-updates)"
+    )
 
 
 def line_of(row: RoundRow) -> str:

@@ -28,28 +28,44 @@ Columns = dict[str, list[float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BestVersion:
-    """The best Version of a simulation on the test data, by the metric ``evaluation.best`` of the Plan.
+class KeptVersion:
+    """A Version of a simulation with its parameters.
 
     Attributes:
-        app: The App.
+        app: The App; None for a Flower app.
         table: The layout of the parameters.
         row: Its Round.
         parameters: Its parameters (num_values,).
+        layout: See ``Result.layout``.
     """
 
-    app: "App"
+    app: "App | None"
     table: TensorTable
     row: RoundRow
     parameters: Float32s
+    layout: ArrayLayout | None = None
 
     def __repr__(self) -> str:
-        return f"BestVersion({_summary(self.app, self.row)}; see .row, .parameters and .module)"
+        return f"{type(self).__name__}({_summary(self.app, self.row)}; see .row, .parameters and .module)"
 
     @property
     def module(self) -> "Module":
-        """A copy of the App's module with these parameters, for evaluation."""
+        """A copy of the App's module with these parameters, for evaluation.
+
+        Raises:
+            InvalidInput: A Flower app was trained; ``arrays`` has its parameters.
+        """
         return _module(self.app, self.table, self.parameters)
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The parameters by name, each in its shape. See ``Result.arrays``."""
+        views = self.table.views(self.parameters)
+        return dict(views) if self.layout is None else self.layout.complete(views)
+
+
+class BestVersion(KeptVersion):
+    """The best Version of a simulation on the test data, by the metric ``evaluation.best`` of the Plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +89,7 @@ class Result:
         baseline: The rows of the centralized baseline, if the settings enable it.
         baseline_end: Why the baseline ended before the last Round; empty if it did not.
         local: The personal parameters of each client that has trained, by its index and by name.
+        versions: The newest Versions by number, as many as ``SimulationSettings.keep_versions``.
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
         layout: The names of a Flower app's arrays in its order, and the initial values of those that do not travel.
             None for an App.
@@ -94,6 +111,7 @@ class Result:
     baseline_end: str = ""
     repeats: "tuple[Result, ...]" = ()
     local: Mapping[int, Mapping[str, Float32s]] = field(default_factory=dict)
+    versions: Mapping[int, KeptVersion] = field(default_factory=dict)
     layout: ArrayLayout | None = None
 
     def __repr__(self) -> str:
@@ -106,8 +124,6 @@ class Result:
         Raises:
             InvalidInput: A Flower app was trained; ``arrays`` has its parameters.
         """
-        if self.app is None:
-            raise InvalidInput("result: got no module of a Flower app; load Result.arrays into yours", code="FN-1196")
         return _module(self.app, self.table, self.parameters)
 
     def module_of(self, client: int) -> "Module":
@@ -133,8 +149,10 @@ class Result:
         A Flower app has all of its arrays in its order and with its dtypes. Those that do not travel have their initial
         values.
         """
-        views = self.table.views(self.parameters)
-        return dict(views) if self.layout is None else self.layout.complete(views)
+        newest = KeptVersion(
+            app=self.app, table=self.table, row=self.rounds[-1], parameters=self.parameters, layout=self.layout
+        )
+        return newest.arrays
 
     @property
     def spread(self) -> tuple[SpreadRow, ...]:
@@ -229,7 +247,9 @@ class ClientFailed(FaninError):
         self.result = result
 
 
-def _module(app: "App", table: TensorTable, parameters: Float32s) -> "Module":
+def _module(app: "App | None", table: TensorTable, parameters: Float32s) -> "Module":
+    if app is None:
+        raise InvalidInput("result: got no module of a Flower app; load Result.arrays into yours", code="FN-1196")
     from fanin.edge.export.module.prepare import with_parameters
 
     return with_parameters(app, table.views(parameters))

@@ -23,6 +23,7 @@ from fanin.simulation.rows import OnEvent, OnFailure, RoundRow
 
 if TYPE_CHECKING:
     from fanin.edge.export.module.prepare import Module, StateDict
+    from fanin.simulation.result import KeptVersion
     from fanin.simulation.workers import TrainerFactory
 
 STAGES: Final = "stages"
@@ -78,6 +79,8 @@ class SimulationSettings:
         devices: The speed, the connection and the availability of the devices.
         on_round: Called with each row as soon as its Round has ended. The row of a Flower app has no evaluation by the
             clients yet.
+        on_version: Called after ``on_round`` with each Version: its row, parameters and module.
+        keep_versions: Newest Versions whose parameters the result has, in ``Result.versions``.
         on_event: Called with each event of the event log, in the order of the virtual clock.
         on_failure: Called with each error in the training of a client, as it happens.
         quiet: Whether the simulation prints no progress on standard error.
@@ -101,6 +104,8 @@ class SimulationSettings:
     stop_on_failure: bool = False
     devices: DeviceModel = field(default_factory=DeviceModel)
     on_round: Callable[[RoundRow], None] = lambda row: None
+    on_version: "Callable[[KeptVersion], None]" = lambda version: None
+    keep_versions: int = 1
     on_event: OnEvent = lambda event: None
     on_failure: OnFailure = lambda failure: None
     quiet: bool = False

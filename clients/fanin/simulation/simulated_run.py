@@ -35,7 +35,7 @@ from fanin.simulation.federation.coordinator import CoordinatorOptions
 from fanin.simulation.federation.federation import Federation
 from fanin.simulation.federation.member import Member
 from fanin.simulation.federation.memory import MemoryStates
-from fanin.simulation.federation.observed import REFUSED, DeviceEvent
+from fanin.simulation.federation.observed import REFUSED, TARGET, DeviceEvent
 from fanin.simulation.federation.rotation import Rotation
 from fanin.simulation.host import rare_collections
 from fanin.simulation.progress import evaluation_text
@@ -83,6 +83,8 @@ class RowLists:
         best: The row of the best Version on the test data, and its parameters (num_values,); None without test data.
         reason: Why the Run ended before its last Round; empty if it finished, or after Ctrl-C.
         is_complete: Whether the Run has finished.
+        num_kept: Newest Versions whose parameters are kept.
+        kept: Their parameters (num_values,), by number.
     """
 
     seed: int = 0
@@ -96,6 +98,8 @@ class RowLists:
     best: tuple[RoundRow, Float32s] | None = None
     reason: str = ""
     is_complete: bool = False
+    num_kept: int = 1
+    kept: dict[int, Float32s] = field(default_factory=dict)
     _best_score: float = -math.inf
 
     def add(self, row: RoundRow, parameters: Float32s, score: float) -> None:
@@ -109,7 +113,9 @@ class RowLists:
         """
         row = replace(row, seed=self.seed)
         self.rounds.append(row)
-        self.parameters = parameters
+        self.parameters = self.kept[row.version] = parameters
+        for number in sorted(self.kept)[: -self.num_kept]:
+            del self.kept[number]
         if score > self._best_score:
             self._best_score, self.best = score, (row, parameters)
 
@@ -128,6 +134,7 @@ class SimulatedRun:
         runtime: What trains them: the library and its version, and the format of the Bundle's graphs.
         evaluate: Returns the metrics of a Version from its number, its parameters (num_values,) and its ranges.
         score: Returns the number that ranks Versions from these metrics; NaN for a Version that was not evaluated.
+        reached: Returns why a Version of this number and these metrics ends the Run; empty if it does not.
         evaluate_newest: Lets clients evaluate a Version, and returns the statistics of each. Each row then has the
             clients' evaluation of its own Version. None if it has that of the Version before.
         policies: Selection policies of the settings by name.
@@ -149,6 +156,7 @@ class SimulatedRun:
     runtime: ClientRuntime
     evaluate: Callable[[int, VersionValues], VersionMetrics]
     score: Callable[[VersionMetrics], float]
+    reached: Callable[[int, Mapping[str, float]], str]
     evaluate_newest: EvaluateNewest | None
     policies: Mapping[str, SelectionPolicy]
     strategies: StrategySource
@@ -190,7 +198,8 @@ class SimulatedRun:
                 self._note(rows, "traces", 0, detail=traces.sha256)
             # The coordinator of a simulation does not evaluate: that is here. It measures ranges.
             data = self.plan.evaluation.data if self.plan.int8.ranges == DATA else ""
-            plan = replace(self.plan, evaluation=EvaluationPlan(data=data))
+            stop = replace(self.plan.stop, target=None)
+            plan = replace(self.plan, evaluation=EvaluationPlan(data=data), stop=stop)
             await federation.start_run(RUN, plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
             parameters, quality = await self._evaluated(federation, 0)
@@ -272,6 +281,9 @@ class SimulatedRun:
                     rows.add(self._shown(row), parameters, self.score(quality))
                     self._note(rows, "version published", event.round, detail=event.version_sha256)
                     self.on_round(rows.rounds[-1])
+                    if reason := self.reached(event.number, quality.values):
+                        self._note(rows, TARGET, event.round, detail=reason)
+                        return ""
                 case RunWarned():
                     self._note(rows, "warning", 0, detail=event.text)
                 case RunRested() if event.state is not RunState.FINISHED:

@@ -637,6 +637,7 @@ class Stop(_message.Message):
     PATIENCE_FIELD_NUMBER: _builtins.int
     MIN_DELTA_FIELD_NUMBER: _builtins.int
     MAX_INT8_DROP_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
     max_rounds: _builtins.int
     patience: _builtins.int
     """Stop after this many Rounds without the validation loss falling by min_delta; 0: never."""
@@ -645,6 +646,8 @@ class Stop(_message.Message):
     """Pause when int8 costs more than this on the devices' validation data; 0: never. The unit is points of accuracy, or
     for a regression model percent of the squared error.
     """
+    target: _builtins.float
+    """Finish when the metric evaluation.best of a Version is this good; absent: never."""
     def __init__(
         self,
         *,
@@ -652,12 +655,15 @@ class Stop(_message.Message):
         patience: _builtins.int = ...,
         min_delta: _builtins.float = ...,
         max_int8_drop: _builtins.float = ...,
+        target: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_target", b"_target", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_int8_drop", b"max_int8_drop", "max_rounds", b"max_rounds", "min_delta", b"min_delta", "patience", b"patience"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_target", b"_target", "max_int8_drop", b"max_int8_drop", "max_rounds", b"max_rounds", "min_delta", b"min_delta", "patience", b"patience", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__target: _TypeAlias = _typing.Literal["target"]  # noqa: Y015
+    _WhichOneofArgType__target: _TypeAlias = _typing.Literal["_target", b"_target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__target) -> _WhichOneofReturnType__target | None: ...
 
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
 

@@ -15,6 +15,8 @@ from fanin.simulation.devices.conduct import Conduct
 from fanin.simulation.federation.device import EarlyTrainer
 from fanin.simulation.federation.loopback import Fleet
 
+TARGET: Final = "target reached"
+"""The event of the Version that has reached the target of the Plan, and with which the simulation ends."""
 COORDINATOR_EVENTS: Final = (
     "engine",
     "traces",
@@ -23,6 +25,7 @@ COORDINATOR_EVENTS: Final = (
     "version evaluated",
     "round failed",
     "warning",
+    TARGET,
 )
 REFUSED: Final = "refused"
 """The event of an Update that the coordinator refuses: an error of this device."""

@@ -15,6 +15,7 @@ from fanin.protos.messages import BundleRef, Version
 from fanin.protos.plans import Plan
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.evaluation.metrics import VersionMetrics, evaluate_version, score_of, unknown_values
+from fanin.server.rounds.targets import target_text
 from fanin.server.runs.data import NoData
 from fanin.server.storage.protocols.files import BlobReader
 from fanin.server.storage.records import MeasuredRanges
@@ -51,6 +52,10 @@ class TestedVersions:
         if not metrics.num_examples:
             return math.nan
         return score_of(self.plan.evaluation.best, metrics.values, self._metrics)
+
+    def reached(self, number: int, values: Mapping[str, float]) -> str:
+        """Return the text of a Version that has reached the Plan's target; empty if it has not."""
+        return target_text(self.plan, number, values, self._metrics)
 
     @property
     def _metrics(self) -> dict[str, Metric]:

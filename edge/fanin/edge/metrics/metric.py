@@ -26,6 +26,8 @@ GROUP: Final = "fanin.metrics"
 """The entry point group of metrics in other distributions. An entry is a ``Metric``."""
 INT8: Final = "_int8"
 """Suffix of a metric of the int8 model."""
+LOWER_IS_BETTER: Final = frozenset({"loss", "squared_error", "squared_error_int8"})
+"""The metrics of every model of which the smallest value is the best."""
 OUR_VALUES: Final = frozenset(
     {"loss", "accuracy", "accuracy_int8", "int8_agreement", "squared_error", "squared_error_int8"}
 )

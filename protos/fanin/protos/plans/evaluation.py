@@ -6,7 +6,7 @@ from typing import Annotated, Final
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.keys import Key, range_problem, shown
-from fanin.protos.plans.sections import MAX_TIMES
+from fanin.protos.plans.sections import DATA, MAX_TIMES, StopPlan
 
 PAGE: Final = "../howto/evaluate.md"
 MAX_METRICS: Final = 16
@@ -81,4 +81,20 @@ def check_metrics(evaluation: EvaluationPlan) -> None:
             f"plan: evaluation.metrics: got {shown(names)}, expected at most {MAX_METRICS} of different names; remove "
             "some",
             code="FN-0220",
+        )
+
+
+def check_data(evaluation: EvaluationPlan, ranges: str, stop: StopPlan) -> None:
+    """Raise InvalidPlan if the ranges or the target of a Plan need a data set that it does not name."""
+    if ranges == DATA and not evaluation.data:
+        raise InvalidPlan(
+            f"plan: got int8.ranges {DATA!r} without evaluation.data, expected the name of a data set of the "
+            "coordinator; add evaluation.data, or set int8.ranges to 'devices'",
+            code="FN-1490",
+        )
+    if stop.target is not None and not evaluation.data:
+        raise InvalidPlan(
+            f"plan: got stop.target {stop.target:g} without evaluation.data, expected the data set on which the "
+            "coordinator measures the Versions; add evaluation.data, or remove the target",
+            code="FN-1887",
         )

@@ -21,7 +21,7 @@ from fanin.protos.errors import InvalidPlan
 from fanin.protos.fields import Mark
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.cohort import CohortPlan, check_quorum
-from fanin.protos.plans.evaluation import EvaluationPlan, check_metrics
+from fanin.protos.plans.evaluation import EvaluationPlan, check_data, check_metrics
 from fanin.protos.plans.flower import FlowerPlan, memory_notes, strategy_keys
 from fanin.protos.plans.keys import Key, keys_of, range_problem, shown
 from fanin.protos.plans.participants import ParticipantsPlan
@@ -30,7 +30,6 @@ from fanin.protos.plans.retention import RetentionPlan, check_needed
 from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
-    DATA,
     DEVICES,
     EXPORT,
     MAX_COUNT,
@@ -306,13 +305,10 @@ def check_participants(plan: Plan) -> None:
 
 
 def check_ranges(plan: Plan) -> None:
-    """With `int8.ranges = "data"`, `evaluation.data` names the data set that ranges are measured on."""
-    if plan.int8.ranges == DATA and not plan.evaluation.data:
-        raise InvalidPlan(
-            f"plan: got int8.ranges {DATA!r} without evaluation.data, expected the name of a data set of the "
-            "coordinator; add evaluation.data, or set int8.ranges to 'devices'",
-            code="FN-1490",
-        )
+    """With `int8.ranges = "data"`, `evaluation.data` names the data set that ranges are measured on. With
+    `stop.target`, it names that of the metric `evaluation.best`.
+    """
+    check_data(plan.evaluation, plan.int8.ranges, plan.stop)
 
 
 def check_privacy(plan: Plan) -> None:

@@ -374,6 +374,17 @@ class StopPlan:
         ),
     ] = 0.0
 
+    target: Annotated[
+        float | None,
+        Key(
+            text="The Run finishes when the metric `evaluation.best` of a Version on the data set `evaluation.data` is "
+            "this good: at least this large, or for a loss or an error at most. Absent: never.",
+            above=-math.inf,
+            below=math.inf,
+            see="../howto/evaluate.md#stop-at-a-target",
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         _check_range(self, "stop")
 

@@ -9,15 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.metrics.metric import INT8, NO_METRICS, Metric, MetricRows
+from fanin.edge.metrics.metric import INT8, LOWER_IS_BETTER, NO_METRICS, Metric, MetricRows
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, VersionValues
 from fanin.edge.runtimes.graphs import has_output_targets
 from fanin.edge.runtimes.measure import measure
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import InvalidPlan
 
-LOWER_IS_BETTER: Final = frozenset({"loss", "squared_error", "squared_error_int8"})
-"""The metrics of every model of which the smallest value is the best."""
 OF_LABELS: Final = ("accuracy", "accuracy_int8", "int8_agreement", "loss")
 OF_VALUES: Final = ("loss", "squared_error", "squared_error_int8")
 

@@ -11,6 +11,7 @@ Modules, in reading order:
     messages.py      the messages of its phases, recorded and answered
     clipping.py      the clip norm of a Round with privacy, by its base Version
     charging.py      the budget of a Run with privacy, and the seed of the noise of a Round
+    targets.py       the end of a Run whose Version has reached the target of its Plan, or whose budget is spent
     reported.py      the facts of a committed Update
     worker.py        the queue of effects, and repetition after failures
     troubles.py      which failures are repeated, and what operators read of them

@@ -26,7 +26,6 @@ from fanin.protos.messages import (
 )
 from fanin.server.protocols import events as e
 from fanin.server.protocols.phases import FAILING
-from fanin.server.rounds.charging import rest_of_budget
 from fanin.server.rounds.effects import RoundWork
 from fanin.server.rounds.messages import RoundMessages
 from fanin.server.rounds.opening import (
@@ -41,6 +40,7 @@ from fanin.server.rounds.opening import (
 )
 from fanin.server.rounds.recent import OpenedRound
 from fanin.server.rounds.setup import RunSetup
+from fanin.server.rounds.targets import rest_of_record
 from fanin.server.rounds.worker import QueuedEffect
 from fanin.server.runs.driving.absences import Absences
 from fanin.server.runs.driving.course import Course
@@ -358,7 +358,8 @@ class RunDriver:
                 return
             while page := await self._stores.runs.event_page(self.run_id, history.next_sequence):
                 history.add(page)
-            rested = history.rest_of(self.run.max_rounds) or await rest_of_budget(self.setup, self._stores, self._files)
+            rested = history.rest_of(self.run.max_rounds)
+            rested = rested or await rest_of_record(self.setup, history.begun_after, self._stores, self._files)
             if rested is None:
                 await self._open_next()
                 return

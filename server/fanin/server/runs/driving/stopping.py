@@ -76,11 +76,14 @@ class History:
 
     Attributes:
         next_sequence: The sequence number of the first event that was not read yet.
+        begun_after: The newest Version before the last command for more Rounds; -1 without one.
     """
 
     def __init__(self, stop: StopPlan) -> None:
         self._stop = stop
         self.next_sequence = 0
+        self.begun_after = -1
+        self._newest = -1
         self._num_published = 0
         self._begin()
 
@@ -97,6 +100,7 @@ class History:
             match entry.event:
                 case VersionPublished(round=0) | RunResumed() if entry.event.rounds:
                     self._begin()
+                    self.begun_after = self._newest
                     self._note(entry.event)
                 case VersionPublished() | RoundFailed() | RunResumed():
                     self._note(entry.event)
@@ -108,6 +112,7 @@ class History:
         self._num_failures = self._num_failures + (not event.others_wait) if isinstance(event, RoundFailed) else 0
         if not isinstance(event, VersionPublished):
             return
+        self._newest = event.number
         if not event.round:
             # A Version from outside may be worse at first, so the losses are counted from there.
             self._losses = []
