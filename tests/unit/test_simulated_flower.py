@@ -289,14 +289,13 @@ NO_NUMBER: Final = (
 )
 NO_ARRAYS: Final = "initial: got str, expected a torch module, a state dict, or a list of arrays"
 OF_GRAPHS: Final = {
-    "test": data(),
     "baseline": True,
     "resume": Path("record"),
     "engine": "vmap",
     "devices": DeviceModel(examples_per_s=Fixed(value=1)),
 }
 NO_GRAPHS: Final = (
-    "simulate: got test, baseline, resume, engine, devices.examples_per_s with a Flower app, expected none of them: "
+    "simulate: got baseline, resume, engine, devices.examples_per_s with a Flower app, expected none of them: "
     "the app trains and evaluates by itself, and no graphs exist; remove them (docs/tutorials/from-flower.md)"
 )
 

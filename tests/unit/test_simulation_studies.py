@@ -357,8 +357,8 @@ def test_wrong_seeds_raise_one_error(seeds: Mapping[str, int], error: str) -> No
             SimulationSettings(test=(np.zeros((4, 1, 8, 8)), np.zeros(4))),
             InvalidInput,
             (
-                "simulate: test: got tuple, expected Examples; write Examples(inputs={'x': x}, y=y), or "
-                "load_data(name).test"
+                "simulate: test: got tuple, expected Examples, or several of them by name; write "
+                "Examples(inputs={'x': x}, y=y), or load_data(name).test"
             ),
         ),
         (

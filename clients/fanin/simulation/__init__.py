@@ -22,6 +22,7 @@ Reading order:
 - ``result``, ``rows``: the tables of a simulation, and its event log
 - ``studies/``: seeds, a baseline, figures, and simulations that resume
 - ``queries/``: ``simulate_statistics``, the statistics of simulated clients
+- ``grids/``: ``Study``, a grid of Plans for several methods and seeds
 - ``federation/``: a coordinator with its devices on a virtual clock, and ``play``, one Run from a ``Scenario``
 """
 
@@ -69,12 +70,13 @@ if TYPE_CHECKING:
     from fanin.simulation.federation.member import Member
     from fanin.simulation.federation.scenario import Outcome, Scenario, play
     from fanin.simulation.federation.synthetic import SyntheticTrainer, synthetic_bundle
+    from fanin.simulation.grids.study import Method, Study, StudyResult
     from fanin.simulation.queries.simulated import simulate_statistics
     from fanin.simulation.result import BestVersion, ClientFailed, KeptVersion, Result, RunStopped
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, SimulationEvent
     from fanin.simulation.settings import SimulationSettings
     from fanin.simulation.studies.baseline import BaselineRow
-    from fanin.simulation.studies.plots import plot_results
+    from fanin.simulation.studies.comparison import PlotForm, plot_results
     from fanin.simulation.studies.seeds import SpreadRow
 
 _MODULES = {
@@ -111,12 +113,14 @@ _MODULES = {
     "Lognormal": "devices.distributions",
     "LoopbackTransport": "federation.loopback",
     "Member": "federation.member",
+    "Method": "grids.study",
     "Natural": "data.partitioners",
     "OnOff": "devices.availability",
     "Outcome": "federation.scenario",
     "Pareto": "devices.distributions",
     "Partition": "data.partitioning",
     "Partitioner": "data.partitioners",
+    "PlotForm": "studies.comparison",
     "Pathological": "data.partitioners",
     "Quantity": "data.partitioners",
     "Rate": "devices.availability",
@@ -131,6 +135,8 @@ _MODULES = {
     "SimulationEvent": "rows",
     "SimulationSettings": "settings",
     "SpreadRow": "studies.seeds",
+    "Study": "grids.study",
+    "StudyResult": "grids.study",
     "SyntheticTrainer": "federation.synthetic",
     "Trace": "devices.availability",
     "Traces": "devices.traces",
@@ -141,7 +147,7 @@ _MODULES = {
     "partition": "data.partitioning",
     "partition_of": "data.loading",
     "play": "federation.scenario",
-    "plot_results": "studies.plots",
+    "plot_results": "studies.comparison",
     "read_devices": "devices.files",
     "read_traces": "devices.traces",
     "run_virtual": "federation.clock",
@@ -183,6 +189,7 @@ __all__ = [
     "Lognormal",
     "LoopbackTransport",
     "Member",
+    "Method",
     "Natural",
     "OnOff",
     "Outcome",
@@ -190,6 +197,7 @@ __all__ = [
     "Partition",
     "Partitioner",
     "Pathological",
+    "PlotForm",
     "Quantity",
     "Rate",
     "RayCluster",
@@ -203,6 +211,8 @@ __all__ = [
     "SimulationEvent",
     "SimulationSettings",
     "SpreadRow",
+    "Study",
+    "StudyResult",
     "SyntheticTrainer",
     "Trace",
     "Traces",

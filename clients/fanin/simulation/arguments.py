@@ -26,6 +26,7 @@ from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.engines.choice import check_engine
 from fanin.simulation.settings import SimulationSettings, without_objects
+from fanin.simulation.studies.tests import TestData, check_tests
 
 if TYPE_CHECKING:
     from fanin.edge.export.app.app import App
@@ -36,7 +37,7 @@ QUORUM: Final = "cohort.quorum"
 TARGET: Final = "stop.target"
 DATA: Final = "evaluation.data"
 REPORT_FACTOR: Final = "cohort.report_factor"
-OF_GRAPHS: Final = ("test", "metrics", "baseline", "resume", "trainer")
+OF_GRAPHS: Final = ("metrics", "baseline", "resume", "trainer")
 """Settings that need the graphs of an App."""
 
 
@@ -70,7 +71,8 @@ def check_arguments(app: object, clients: object, settings: SimulationSettings) 
             "simulate: keep: got it with an App, expected none; name its personal parameters by Recipe(local=[...])",
             code="FN-1171",
         )
-    _check_data(app, clients, settings.test)
+    check_tests(settings.tests, of_flower=False)
+    _check_data(app, clients, settings.tests)
     return CheckedArguments(app=app, clients=clients)
 
 
@@ -196,7 +198,7 @@ def _check_validation(plan: Plan, settings: SimulationSettings) -> None:
 
 
 def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) -> None:
-    if (evaluation.data or evaluation.metrics) and settings.test is None:
+    if (evaluation.data or evaluation.metrics) and not settings.tests:
         raise InvalidInput(
             "simulate: got a plan with [evaluation] data or metrics, and no test examples; set test in the settings: "
             "they are the data on which a simulation evaluates Versions",
@@ -219,15 +221,15 @@ def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: Si
         name.removeprefix(OF_VALIDATION).removesuffix(INT8) for name in statistics if name.startswith(OF_VALIDATION)
     }
     metrics_of(declared - own.keys())
-    if settings.test is None and (unused := sorted(own.keys() - declared)):
+    if not settings.tests and (unused := sorted(own.keys() - declared)):
         raise InvalidInput(
             f"simulate: metrics: got {unused} and no test examples, expected data to compute them on; set test in the "
             f"settings, or declare a statistic such as {OF_VALIDATION}{unused[0]} in the plan",
             code="FN-1181",
         )
-    if settings.test is not None:
+    if settings.tests:
         names = {each.name for each in plan.evaluation.metrics} | own.keys()
-        check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
+        check_best(plan.evaluation.best, names, sets=[*filter(None, settings.tests)], has_labels=bool(app.num_classes))
     check_training("simulate", plan, stages, facts_of(app))
 
 
@@ -262,12 +264,6 @@ def _toml(value: object) -> str:
 
 def check_settings(settings: SimulationSettings) -> None:
     """Raise InvalidInput unless the settings are valid."""
-    if not isinstance(settings.test, Examples | None):
-        raise InvalidInput(
-            f"simulate: test: got {type(settings.test).__name__}, expected Examples; write "
-            "Examples(inputs={'x': x}, y=y), or load_data(name).test",
-            code="FN-1134",
-        )
     if not isinstance(settings.devices, DeviceModel):
         raise InvalidInput(
             f"simulate: devices: got {type(settings.devices).__name__}, expected DeviceModel; read_devices(path) reads "
@@ -327,7 +323,8 @@ def _is_integer(value: object) -> bool:
 
 
 def check_flower_settings(settings: SimulationSettings) -> None:
-    """Raise InvalidInput if a setting is set that only an App has."""
+    """Raise InvalidInput if a setting is set that only an App has, or a test set is no function."""
+    check_tests(settings.tests, of_flower=True)
     unused = [name for name in OF_GRAPHS if getattr(settings, name) not in (None, False, {})]
     unused += ["engine"] if settings.engine != "graph" else []
     unused += ["devices.examples_per_s"] if settings.devices.has("examples_per_s") else []
@@ -339,12 +336,11 @@ def check_flower_settings(settings: SimulationSettings) -> None:
         )
 
 
-def _check_data(app: "App", clients: Partition, test: Examples | None) -> None:
+def _check_data(app: "App", clients: Partition, tests: Mapping[str, TestData]) -> None:
     """Raise InvalidInput unless the model can use the examples. ``preprocess`` checks the shape of raw ones."""
     target, dtype = app.target_shape, str(app.target_dtype).removeprefix("torch.")
-    for what, examples in (("clients", clients.examples), ("test", test)):
-        if examples is None:
-            continue
+    named = {f"test: {name}" if name else "test": each for name, each in tests.items() if isinstance(each, Examples)}
+    for what, examples in {"clients": clients.examples, **named}.items():
         for name, value in app.inputs.items():
             accepted = {str(part.dtype).removeprefix("torch.") for part in (value, app.raw_data) if part is not None}
             if name in examples.inputs and str(examples.inputs[name].dtype) not in accepted:

@@ -6,7 +6,6 @@ device, on a virtual clock. They train in this process, or as tasks of a backend
 open graphs, so a Round opens them once.
 """
 
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import num_held_out
 from fanin.clients.flower.project import resolved
 from fanin.edge.bundles.arrays import read_layout
@@ -25,7 +25,7 @@ from fanin.edge.tensors import Float32s
 from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
 from fanin.protos.plans.named import passing
-from fanin.server.evaluation.metrics import VersionMetrics, unknown_values
+from fanin.server.evaluation.metrics import VersionMetrics
 from fanin.server.runs.admission import check_no_graphs
 from fanin.server.runs.data import DataSource, NoData
 from fanin.server.runs.recorded_setup import check_names
@@ -48,6 +48,7 @@ from fanin.simulation.settings import SimulationSettings
 from fanin.simulation.simulated_run import EvaluateNewest, RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
 from fanin.simulation.studies.records import RecordedTrainings, hold_record
+from fanin.simulation.studies.tests import TestedArrays
 from fanin.simulation.studies.versions import TestedRanges, TestedVersions, model_examples
 from fanin.simulation.trainers import ClientRuntime, SimulationEnded
 from fanin.simulation.workers import (
@@ -217,7 +218,7 @@ def _simulated(prepared: Preparation, plan: Plan, settings: SimulationSettings, 
         settings.on_failure(failure)
 
     if isinstance(prepared.subject, FlowerSubject):
-        parts = _flower_parts(prepared, prepared.subject, backend)
+        parts = _flower_parts(prepared, plan, settings, backend)
     else:
         parts = _graph_parts(prepared, plan, settings, backend)
     run = SimulatedRun(
@@ -263,15 +264,24 @@ def _simulated(prepared: Preparation, plan: Plan, settings: SimulationSettings, 
     return parts.baseline(result) if rows.is_complete else result
 
 
-def _flower_parts(prepared: Preparation, subject: FlowerSubject, backend: Backend) -> _Parts:
+def _flower_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
+    subject = prepared.subject
+    assert isinstance(subject, FlowerSubject), "an App has graphs"
+    evaluation = TestedArrays(
+        tests=settings.tests,
+        table=prepared.bundle.manifest.table,
+        layout=read_layout(prepared.bundle),
+        every=plan.evaluation.every,
+        best=plan.evaluation.best,
+    )
     trainings = FlowerTrainings(backend, subject, prepared.placed)
     return _Parts(
         engine="flower",
         trainings=trainings,
         runtime=ClientRuntime(name=subject.runtime, graph_format=NO_GRAPHS),
         work=(1,) * subject.num_clients,
-        evaluate=lambda number, version: unknown_values(()),
-        score=lambda metrics: math.nan,
+        evaluate=evaluation.quality,
+        score=evaluation.score,
         evaluate_newest=trainings.evaluate,
         folder=resolved(subject.settings).folder,
     )
@@ -311,8 +321,12 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
         trainings = LocalTrainings(graphs, clients, fraction, metrics)
     else:
         trainings = GraphTrainings(backend, GraphSubject.of(prepared.placed, clients, fraction, metrics))
-    test = None if settings.test is None else model_examples(settings.test, bundle, graphs)
-    evaluation = TestedVersions(bundle=bundle, graphs=graphs, test=test, plan=plan, own=metrics)
+    tests = {
+        name: model_examples(each, bundle, graphs)
+        for name, each in settings.tests.items()
+        if isinstance(each, Examples)
+    }
+    evaluation = TestedVersions(bundle=bundle, graphs=graphs, tests=tests, plan=plan, own=metrics)
     return _Parts(
         engine=chosen.engine,
         trainings=trainings,

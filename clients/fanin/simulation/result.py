@@ -264,7 +264,8 @@ def _summary(app: "App | None", row: RoundRow) -> str:
 
 def _columns(rows: Sequence[RoundRow | ClientRow]) -> Columns:
     table = [cells(row) for row in rows]
-    return {name: [row[name] for row in table] for name in (table[0] if table else NO_CLIENTS)}
+    # A Version that was not evaluated has no values of named test sets.
+    return {name: [row.get(name, math.nan) for row in table] for name in (table[0] if table else NO_CLIENTS)}
 
 
 def _write_csv(path: Path | str, columns: Columns) -> None:

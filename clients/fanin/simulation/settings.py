@@ -6,7 +6,6 @@ from inspect import isroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fanin.clients.data.examples import Examples
 from fanin.edge.codecs import codec, stages
 from fanin.edge.metrics.graphs import metric_of
 from fanin.edge.metrics.metric import Metric, MetricFunction
@@ -20,6 +19,7 @@ from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.simulation.backends.ray_cluster import RayCluster
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.rows import OnEvent, OnFailure, RoundRow
+from fanin.simulation.studies.tests import TestData
 
 if TYPE_CHECKING:
     from fanin.edge.export.module.prepare import Module, StateDict
@@ -44,7 +44,8 @@ class SimulationSettings:
 
     Attributes:
         test: Examples on which each Version is evaluated, in float and in int8. The Plan's ``evaluation.every`` and
-            ``evaluation.metrics`` apply.
+            ``evaluation.metrics`` apply. Or several sets by name, of which the first is the test data, and each has the
+            metrics ``NAME.METRIC``. A set of a Flower app is a function ``(arrays by name) -> values by name``.
         metrics: Metrics of your own by name: a function ``(predictions, targets) -> number``, a ``Metric``, or the path
             of an ONNX graph (docs/howto/evaluate.md). They are computed on ``test``, and for each client on its
             validation part if the Plan declares the statistic ``evaluate.NAME``.
@@ -86,7 +87,7 @@ class SimulationSettings:
         quiet: Whether the simulation prints no progress on standard error.
     """
 
-    test: Examples | None = None
+    test: "TestData | Mapping[str, TestData] | None" = None
     metrics: "Mapping[str, MetricFunction | Metric | Path | str]" = field(default_factory=dict)
     plan: Mapping[str, object] | Plan = field(default_factory=dict)
     selection: "SelectionPolicy | type[SelectionPolicy] | None" = None
@@ -109,6 +110,13 @@ class SimulationSettings:
     on_event: OnEvent = lambda event: None
     on_failure: OnFailure = lambda failure: None
     quiet: bool = False
+
+    @property
+    def tests(self) -> "Mapping[str, TestData]":
+        """``test`` as sets by name. One set without a name has the name ""."""
+        if self.test is None or isinstance(self.test, Mapping):
+            return self.test or {}
+        return {"": self.test}
 
     @property
     def own_metrics(self) -> dict[str, Metric]:

@@ -2,10 +2,11 @@
 
 Reading order:
 
+- ``tests``: one test set, or several by name
 - ``versions``: the evaluation of Versions on the test data
 - ``baseline``: the same model on the pooled data
 - ``seeds``: mean and spread over several seeds
 - ``records``: the record of a simulation, from which it resumes; ``digests``: the digest of its App with the code
-- ``plots``: figures of results
+- ``plots``: the figure of one result; ``comparison``: of several, with bands over their seeds
 - ``boards``: the Rounds in TensorBoard
 """

@@ -1,30 +1,24 @@
-"""Plots of results, drawn with matplotlib (the extra ``plots``).
+"""The plot of one result, drawn with matplotlib (the extra ``plots``).
 
 Figures are created without pyplot, so drawing needs no display and leaves no global state. A notebook shows a returned
 Figure.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
-
-from fanin.protos.errors import InvalidInput
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fanin.simulation.rows import RoundRow
     from fanin.simulation.studies.baseline import BaselineRow
     from fanin.simulation.studies.seeds import SpreadRow
 
 
-class HasRounds(Protocol):
-    """The part of a ``Result`` that ``plot_results`` draws."""
-
-    @property
-    def rounds(self) -> "Sequence[RoundRow]": ...
+OF_SETS: Final = "metrics."
+ACCURACY: Final = ".accuracy"
 
 
 class HasSpread(Protocol):
@@ -54,6 +48,11 @@ def plot_rounds(result: "HasSpread", path: Path | str | None) -> "Figure":
         right = axes.twinx()
         _line(right, rows, "test_accuracy", "C1-", "test accuracy")
         _line(right, rows, "test_accuracy_int8", "C1:", "test accuracy, int8")
+        # The first named test set is the test data.
+        sets = [name for name in rows[0].mean if name.startswith(OF_SETS) and name.endswith(ACCURACY)][1:]
+        for index, name in enumerate(sets):
+            label = name.removeprefix(OF_SETS).removesuffix(ACCURACY)
+            _line(right, rows, name, f"C{4 + index % 6}-", f"test accuracy, {label}")
         if baseline:
             accuracies = [row.test_accuracy for row in baseline]
             right.plot([row.round for row in baseline], accuracies, "C3-", label="centralized accuracy")
@@ -72,7 +71,7 @@ def _line(axes: "Axes", rows: "Sequence[SpreadRow]", column: str, form: str, lab
 
     A simulation may evaluate each n-th Version only.
     """
-    rows = [row for row in rows if math.isfinite(row.mean[column])]
+    rows = [row for row in rows if math.isfinite(row.mean.get(column, math.nan))]
     if not rows:
         return
     rounds, means = [row.round for row in rows], [row.mean[column] for row in rows]
@@ -81,39 +80,3 @@ def _line(axes: "Axes", rows: "Sequence[SpreadRow]", column: str, form: str, lab
         low = [row.mean[column] - row.std[column] for row in rows]
         high = [row.mean[column] + row.std[column] for row in rows]
         axes.fill_between(rounds, low, high, color=form[:2], alpha=0.2, linewidth=0.0)
-
-
-def plot_results(results: "Mapping[str, HasRounds]", path: Path | str | None = None) -> object:
-    """Draw several results in one figure: test accuracy over the Rounds, or the loss if there is no accuracy.
-
-    Args:
-        results: The results by name, such as ``{"FedAvg": first, "FedProx": second}``.
-        path: The file to write, in the format of its suffix. None writes none.
-
-    Returns:
-        The matplotlib Figure, which a notebook shows.
-
-    Raises:
-        InvalidInput: There is no result, or matplotlib does not know the format.
-        ModuleNotFoundError: matplotlib is not installed.
-    """
-    if not results:
-        raise InvalidInput("plot: got no results, expected at least one", code="FN-1147")
-    rows = {name: result.rounds for name, result in results.items()}
-    columns = ("test_accuracy", "test_loss")
-    column = next((each for each in columns if all(_finite(one, each) for one in rows.values())), "train_loss")
-    from fanin.simulation.data.figures import new_figure, save_figure
-
-    figure, axes = new_figure()
-    for name, each in rows.items():
-        shown = _finite(each, column)
-        axes.plot([row.round for row in shown], [getattr(row, column) for row in shown], label=name)
-    axes.set_xlabel("round")
-    axes.set_ylabel(column.replace("_", " "))
-    axes.legend(fontsize="small")
-    save_figure(figure, path)
-    return figure
-
-
-def _finite(rounds: "Sequence[RoundRow]", column: str) -> "list[RoundRow]":
-    return [row for row in rounds if math.isfinite(getattr(row, column))]

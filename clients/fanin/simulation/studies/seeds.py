@@ -44,7 +44,7 @@ def spread_of(tables: Sequence[Sequence[RoundRow]]) -> tuple[SpreadRow, ...]:
     rows = []
     for number, rounds in sorted(by_round.items()):
         columns = [{name: value for name, value in cells(row).items() if name not in NAMES} for row in rounds]
-        values = {name: [column[name] for column in columns] for name in columns[0]}
+        values = {name: [column.get(name, math.nan) for column in columns] for name in columns[0]}
         rows.append(
             SpreadRow(
                 round=number,
@@ -58,12 +58,12 @@ def spread_of(tables: Sequence[Sequence[RoundRow]]) -> tuple[SpreadRow, ...]:
 
 def write_spread(path: Path | str, rows: Sequence[SpreadRow]) -> None:
     """Write the rows as a CSV file with the columns ``NAME.mean`` and ``NAME.std``."""
-    names = list(rows[0].mean)
+    names = list(rows[0].mean)  # Version 0 is always evaluated
     with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["round", "num_seeds", *(f"{name}.{kind}" for name in names for kind in ("mean", "std"))])
         for row in rows:
-            pairs = [value for name in names for value in (row.mean[name], row.std[name])]
+            pairs = [each.get(name, math.nan) for name in names for each in (row.mean, row.std)]
             writer.writerow([row.round, row.num_seeds, *pairs])
 
 

@@ -19,6 +19,7 @@ from fanin.server.rounds.targets import target_text
 from fanin.server.runs.data import NoData
 from fanin.server.storage.protocols.files import BlobReader
 from fanin.server.storage.records import MeasuredRanges
+from fanin.simulation.studies.tests import joined_values
 from fanin.simulation.workers import SharedGraphs
 
 
@@ -29,23 +30,31 @@ class TestedVersions:
     Attributes:
         bundle: The Bundle.
         graphs: The open graphs.
-        test: The test data as inputs of the model; None for no evaluation.
+        tests: The test sets by name, as inputs of the model. None evaluates nothing.
         plan: The Plan.
         own: Metrics of the settings by name.
     """
 
     bundle: Bundle
     graphs: SharedGraphs
-    test: Examples | None
+    tests: Mapping[str, Examples]
     plan: Plan
     own: Mapping[str, Metric]
 
+    @property
+    def test(self) -> Examples | None:
+        """The first test set; None without one."""
+        return next(iter(self.tests.values()), None)
+
     def quality(self, number: int, version: VersionValues) -> VersionMetrics:
         """Return the metrics of a Version; NaN without test data, or if the Version is not due."""
-        if self.test is None or number % self.plan.evaluation.every:
+        if not self.tests or number % self.plan.evaluation.every:
             return unknown_values(self._metrics)
-        batches = batches_in_order(self.test, self.bundle.manifest.batch_size, self.bundle.manifest.lengths)
-        return evaluate_version(self.graphs, self.bundle, version, batches, self._metrics)
+        manifest, sets = self.bundle.manifest, {}
+        for name, examples in self.tests.items():
+            batches = batches_in_order(examples, manifest.batch_size, manifest.lengths)
+            sets[name] = evaluate_version(self.graphs, self.bundle, version, batches, self._metrics)
+        return joined_values(sets)
 
     def score(self, metrics: VersionMetrics) -> float:
         """Return the number that ranks Versions. Raises InvalidPlan if the Plan names no metric of the model."""

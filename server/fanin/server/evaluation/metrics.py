@@ -75,15 +75,17 @@ def unknown_values(metrics: Iterable[str]) -> VersionMetrics:
     return VersionMetrics(num_examples=0, values=dict.fromkeys(names, math.nan))
 
 
-def check_best(best: str, metrics: Iterable[str], *, has_labels: bool) -> None:
+def check_best(best: str, metrics: Iterable[str], *, sets: Iterable[str] = (), has_labels: bool) -> None:
     """Raise InvalidPlan unless a model can have the metric ``best``. The check needs no graph.
 
     Args:
         best: The metric that ranks Versions.
         metrics: The names of further metrics.
+        sets: The names of test sets, each with the metrics ``SET.METRIC``.
         has_labels: Whether the model predicts labels, and no values.
     """
     names = {*(OF_LABELS if has_labels else OF_VALUES), *unknown_values(metrics).values}
+    names |= {f"{each}.{name}" for each in sets for name in names}
     if best not in names:
         raise _unknown_best(best, names)
 
@@ -100,8 +102,12 @@ def score_of(best: str, values: Mapping[str, float], metrics: Mapping[str, Metri
     """
     if best not in values:
         raise _unknown_best(best, values)
-    metric = metrics.get(best.removesuffix(INT8))
-    is_lower = best in LOWER_IS_BETTER if metric is None else not metric.higher_is_better
+    name = best
+    while name not in LOWER_IS_BETTER and name.removesuffix(INT8) not in metrics and "." in name:
+        # The metric of a test set. A name may have dots.
+        name = name.partition(".")[2]
+    metric = metrics.get(name.removesuffix(INT8))
+    is_lower = name in LOWER_IS_BETTER if metric is None else not metric.higher_is_better
     return -values[best] if is_lower else values[best]
 
 
