@@ -107,6 +107,22 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
         "each step adds c - c_k to the gradient; a device keeps c_k, the coordinator c",
         _STAGES,
     ),
+    "fednova": Algorithm(
+        "Wang et al. 2020, arXiv 2007.07481",
+        "x + tau sum p_k d_k / norm1(a_k), with p_k = w_k / sum w and tau = sum p_k norm1(a_k); a_k are the factors of "
+        "the steps",
+        "methods.md",
+    ),
+    "qfedavg": Algorithm(
+        "Li et al. 2020, arXiv 1905.10497",
+        "x + sum F_k^q d_k / sum h_k, with h_k = q F_k^(q-1) norm(d_k)^2 / eta + F_k^q; F_k is the loss at x",
+        "methods.md",
+    ),
+    "feddyn": Algorithm(
+        "Acar et al. 2021, arXiv 2111.04263",
+        "each step adds mu (y - x) - g_k; a device keeps g_k, the coordinator their sum",
+        "methods.md",
+    ),
     "stale Updates": Algorithm(
         "Nguyen et al. 2022, arXiv 2106.06639", "an Update that is t Versions late has the weight w_k s(t)", "cohort.md"
     ),
@@ -127,6 +143,11 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
     "central": Algorithm(
         "Kairouz et al. 2021, arXiv 2102.06387",
         "devices clip; the coordinator adds discrete Gaussian noise to the sum",
+        "differential-privacy.md",
+    ),
+    "adaptive clipping": Algorithm(
+        "Andrew et al. 2021, arXiv 1905.03871",
+        "the clip norm C of `central` becomes C exp(-eta (b - gamma)), b the noised share of devices within C",
         "differential-privacy.md",
     ),
     "skellam": Algorithm(

@@ -5,9 +5,10 @@ from pathlib import Path
 from golden.algorithms_page import ALGORITHMS, PAGE, page, refusals_in
 from support.combinations import PARTS
 
-from fanin.edge.codecs.stages import STAGES
+from fanin.edge.codecs.stages import EVALUATE_ONLY, STAGES
 from fanin.protos.plans import CODEC_BITS, PLAIN_PROTOCOL
 from fanin.protos.plans.privacy import MECHANISMS
+from fanin.server.aggregation.exact_sums import STATISTICS_RULE
 from fanin.server.aggregation.outer import OPTIMIZERS
 from fanin.server.aggregation.rules import RULES
 from fanin.server.protocols.known import PROTOCOLS
@@ -20,4 +21,5 @@ def test_the_page_equals_what_runs_refuse(tmp_path: Path) -> None:
 def test_each_part_that_a_plan_can_name_is_on_the_page_once() -> None:
     names = [part.name for part in PARTS]
     assert len(set(names)) == len(names) and set(names) == set(ALGORITHMS)
-    assert {*RULES, *OPTIMIZERS, *STAGES, *CODEC_BITS, *PROTOCOLS, *MECHANISMS} - set(names) == {"", PLAIN_PROTOCOL}
+    known = {*RULES, *OPTIMIZERS, *STAGES, *CODEC_BITS, *PROTOCOLS, *MECHANISMS}
+    assert known - set(names) == {"", PLAIN_PROTOCOL, STATISTICS_RULE, EVALUATE_ONLY}

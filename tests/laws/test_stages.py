@@ -328,8 +328,8 @@ def test_the_group_of_scaffold_counts_each_device_once() -> None:
         (
             [StageSpec(name="error_feedbak")],
             (
-                "plan: stages: got 'error_feedbak', expected one of ['error_feedback', 'evaluate_only', 'scaffold'], "
-                "which are installed here; did you mean error_feedback?"
+                "plan: stages: got 'error_feedbak', expected one of ['error_feedback', 'evaluate_only', 'feddyn', "
+                "'fednova', 'qfedavg', 'scaffold'], which are installed here; did you mean error_feedback?"
             ),
         ),
         (

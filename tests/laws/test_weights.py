@@ -1,5 +1,6 @@
 """Laws of the weights: FedAvg's mean for any counts, one scale for a set in any order, no influence on the others."""
 
+import math
 import random
 from dataclasses import replace
 from fractions import Fraction
@@ -16,7 +17,8 @@ from support.virtual import plan as virtual_plan
 
 from fanin.protos.messages import CodecSpec
 from fanin.protos.plans import MAX_TIMES, Plan
-from fanin.server.aggregation.weights import RunningScale, scale_of, steps_of
+from fanin.protos.plans.sections import MAX_STALENESS
+from fanin.server.aggregation.weights import RunningScale, scale_of, stale_weight, steps_of
 from fanin.simulation import Member, Outcome, Scenario, SyntheticTrainer, play
 
 COUNTS = st.lists(st.sampled_from((1, 7, 100)) | st.integers(1, MAX_TIMES), min_size=1, max_size=30)
@@ -109,3 +111,19 @@ def test_a_scaled_set_gives_the_same_versions_in_any_order_and_after_restarts(
     assert outcome.digests == expected.digests
     assert [verdict.problem for verdict in outcome.verdicts] == [""] * 3
     assert [version.total_examples for version in outcome.versions if version.round] == [sum(EXAMPLES)] * 2
+
+
+@given(st.integers(0, 1000), st.integers(0, 800))
+def test_a_stale_weight_is_the_nearest_integer_to_the_exact_power(staleness: int, hundredths: int) -> None:
+    weight = stale_weight(256, staleness, hundredths / 100)
+    # weight = 256 / (1 + s)^(p / 100): powers of 100 compare it with integers alone.
+    base, top = (1 + staleness) ** hundredths, 512**100
+    assert (2 * weight - 1) ** 100 * base <= top or weight == 1
+    assert (2 * weight + 1) ** 100 * base >= top
+
+
+def test_the_default_exponent_is_the_inverse_square_root_and_zero_counts_all_alike() -> None:
+    roots = [round(256 / math.sqrt(1 + each)) for each in range(MAX_STALENESS + 1)]
+    assert [stale_weight(256, each, 0.5) for each in range(MAX_STALENESS + 1)] == roots
+    assert {stale_weight(256, each, 0.0) for each in range(100)} == {256}
+    assert stale_weight(1, 0, 8.0) == 1 and stale_weight(256, 1, 8.0) == 1

@@ -264,8 +264,8 @@ def test_a_run_with_a_stage_that_is_not_installed_does_not_start(run: Run, tmp_p
     completed = run(tmp_path / "empty", RUN, tmp_path, "weighted_mean", "fedavg", "random_share")
     assert completed.returncode != 0
     assert (
-        "InvalidPlan: plan: stages: got 'random_share', expected one of ['error_feedback', 'evaluate_only', "
-        "'scaffold'], which are installed here"
+        "InvalidPlan: plan: stages: got 'random_share', expected one of ['error_feedback', 'evaluate_only', 'feddyn', "
+        "'fednova', 'qfedavg', 'scaffold'], which are installed here"
     ) in completed.stderr
 
 

@@ -95,6 +95,20 @@ PARTS: Final = (
     *(_outer(name) for name in ("fedavg", "fedavgm", "nesterov", "fedadagrad", "fedadam", "fedyogi")),
     Part("client method", "fedprox", {"training.proximal_weight": 0.1}),
     Part("client method", "scaffold", stages=[_SCAFFOLD], has_control=True),
+    Part("client method", "fednova", {"aggregation.rule": "fednova"}, stages=[{"name": "fednova"}]),
+    Part(
+        "client method",
+        "qfedavg",
+        {"aggregation.rule": "qfedavg"},
+        stages=[{"name": "qfedavg", "options": {"q": 1.0}}],
+    ),
+    Part(
+        "client method",
+        "feddyn",
+        {"aggregation.outer_optimizer": "feddyn", "training.proximal_weight": 0.1},
+        stages=[{"name": "feddyn", "options": {"num_devices": NUM_DEVICES}}],
+        has_control=True,
+    ),
     Part("staleness", "stale Updates", {"aggregation.max_staleness": 2}),
     Part("pipeline", "error_feedback", stages=[{"name": "error_feedback"}]),
     *(Part("codec", name, {"codec.name": name}) for name in ("fixed32", "int16", "int8", "int4")),
@@ -102,6 +116,11 @@ PARTS: Final = (
     Part("weights", "uniform weights", {"aggregation.weights": "uniform"}),
     Part("privacy", "secagg", MASKED, {"aggregation.max_examples": 100}),
     Part("privacy", "central", {"privacy.mechanism": "central", **PRIVATE}),
+    Part(
+        "privacy",
+        "adaptive clipping",
+        {"privacy.mechanism": "central", "privacy.target_quantile": 0.5, "privacy.bits_noise": 2.0, **PRIVATE},
+    ),
     Part("privacy", "skellam", {"privacy.mechanism": "skellam", **PRIVATE, **MASKED}, {"codec.name": "int8"}),
     Part("privacy", "gaussian-shares", {"privacy.mechanism": "gaussian-shares", **PRIVATE, **MASKED}),
 )

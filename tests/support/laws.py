@@ -52,7 +52,11 @@ TRAININGS: Final = st.builds(
     batch_size=UINT32,
     optimizer=OPTIMIZERS,
     warmup_steps=UINT32,
-    step_decay=st.sampled_from(["", "linear", "cosine"]),
+    step_decay=st.sampled_from(["", "linear", "cosine", "step"]),
+    decay_steps=st.integers(1, p.MAX_TIMES),
+    decay_factor=st.floats(2.0**-60, 1.0),
+    schedule_rounds=UINT32,
+    min_work=st.floats(0.0, 1.0),
 )
 SCALARS: Final = (
     st.booleans(),
@@ -175,6 +179,7 @@ AGGREGATION_PLANS = st.builds(
     outer_optimizer=NAMES,
     outer_options=OPTIONS,
     max_staleness=st.integers(0, 1000),
+    staleness_exponent=st.floats(0.0, 8.0),
 ) | st.builds(p.AggregationPlan, max_examples=st.integers(0, p.MAX_TIMES), weights=st.just("uniform"))
 
 

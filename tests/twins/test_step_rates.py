@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.models import app_of, bundle_of, samples
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
+from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR, StepLR
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
@@ -28,7 +28,8 @@ from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.workers import LocalTrainings, Trainings
 
 RATE = 0.1
-DECAYS = ("", "linear", "cosine")
+DECAYS = ("", "linear", "cosine", "step")
+DECAY_STEPS, DECAY_FACTOR = 3, 0.5
 
 
 def scheduler_of(optimizer: torch.optim.Optimizer, training: m.Training, num_steps: int) -> LRScheduler:
@@ -41,6 +42,8 @@ def scheduler_of(optimizer: torch.optim.Optimizer, training: m.Training, num_ste
             decay = LinearLR(optimizer, start_factor=1.0, end_factor=0.0, total_iters=num_decay_steps)
         case "cosine":
             decay = CosineAnnealingLR(optimizer, T_max=num_decay_steps)
+        case "step":
+            decay = StepLR(optimizer, step_size=DECAY_STEPS, gamma=DECAY_FACTOR)
         case _:
             decay = ConstantLR(optimizer, factor=1.0)
     if not warmup:
@@ -59,12 +62,38 @@ def torch_rates(training: m.Training, num_steps: int) -> list[float]:
     return rates
 
 
+def settings_of(warmup: int, decay: str, schedule_rounds: int = 0) -> m.Training:
+    return m.Training(
+        epochs=1,
+        learning_rate=RATE,
+        seed=1,
+        warmup_steps=warmup,
+        step_decay=decay,
+        decay_steps=DECAY_STEPS,
+        decay_factor=DECAY_FACTOR,
+        schedule_rounds=schedule_rounds,
+    )
+
+
 @given(warmup=st.integers(0, 12), num_steps=st.integers(1, 40), decay=st.sampled_from(DECAYS))
 def test_the_rate_of_each_step_is_that_of_torchs_schedulers(warmup: int, num_steps: int, decay: str) -> None:
-    training = m.Training(epochs=1, learning_rate=RATE, seed=1, warmup_steps=warmup, step_decay=decay)
-    rates = [rate_of_step(training, step, num_steps) for step in range(num_steps)]
+    training = settings_of(warmup, decay)
+    rates = [rate_of_step(training, step, num_steps, 7) for step in range(num_steps)]
     np.testing.assert_allclose(rates, torch_rates(training, num_steps), rtol=1e-9, atol=1e-12)
-    assert mean_rate(training, num_steps) == pytest.approx(np.mean(rates))
+    assert mean_rate(training, num_steps, num_steps, 7) == pytest.approx(np.mean(rates))
+    # A device that stops early has the rates of the steps that it did.
+    assert mean_rate(training, 1, num_steps, 7) == pytest.approx(rates[0])
+
+
+@given(warmup=st.integers(0, 12), num_steps=st.integers(1, 9), decay=st.sampled_from(DECAYS), rounds=st.integers(1, 5))
+def test_a_schedule_over_several_rounds_is_one_schedule_of_torch(
+    warmup: int, num_steps: int, decay: str, rounds: int
+) -> None:
+    training = settings_of(warmup, decay, schedule_rounds=rounds)
+    rates = [rate_of_step(training, step, num_steps, r) for r in range(1, rounds + 1) for step in range(num_steps)]
+    np.testing.assert_allclose(rates, torch_rates(training, rounds * num_steps), rtol=1e-9, atol=1e-12)
+    later = {rate_of_step(training, step, num_steps, rounds + 3) for step in range(num_steps)}
+    assert later == {rates[-1]}
 
 
 def store_of(num: int, seed: int) -> MemoryStore:
@@ -96,7 +125,7 @@ def train_with_torch(
 def test_a_device_trains_with_the_rates_of_torchs_schedulers(decay: str) -> None:
     bundle, store = bundle_of("mlp"), store_of(45, seed=3)
     model = OpenedModel(bundle=bundle, parameters=bundle.initial_parameters())
-    training = m.Training(epochs=2, learning_rate=RATE, seed=1, warmup_steps=4, step_decay=decay)
+    training = replace(settings_of(4, decay), epochs=2)
     assignment = replace(example_assignment(bundle), training=training)
     change = RuntimeTrainer(open_runtime("onnx"), store).train(model, assignment, lambda: None)
     module = train_with_torch(training, store, model, assignment)

@@ -102,7 +102,7 @@ class Device:
         """Train once. Return the Change and the number of batches."""
         clock, work = Clock(), work_of(self.bundle)
         examples = self.examples or store()
-        trainer = RuntimeTrainer(self.runtime or open_runtime("onnx"), examples, policy=self.policy, now=clock)
+        trainer = RuntimeTrainer(self.runtime or open_runtime("onnx"), examples, policy=replace(self.policy, now=clock))
         batches = Batches(clock, kill_at, end)
         model = replace(example_model(self.bundle), saved=TrainingStore(self.folder / "trainings").open(work))
         return trainer.train(model, work, batches), batches.num

@@ -150,7 +150,10 @@ UNKNOWN = (
         ("proximal_weight = -1.0", f"schedule.0.proximal_weight: got -1.0, expected a number from 0 to 1.7e+38{SEE}"),
         ("batch_size = 2.0", f"schedule.0.batch_size: got 2.0, expected an integer from 0 to 4294967295{SEE}"),
         ("optimizer = { momentum = 'a' }", f"schedule.0.optimizer.momentum: got 'a', expected a finite number{SEE}"),
-        ("step_decay = 'square'", f"schedule.0.step_decay: got 'square', expected one of \"\", linear, cosine{SEE}"),
+        (
+            "step_decay = 'square'",
+            f"schedule.0.step_decay: got 'square', expected one of \"\", linear, cosine, step{SEE}",
+        ),
         (
             "momentum = 0.5",
             f"schedule.0.momentum: {UNKNOWN}; did you mean schedule.0.optimizer.momentum?",

@@ -1,5 +1,6 @@
 """Buffered and streaming Rounds: Updates for an earlier Round count with a lower weight, and never twice."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,17 @@ def test_the_slowest_device_has_its_part_only_where_stale_updates_count(tmp_path
 
     assert participants(50) == {f"device-{index}" for index in range(4)}
     assert "device-3" not in participants(0)
+
+
+def test_versions_follow_from_the_exponent_of_the_plan_and_are_recomputed(tmp_path: Path) -> None:
+    """Updates that count as much as fresh ones, and less than by default, give other Versions than the default."""
+
+    def digests(exponent: float) -> list[str]:
+        run_plan = plan(buffer=2, quorum=2, max_staleness=50, max_rounds=8)
+        run_plan = replace(run_plan, aggregation=replace(run_plan.aggregation, staleness_exponent=exponent))
+        return [version.version_sha256 for version in federate(tmp_path / f"{exponent}", run_plan)]
+
+    assert len({tuple(digests(exponent)) for exponent in (0.0, 0.5, 2.5)}) == 3
 
 
 def test_a_buffer_of_the_entire_cohort_is_fedavg_bit_for_bit(tmp_path: Path) -> None:

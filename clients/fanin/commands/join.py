@@ -29,6 +29,7 @@ from fanin.clients.device.site.record import SitePlace
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training.resuming import DEFAULT_SAVE_S, SavePolicy
 from fanin.clients.device.training.trainer import RuntimeTrainer
+from fanin.clients.device.training.work import WorkLimit
 from fanin.clients.device.updates import Trainer
 from fanin.clients.pins import AUTHORITY_FILE, kept_authority, parse_fingerprint
 from fanin.clients.route import route_to
@@ -152,7 +153,8 @@ def _graphs(options: argparse.Namespace) -> tuple[Trainer, Runtime]:
     """Return the trainer of a device that runs graphs, and its runtime."""
     runtime = open_runtime(options.runtime)
     store = open_npz(Path(options.data), options.partition or 0, options.validation)
-    return SparingTrainer(RuntimeTrainer(runtime, store, policy=SavePolicy(save_s=options.save_s))), runtime
+    policy, work = SavePolicy(save_s=options.save_s), WorkLimit(steps=options.max_steps, epochs=options.max_epochs)
+    return SparingTrainer(RuntimeTrainer(runtime, store, policy=policy, work=work)), runtime
 
 
 def _flower(options: argparse.Namespace, stack: contextlib.ExitStack) -> tuple[Trainer, None]:
@@ -258,14 +260,6 @@ def _parser() -> Parser:
         "--cache-mb", type=int, default=DEFAULT_MAX_BYTES >> 20, metavar="MB", help="disk space for downloads (256)"
     )
     parser.add_argument(
-        "--save-s",
-        type=float,
-        default=DEFAULT_SAVE_S,
-        metavar="SECONDS",
-        help="save a training that was not saved for this long, at the end of the next epoch; a killed device resumes "
-        f"from there ({DEFAULT_SAVE_S:g}); inf: never",
-    )
-    parser.add_argument(
         "--web",
         metavar="[HOST:]PORT",
         help="serve a page with the state of this device, on this machine only; 0: any port",
@@ -284,6 +278,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--delay-seed", type=int, metavar="SEED", help="seed of a random delay before each upload, to vary the order"
     )
+    _add_training(parser)
     _add_telemetry(parser)
     return parser
 
@@ -323,6 +318,24 @@ def _add_telemetry(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the training: when it is saved, and how long it lasts."""
+    parser.add_argument(
+        "--save-s",
+        type=float,
+        default=DEFAULT_SAVE_S,
+        metavar="SECONDS",
+        help="save a training that was not saved for this long, at the end of the next epoch; a killed device resumes "
+        f"from there ({DEFAULT_SAVE_S:g}); inf: never",
+    )
+    parser.add_argument(
+        "--max-steps", type=int, metavar="N", help="most train steps in a round: the update is then partial work"
+    )
+    parser.add_argument(
+        "--max-epochs", type=float, metavar="E", help="most epochs in a round, such as 0.5: likewise partial work"
+    )
+
+
 def _add_flower(parser: argparse.ArgumentParser) -> None:
     """Add the options of a device that runs a Flower app."""
     parser.add_argument(
@@ -346,6 +359,14 @@ def _check_options(options: argparse.Namespace) -> None:
         options.web = parse_page_address("--web", options.web)
     if options.ca_fingerprint is not None:
         options.ca_fingerprint = parse_fingerprint("--ca-fingerprint", options.ca_fingerprint)
+    # Raises InvalidInput for a limit out of its range.
+    limit = WorkLimit(steps=options.max_steps, epochs=options.max_epochs)
+    if options.flower and limit != WorkLimit():
+        raise InvalidInput(
+            "--flower: got it with --max-steps or --max-epochs, expected none of them: the app decides how long it "
+            "trains; remove them",
+            code="FN-0915",
+        )
     if options.flower and (options.data or options.serve or options.runtime):
         raise InvalidInput(
             "--flower: got it with --data, --serve or --runtime, expected it alone: the app loads its own data, and "

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from fanin.simulation.devices.habits import Habits, Lie
     from fanin.simulation.devices.models import DeviceModel
     from fanin.simulation.devices.traces import DeviceTrace, Traces, read_traces
+    from fanin.simulation.devices.work import ClientWork
     from fanin.simulation.experiment import simulate
     from fanin.simulation.federation.clock import run_virtual
     from fanin.simulation.federation.device import VirtualDevice
@@ -92,6 +93,7 @@ _MODULES = {
     "ClientFailure": "rows",
     "ClientRow": "rows",
     "DailyWindow": "devices.availability",
+    "ClientWork": "devices.work",
     "DeviceModel": "devices.models",
     "DeviceTrace": "devices.traces",
     "Dirichlet": "data.partitioners",
@@ -167,6 +169,7 @@ __all__ = [
     "ClientFailed",
     "ClientFailure",
     "ClientRow",
+    "ClientWork",
     "DailyWindow",
     "DeviceModel",
     "DeviceTrace",

@@ -37,7 +37,7 @@ QUORUM: Final = "cohort.quorum"
 TARGET: Final = "stop.target"
 DATA: Final = "evaluation.data"
 REPORT_FACTOR: Final = "cohort.report_factor"
-OF_GRAPHS: Final = ("metrics", "baseline", "resume", "trainer")
+OF_GRAPHS: Final = ("metrics", "baseline", "resume", "trainer", "work")
 """Settings that need the graphs of an App."""
 
 
@@ -241,6 +241,7 @@ def facts_of(app: "App") -> TrainFacts:
         has_control=recipe.scaffold,
         optimizer=recipe.optimizer.settings,
         batch_sizes=tuple(sorted((app.batch_size, *app.other_batch_sizes))),
+        states=frozenset(recipe.optimizer.states),
     )
 
 

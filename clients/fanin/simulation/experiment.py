@@ -36,6 +36,7 @@ from fanin.simulation.arguments import check_devices, check_plan, plan_of
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.devices.work import ClientWork
 from fanin.simulation.engines.choice import Chosen, Workload, choose
 from fanin.simulation.engines.exporting import check_no_int8, choose_vmap
 from fanin.simulation.engines.vectorized import VectorTrainings
@@ -308,6 +309,7 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
     if chosen.reason:
         prepared.progress.step(chosen.reason)
     trainings: Trainings
+    work = (settings.work or ClientWork()).bound(len(clients.sizes))
     runtime = graphs.name
     if settings.trainer is not None:
         own = OwnTrainings(settings.trainer, clients, fraction)
@@ -315,12 +317,12 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
         subject_of = GraphSubject.of(prepared.placed, clients, fraction, factory=settings.trainer)
         trainings = own if isinstance(backend, ThisProcess) else GraphTrainings(backend, subject_of)
     elif chosen.step is not None:
-        trainings = VectorTrainings(chosen.step, graphs, clients, fraction, metrics)
+        trainings = VectorTrainings(chosen.step, graphs, clients, fraction, metrics).limited(work)
     elif isinstance(backend, ThisProcess):
         # The evaluation uses the same open graphs.
-        trainings = LocalTrainings(graphs, clients, fraction, metrics)
+        trainings = LocalTrainings(graphs, clients, fraction, metrics, work)
     else:
-        trainings = GraphTrainings(backend, GraphSubject.of(prepared.placed, clients, fraction, metrics))
+        trainings = GraphTrainings(backend, GraphSubject.of(prepared.placed, clients, fraction, metrics, work=work))
     tests = {
         name: model_examples(each, bundle, graphs)
         for name, each in settings.tests.items()

@@ -18,6 +18,7 @@ from fanin.server.aggregation import outer, rules
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.simulation.backends.ray_cluster import RayCluster
 from fanin.simulation.devices.models import DeviceModel
+from fanin.simulation.devices.work import ClientWork
 from fanin.simulation.rows import OnEvent, OnFailure, RoundRow
 from fanin.simulation.studies.tests import TestData
 
@@ -78,6 +79,8 @@ class SimulationSettings:
         cluster: The Ray cluster that trains the clients, instead of ``processes``. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.
         devices: The speed, the connection and the availability of the devices.
+        work: Epochs or steps of each client, and the share of stragglers (docs/howto/work.md). None: all
+            clients do all steps.
         on_round: Called with each row as soon as its Round has ended. The row of a Flower app has no evaluation by the
             clients yet.
         on_version: Called after ``on_round`` with each Version: its row, parameters and module.
@@ -104,6 +107,7 @@ class SimulationSettings:
     cluster: RayCluster | None = None
     stop_on_failure: bool = False
     devices: DeviceModel = field(default_factory=DeviceModel)
+    work: ClientWork | None = None
     on_round: Callable[[RoundRow], None] = lambda row: None
     on_version: "Callable[[KeptVersion], None]" = lambda version: None
     keep_versions: int = 1

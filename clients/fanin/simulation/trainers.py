@@ -7,6 +7,7 @@ from typing import Final
 
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.training.work import TooLittleWork
 from fanin.clients.device.updates import Change
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError, InvalidInput
@@ -63,6 +64,9 @@ class ClientTrainer(EarlyTrainer):
         )
         try:
             change = pending()
+        except TooLittleWork:
+            # Its device gives up, as a real one does. That is the experiment, and no failure of the client.
+            raise
         except Exception as exc:  # Any error: the store and the App's data may use the user's code.
             trace = "".join(format_exception(exc))
             failure = ClientFailure(round=assignment.round, client=self._client, error=str(exc), traceback=trace)

@@ -29,6 +29,7 @@ from fanin.protos.errors import InvalidInput
 from fanin.protos.wire import from_proto, to_proto
 from fanin.simulation.backends.backend import Backend, Placed
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.devices.work import ALL_WORK, BoundWork
 from fanin.v1 import fleet_pb2 as pb
 
 FORMAT: Final = "onnx"
@@ -168,6 +169,7 @@ class GraphSubject:
         validation_fraction: Share of each client's examples that it holds out.
         metrics: Metrics of the settings by name.
         factory: Creates the trainers of the settings; None for those of the graphs.
+        work: How many of its steps each client does.
     """
 
     bundle: PlacedBundle
@@ -177,6 +179,7 @@ class GraphSubject:
     validation_fraction: float
     metrics: Mapping[str, Metric]
     factory: TrainerFactory | None = None
+    work: BoundWork = ALL_WORK
 
     @classmethod
     def of(
@@ -186,6 +189,7 @@ class GraphSubject:
         validation_fraction: float,
         metrics: Mapping[str, Metric] = NO_METRICS,
         factory: TrainerFactory | None = None,
+        work: BoundWork = ALL_WORK,
     ) -> "GraphSubject":
         """Return the subject of a simulation's clients."""
         return cls(
@@ -196,6 +200,7 @@ class GraphSubject:
             validation_fraction=validation_fraction,
             metrics=metrics,
             factory=factory,
+            work=work,
         )
 
     def store(self, client: int) -> MemoryStore:
@@ -226,9 +231,10 @@ class LocalTrainings:
         clients: Partition,
         validation_fraction: float,
         metrics: Mapping[str, Metric] = NO_METRICS,
+        work: BoundWork = ALL_WORK,
     ) -> None:
         def trainer(client: int) -> RuntimeTrainer:
-            return RuntimeTrainer(graphs, clients.store(client, validation_fraction), metrics)
+            return RuntimeTrainer(graphs, clients.store(client, validation_fraction), metrics, work=work.of(client))
 
         self._trainer = lru_cache(maxsize=KEPT_CLIENTS)(trainer)
 
@@ -355,7 +361,8 @@ def _opened(placed: Placed[GraphSubject]) -> tuple[Bundle, Callable[[int], _Trai
 
     @lru_cache(maxsize=KEPT_CLIENTS)
     def trainer(client: int) -> _Train:
-        runtime_trainer = RuntimeTrainer(graphs, subject.store(client), subject.metrics)
+        work = subject.work.of(client)
+        runtime_trainer = RuntimeTrainer(graphs, subject.store(client), subject.metrics, work=work)
         return lambda model, assignment: runtime_trainer.train(model, assignment, lambda: True)
 
     return subject.bundle.open(), trainer

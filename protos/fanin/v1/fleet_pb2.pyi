@@ -1538,6 +1538,10 @@ class Training(_message.Message):
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     WARMUP_STEPS_FIELD_NUMBER: _builtins.int
     STEP_DECAY_FIELD_NUMBER: _builtins.int
+    MIN_WORK_FIELD_NUMBER: _builtins.int
+    DECAY_STEPS_FIELD_NUMBER: _builtins.int
+    DECAY_FACTOR_FIELD_NUMBER: _builtins.int
+    SCHEDULE_ROUNDS_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     learning_rate: _builtins.float
     """0: none, for the code of a device that needs none. Graphs need one."""
@@ -1557,7 +1561,17 @@ class Training(_message.Message):
     """
     step_decay: _builtins.str
     """How the learning rate falls over the other steps of the device, n in all: "linear" multiplies it by 1 - s, "cosine" by
-    (1 + cos(pi s)) / 2, where s = (t - 1 - W) / (n - W). "": not at all.
+    (1 + cos(pi s)) / 2, where s = (t - 1 - W) / (n - W), and "step" by decay_factor^((t - 1 - W) div decay_steps). "": not
+    at all.
+    """
+    min_work: _builtins.float
+    """Least share of its n steps that the device does. A device that does less gives up the Assignment. 0.0: one step."""
+    decay_steps: _builtins.int
+    decay_factor: _builtins.float
+    """Absent: 0.1."""
+    schedule_rounds: _builtins.int
+    """Above 0: the schedule of the learning rate has n times as many steps as this number, and t counts n steps for each
+    Round before. After the last step, the rate stays. 0: t begins anew in each Round.
     """
     @_builtins.property
     def optimizer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
@@ -1574,12 +1588,18 @@ class Training(_message.Message):
         optimizer: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         warmup_steps: _builtins.int = ...,
         step_decay: _builtins.str = ...,
+        min_work: _builtins.float = ...,
+        decay_steps: _builtins.int = ...,
+        decay_factor: _builtins.float | None = ...,
+        schedule_rounds: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_decay_factor", b"_decay_factor", "decay_factor", b"decay_factor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "epochs", b"epochs", "learning_rate", b"learning_rate", "optimizer", b"optimizer", "proximal_weight", b"proximal_weight", "seed", b"seed", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decay_factor", b"_decay_factor", "batch_size", b"batch_size", "decay_factor", b"decay_factor", "decay_steps", b"decay_steps", "epochs", b"epochs", "learning_rate", b"learning_rate", "min_work", b"min_work", "optimizer", b"optimizer", "proximal_weight", b"proximal_weight", "schedule_rounds", b"schedule_rounds", "seed", b"seed", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__decay_factor: _TypeAlias = _typing.Literal["decay_factor"]  # noqa: Y015
+    _WhichOneofArgType__decay_factor: _TypeAlias = _typing.Literal["_decay_factor", b"_decay_factor"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__decay_factor) -> _WhichOneofReturnType__decay_factor | None: ...
 
 Global___Training: _TypeAlias = Training  # noqa: Y015
 

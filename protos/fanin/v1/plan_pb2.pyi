@@ -578,6 +578,7 @@ class Aggregation(_message.Message):
     OUTER_OPTIONS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     SITE_WEIGHTS_FIELD_NUMBER: _builtins.int
+    STALENESS_EXPONENT_FIELD_NUMBER: _builtins.int
     max_examples: _builtins.int
     """Cap on the weight of one Update, in examples; 0: none."""
     max_staleness: _builtins.int
@@ -588,6 +589,8 @@ class Aggregation(_message.Message):
     """How the aggregate changes the parameters; absent: fedavg."""
     weights: _builtins.str
     """The weight of an Update: examples, uniform or sites; absent: examples."""
+    staleness_exponent: _builtins.float
+    """An Update that is s Versions stale counts 1 / (1 + s)^staleness_exponent of a fresh one; absent: 0.5."""
     @_builtins.property
     def rule_options(self) -> _containers.MessageMap[_builtins.str, _fleet_pb2.Setting]:
         """The options of the rule, and of the outer optimizer."""
@@ -609,21 +612,26 @@ class Aggregation(_message.Message):
         outer_options: _abc.Mapping[_builtins.str, _fleet_pb2.Setting] | None = ...,
         weights: _builtins.str | None = ...,
         site_weights: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        staleness_exponent: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_weights", b"_weights", "outer_optimizer", b"outer_optimizer", "rule", b"rule", "weights", b"weights"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_staleness_exponent", b"_staleness_exponent", "_weights", b"_weights", "outer_optimizer", b"outer_optimizer", "rule", b"rule", "staleness_exponent", b"staleness_exponent", "weights", b"weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_weights", b"_weights", "max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_optimizer", b"outer_optimizer", "outer_options", b"outer_options", "rule", b"rule", "rule_options", b"rule_options", "site_weights", b"site_weights", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer", "_rule", b"_rule", "_staleness_exponent", b"_staleness_exponent", "_weights", b"_weights", "max_examples", b"max_examples", "max_staleness", b"max_staleness", "outer_optimizer", b"outer_optimizer", "outer_options", b"outer_options", "rule", b"rule", "rule_options", b"rule_options", "site_weights", b"site_weights", "staleness_exponent", b"staleness_exponent", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__outer_optimizer: _TypeAlias = _typing.Literal["outer_optimizer"]  # noqa: Y015
     _WhichOneofArgType__outer_optimizer: _TypeAlias = _typing.Literal["_outer_optimizer", b"_outer_optimizer"]  # noqa: Y015
     _WhichOneofReturnType__rule: _TypeAlias = _typing.Literal["rule"]  # noqa: Y015
     _WhichOneofArgType__rule: _TypeAlias = _typing.Literal["_rule", b"_rule"]  # noqa: Y015
+    _WhichOneofReturnType__staleness_exponent: _TypeAlias = _typing.Literal["staleness_exponent"]  # noqa: Y015
+    _WhichOneofArgType__staleness_exponent: _TypeAlias = _typing.Literal["_staleness_exponent", b"_staleness_exponent"]  # noqa: Y015
     _WhichOneofReturnType__weights: _TypeAlias = _typing.Literal["weights"]  # noqa: Y015
     _WhichOneofArgType__weights: _TypeAlias = _typing.Literal["_weights", b"_weights"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__outer_optimizer) -> _WhichOneofReturnType__outer_optimizer | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rule) -> _WhichOneofReturnType__rule | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staleness_exponent) -> _WhichOneofReturnType__staleness_exponent | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weights) -> _WhichOneofReturnType__weights | None: ...
 

@@ -23,6 +23,7 @@ from fanin.clients.device.site.record import SitePlace
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training.resuming import DEFAULT_SAVE_S, SavePolicy
 from fanin.clients.device.training.trainer import RuntimeTrainer
+from fanin.clients.device.training.work import WorkPolicy, all_steps
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.runtimes.available import open_runtime
 from fanin.protos.calls import device_id_of
@@ -46,6 +47,7 @@ class DeviceSettings:
         max_cache_bytes: Bytes of downloaded Chunks that are kept.
         save_s: Seconds after which a training is saved at the end of its next epoch; infinity for never.
         shares_condition: Whether check-ins report battery and network of this machine, for the coordinator's operators.
+        work: Returns how many of its steps the device does in a Round, such as ``WorkLimit(epochs=0.5)``.
     """
 
     server: str
@@ -57,6 +59,7 @@ class DeviceSettings:
     max_cache_bytes: int = DEFAULT_MAX_BYTES
     save_s: float = DEFAULT_SAVE_S
     shares_condition: bool = True
+    work: WorkPolicy = all_steps
 
 
 @contextmanager
@@ -90,7 +93,7 @@ def join(
     with closing(Connection(settings.server, settings.ca)) as line, hold_folder(settings.folder):
         cache = Cache(settings.folder, settings.max_cache_bytes)
         key = cache.key()
-        trainer = RuntimeTrainer(runtime, store, policy=SavePolicy(save_s=settings.save_s))
+        trainer = RuntimeTrainer(runtime, store, policy=SavePolicy(save_s=settings.save_s), work=settings.work)
         place = SitePlace(server=settings.server, runtime=trainer.runtime, publishers=(settings.publisher,))
         parts = ClientParts(
             transport=GrpcTransport(line, key),

@@ -345,7 +345,8 @@ class SessionDriver:
                 )
             telemetry = self._telemetry(change, host.now() - started_s)
             staged = apply_stages(assignment, change, staging)
-            header = header_of(assignment, staged.encoded, change, telemetry)
+            counted = replace(change, counts={**change.counts, **staged.counts})
+            header = header_of(assignment, staged.encoded, counted, telemetry)
             num_values = layout_of(staging.table, self._stages).total_table.num_values
             header, payload = self._exchanges.masked(assignment, header, staged.encoded.payload, num_values)
             keep_local(store.locals, model.bundle, assignment, change.local)

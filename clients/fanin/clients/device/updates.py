@@ -32,7 +32,7 @@ from fanin.edge.codecs.pipeline import (
     read_only,
     stage_error,
 )
-from fanin.edge.codecs.stage import GroupStage, Stage
+from fanin.edge.codecs.stage import GroupStage, LocalSteps, Stage
 from fanin.edge.codecs.stages import added_groups, layout_of
 from fanin.edge.codecs.statistics import fitted
 from fanin.edge.codecs.trained import TrainedPart
@@ -57,7 +57,8 @@ class Change:
             personal parameters, which are never sent.
         counts: Statistics: integer sums over examples. ``examples`` is the weight of the Update. Undeclared statistics
             are dropped, and those beyond their bound are cut.
-        num_steps: Optimizer steps, for the telemetry.
+        num_steps: Optimizer steps, for the telemetry and the stages.
+        planned_steps: Steps of the complete work, if this device did fewer; 0 if it did all.
         local: New personal parameters (num_local_values,), float32, finite. None if the Bundle has none.
         ranges: The ranges of the Version's activations on some of the examples, if the Assignment asks for them and
             the trainer can measure them. ``RuntimeTrainer`` does.
@@ -69,6 +70,7 @@ class Change:
     values: Float32s
     counts: Mapping[str, int]
     num_steps: int = 0
+    planned_steps: int = 0
     local: Float32s | None = None
     ranges: m.RangeCounts = field(default_factory=m.RangeCounts)
 
@@ -84,8 +86,9 @@ class Change:
                 raise ValueError(f"change: got {count!r} for the count {name!r}, expected a whole number")
             if name in (m.EXAMPLES, m.EVAL_EXAMPLES) and count > m.MAX_COUNT:
                 raise ValueError(f"change: got {name} = {count}, expected at most {m.MAX_COUNT}")
-        if not _is_whole(self.num_steps) or self.num_steps < 0:
-            raise ValueError(f"change: got {self.num_steps!r} for num_steps, expected a whole number of at least 0")
+        for name, steps in (("num_steps", self.num_steps), ("planned_steps", self.planned_steps)):
+            if not _is_whole(steps) or steps < 0:
+                raise ValueError(f"change: got {steps!r} for {name}, expected a whole number of at least 0")
 
 
 def _is_whole(value: object) -> bool:
@@ -203,6 +206,7 @@ class Staging:
         states: The states before the Update.
         downlink: The auxiliary tensors of the Version (num_trained,), by name: without statistics and counters.
         device_seed: Seed of what the stages draw; None in a simulation.
+        momentum: Momentum of the optimizer in the train graph, if the Plan does not set it.
     """
 
     stages: Mapping[str, Stage]
@@ -210,6 +214,7 @@ class Staging:
     states: States
     downlink: Mapping[str, Float32s]
     device_seed: bytes | None = None
+    momentum: float = 0.0
 
     @property
     def has_state(self) -> bool:
@@ -295,7 +300,9 @@ def begin_stages(
             LOG.warning("%s; the stages begin with zeros", exc)
     zeros = np.zeros(table.num_values, np.float32)
     downlink = {group.name: part.split(model.auxiliary.get(group.name, zeros), 0)[0] for group in added_groups(stages)}
-    return Staging(stages=stages, table=table, states=states, downlink=downlink, device_seed=model.device_seed)
+    setting, seed = model.bundle.manifest.optimizer.get("momentum"), model.device_seed
+    momentum = 0.0 if setting is None else setting.default
+    return Staging(stages=stages, table=table, states=states, downlink=downlink, device_seed=seed, momentum=momentum)
 
 
 def state_label(assignment: m.Assignment, number: int) -> StateLabel:
@@ -316,10 +323,19 @@ def apply_stages(assignment: m.Assignment, change: Change, staging: Staging) -> 
         InvalidInput: The change has another shape or dtype, or a stage breaks its contract.
         ValueError: The change is not finite.
     """
+    training, planned = assignment.training, change.planned_steps or change.num_steps
     pipeline = UpdatePipeline(
         codec=clipping(codec_of(assignment.codec), assignment.privacy),
         grid=assignment.grid,
-        learning_rate=mean_rate(assignment.training, change.num_steps),
+        learning_rate=mean_rate(training, change.num_steps, planned, assignment.round),
+        counts=change.counts,
+        steps=LocalSteps(
+            training=training,
+            num_steps=change.num_steps,
+            planned_steps=planned,
+            round=assignment.round,
+            momentum=training.optimizer.get("momentum", staging.momentum),
+        ),
         stages=staging.stages,
         layout=layout_of(staging.table, staging.stages),
         downlink=staging.downlink,
@@ -363,11 +379,7 @@ def header_of(assignment: m.Assignment, encoded: Encoded, change: Change, teleme
 def make_update(
     assignment: m.Assignment, table: TensorTable, change: Change, telemetry: m.Telemetry
 ) -> tuple[m.UpdateHeader, bytes]:
-    """Encode a Change as an Update without stages; see ``apply_stages`` and ``header_of``.
-
-    Returns:
-        The Update's header and payload.
-    """
+    """Return the header and the payload of a Change without stages; see ``apply_stages`` and ``header_of``."""
     encoded = apply_stages(assignment, change, unstaged(table)).encoded
     return with_clip_bit(assignment, header_of(assignment, encoded, change, telemetry), encoded.payload)
 

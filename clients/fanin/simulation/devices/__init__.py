@@ -14,5 +14,6 @@ Reading order:
 - ``distributions``: numbers that differ between devices
 - ``traces``: recorded devices in CSV, Parquet or JSON lines
 - ``models``: ``DeviceModel``, and the habits of each client
+- ``work``: the epochs or steps of each client, and stragglers
 - ``files``: models in TOML
 """

@@ -22,10 +22,11 @@ from fanin.clients.device.training.trainer import (
     control_of,
     difference,
     finite,
-    num_batches_of,
+    planned_work,
     training_batches,
     training_counts,
 )
+from fanin.clients.device.training.work import PlannedWork, steps_to_do
 from fanin.clients.device.updates import Change
 from fanin.edge.metrics.metric import NO_METRICS, Metric
 from fanin.edge.runtimes.base import PaddedBatch
@@ -35,6 +36,7 @@ from fanin.protos import messages as m
 from fanin.protos.errors import Diverged
 from fanin.protos.plans.schedule import rate_of_step
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.devices.work import ALL_WORK, BoundWork
 from fanin.simulation.workers import KEPT_CLIENTS, PendingTraining
 
 if TYPE_CHECKING:
@@ -56,10 +58,16 @@ class VectorTrainings:
             return LocalData(graphs, clients.store(client, validation_fraction), metrics)
 
         self._step = step
+        self._work = ALL_WORK
         self._data = lru_cache(maxsize=KEPT_CLIENTS)(data)
         self._numbers = count()
         # A client that left the Round does not wait for its training. The entry ends with the client's reference.
         self._trainings: weakref.WeakValueDictionary[int, _Begun] = weakref.WeakValueDictionary()
+
+    def limited(self, work: BoundWork) -> "VectorTrainings":
+        """Set how many of its steps each client does, and return these trainings."""
+        self._work = work
+        return self
 
     def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """Note the training. The first one that is collected runs all that have begun on the same Version."""
@@ -91,7 +99,9 @@ class VectorTrainings:
     def _prepared(self, training: "_Begun") -> "_Prepared":
         data = self._data(training.client)
         model, examples = training.model, data.examples(training.model.bundle)
-        counts = data.evaluate(model, examples.validation, training.assignment, lambda: True)
+        planned = planned_work(examples, model, training.assignment)
+        num_steps = steps_to_do(self._work.of(training.client), training.assignment, planned)
+        counts = data.before_training(model, examples, training.assignment, lambda: True)
         return _Prepared(
             begun=training,
             examples=examples,
@@ -99,7 +109,8 @@ class VectorTrainings:
             ranges=data.ranges(model, examples, training.assignment, lambda: True),
             control=control_of(model),
             batches=training_batches(examples, model, training.assignment),
-            num_batches=num_batches_of(examples, model, training.assignment),
+            num_batches=num_steps,
+            planned=planned,
             random_key=random_key(training.assignment.training.seed, examples.partition, training.assignment.round),
         )
 
@@ -122,7 +133,7 @@ class VectorTrainings:
                 continue
             batches = [next(each.batches) for each in active]
             settings = VectorSettings(
-                learning_rates=[rate_of_step(training, each.num_steps, each.num_batches) for each in active],
+                learning_rates=[each.rate for each in active],
                 proximal_weight=training.proximal_weight,
                 anchor=model.parameters,
                 controls=[each.control for each in active],
@@ -164,9 +175,16 @@ class _Prepared:
     control: Float32s | None
     batches: Iterator[PaddedBatch]
     num_batches: int
+    planned: PlannedWork
     random_key: int
     num_steps: int = 0
     loss_sum: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        assignment = self.begun.assignment
+        return rate_of_step(assignment.training, self.num_steps, self.planned.num_steps, assignment.round)
 
     def note(self, loss: float, batch: PaddedBatch) -> None:
         """Count a step. A loss that is not finite is the client's outcome; its further steps change nothing."""
@@ -179,7 +197,13 @@ class _Prepared:
     def finish(self, parameters: Float32s) -> None:
         """Make the Change the outcome, unless the training has failed."""
         model = self.begun.model
-        counts = self.counts | training_counts(self.loss_sum, self.examples, model, self.begun.assignment)
+        counts = self.counts | training_counts(self.loss_sum, self.num_steps, self.planned, self.examples, model)
         values = difference(parameters, model.parameters)
-        change = Change(values=values, counts=counts, num_steps=self.num_steps, ranges=self.ranges)
+        change = Change(
+            values=values,
+            counts=counts,
+            num_steps=self.num_steps,
+            planned_steps=self.planned.num_steps,
+            ranges=self.ranges,
+        )
         self.begun.outcome = self.begun.outcome or change

@@ -102,7 +102,7 @@ class Baseline:
             num_batches = [-(-each.num_examples // size) for each in clients if each.round == row.round]
             num = training.epochs * sum(num_batches)
             for number in range(num):
-                rate = rate_of_step(training, number, num)
+                rate = rate_of_step(training, number, num, max(row.round, 1))
                 state, loss = step(state, next(stream), replace(settings, learning_rate=rate))
                 if not math.isfinite(loss):
                     raise Diverged(

@@ -174,7 +174,11 @@ def _store(path: Path, change: Change) -> None:
     draft = path.with_suffix(".part")
     with draft.open("wb") as file:
         about = json.dumps(
-            {"counts": {name: int(count) for name, count in change.counts.items()}, "num_steps": change.num_steps}
+            {
+                "counts": {name: int(count) for name, count in change.counts.items()},
+                "num_steps": change.num_steps,
+                "planned_steps": change.planned_steps,
+            }
         )
         local = np.empty(0, np.float32) if change.local is None else change.local
         np.savez(file, values=change.values, local=local, about=np.frombuffer(about.encode(), np.uint8))
@@ -187,7 +191,8 @@ def _read(path: Path) -> Change | None:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             values, about = archive["values"], json.loads(archive["about"].tobytes())
             local = archive["local"] if archive["local"].size else None
-        return Change(values=values, counts=about["counts"], num_steps=about["num_steps"], local=local)
+        steps = {name: about[name] for name in ("num_steps", "planned_steps")}
+        return Change(values=values, counts=about["counts"], local=local, **steps)
     except (OSError, EOFError, ValueError, LookupError, TypeError, InvalidInput, zipfile.BadZipFile):
         # The files are not synced, so a power failure may leave them empty or partly written.
         return None

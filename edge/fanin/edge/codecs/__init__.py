@@ -9,6 +9,7 @@ Modules in reading order:
     trained          the values of a vector that rules, optimizers and stages work on
     stage            the contract of stages, the steps before the codec
     scaffold         the stage of SCAFFOLD's control variates
+    methods          the stages of FedNova, q-FedAvg and FedDyn
     stages           the stages by name; the one that adds what the codec left out to the next Update
     pipeline         the stages of an Assignment in their order, then the codec
     sparse           the codec ``topk``: some of the values, and their indices

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fanin.edge.codecs.fixed import Encoded, RunCodec, decoded
-from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
+from fanin.edge.codecs.stage import CountingStage, GroupStage, LocalSteps, Stage, StageContext, State
 from fanin.edge.codecs.trained import Numbers, TrainedPart
 from fanin.edge.codecs.vector import PARAMETERS, Vector, VectorLayout
 from fanin.edge.tensors import Float32s, Float64s
 from fanin.protos.errors import FaninError, InvalidInput, foreign_text
+from fanin.protos.plans import Training
 
 States = Mapping[str, State]
 """The state of each stage, by its name."""
@@ -38,10 +39,12 @@ class StagedUpdate:
     Attributes:
         encoded: The payload.
         states: The states of the stages after it.
+        counts: The statistics that the stages add.
     """
 
     encoded: Encoded
     states: States
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 def first_states(stages: Mapping[str, Stage], num_trained: int) -> States:
@@ -62,6 +65,8 @@ class UpdatePipeline:
         stages: The stages by name, in their order.
         layout: The layout of the vector.
         downlink: The auxiliary tensors of the Version (num_trained,), by name: without statistics and counters.
+        counts: The counts of the trainer, by name.
+        steps: The steps of the training; None without stages.
         rng_of: Returns the generator of a purpose and of the values that it rounds, the same for a repeated training.
     """
 
@@ -72,6 +77,8 @@ class UpdatePipeline:
     layout: VectorLayout
     downlink: Mapping[str, Float32s]
     rng_of: Callable[[str, Float32s], np.random.Generator]
+    counts: Mapping[str, int] = field(default_factory=dict)
+    steps: LocalSteps | None = None
 
     def apply(self, change: Float32s, num_steps: int, states: States) -> StagedUpdate:
         """Take a change through the stages and the codec.
@@ -98,7 +105,8 @@ class UpdatePipeline:
         passing = _Pass(num_steps=num_steps, before=states, part=part, averaged=averaged)
         self._send(passing, tuple(self.stages), {PARAMETERS: trained})
         assert passing.encoded is not None, "each stage sends once, so the codec was reached"
-        return StagedUpdate(encoded=passing.encoded, states={name: passing.after[name] for name in self.stages})
+        states = {name: passing.after[name] for name in self.stages}
+        return StagedUpdate(encoded=passing.encoded, states=states, counts=passing.counts)
 
     def _send(self, passing: "_Pass", names: Sequence[str], vector: Vector) -> Decoded:
         """Take a vector through these stages and the codec."""
@@ -122,8 +130,19 @@ class UpdatePipeline:
                 raise
             return results[0]
 
+        def report(statistic: str, count: int) -> None:
+            if not isinstance(stage, CountingStage) or statistic not in stage.statistics:
+                raise InvalidInput(
+                    f"stage {name}: reported {statistic!r}, expected one of its statistics; correct the stage",
+                    code="FN-0384",
+                )
+            passing.counts[statistic] = count
+
         context = StageContext(
             send=send,
+            steps=self.steps or _steps_of(passing.num_steps, self.learning_rate),
+            counts=MappingProxyType(dict(self.counts)),
+            report=report,
             downlink=read_only(self.downlink),
             num_steps=passing.num_steps,
             learning_rate=self.learning_rate,
@@ -169,6 +188,7 @@ class _Pass:
     part: TrainedPart
     averaged: Float32s
     after: dict[str, State] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     encoded: Encoded | None = None
 
     def completed(self, vector: Vector) -> Vector:
@@ -176,6 +196,12 @@ class _Pass:
         zeros = np.zeros_like(self.averaged)
         others = {name: self.averaged if name == PARAMETERS else zeros for name in vector}
         return {name: self.part.join(values, others[name], 0) for name, values in vector.items()}
+
+
+def _steps_of(num_steps: int, learning_rate: float) -> LocalSteps:
+    """Return the steps of a training of which only the number and the rate are known."""
+    training = Training(learning_rate=learning_rate)
+    return LocalSteps(training=training, num_steps=num_steps, planned_steps=num_steps, round=1)
 
 
 def read_only(arrays: Mapping[str, npt.NDArray[Numbers]]) -> Mapping[str, npt.NDArray[Numbers]]:

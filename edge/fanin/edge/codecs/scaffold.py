@@ -29,17 +29,22 @@ SCAFFOLD: Final = "scaffold"
 CONTROL: Final = "control"
 NUM_DEVICES: Final = "num_devices"
 MAX_DEVICES: Final = 1 << 40
+WITH_DEVICES: Final = (SCAFFOLD, "feddyn")
+"""The stages that need the number of all devices."""
 ALL_DEVICES: Final = "The number of all devices that take part in the Run."
 
 
 def declared_devices(stages: Iterable[StageSpec]) -> int | None:
-    """Return the number of devices that the stage scaffold of a Plan declares; None without this stage.
+    """Return the number of all devices that a stage of a Plan declares; None without such a stage.
 
     Raises:
         InvalidPlan: The options of the stage are wrong.
     """
-    where = f"plan: stages: {SCAFFOLD}: options"
-    given = (checked_options(where, Scaffold, stage.options, 0) for stage in stages if stage.name == SCAFFOLD)
+    given = (
+        checked_options(f"plan: stages: {stage.name}: options", Scaffold, stage.options, 0)
+        for stage in stages
+        if stage.name in WITH_DEVICES
+    )
     return next((int(options[NUM_DEVICES]) for options in given), None)
 
 

@@ -1,14 +1,18 @@
 """The stages that a Plan may name, and the layout of the vectors that they make; the stage ``error_feedback``."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
+from fanin.edge.codecs.methods.feddyn import FEDDYN, FedDyn
+from fanin.edge.codecs.methods.fednova import FEDNOVA, FedNova
+from fanin.edge.codecs.methods.qfedavg import QFEDAVG, QFedAvg
 from fanin.edge.codecs.pipeline import check_mapping, read_only
 from fanin.edge.codecs.scaffold import SCAFFOLD, Scaffold
-from fanin.edge.codecs.stage import GroupStage, Stage, StageContext, State
+from fanin.edge.codecs.stage import CountingStage, GroupStage, Stage, StageContext, State, WeighingStage
 from fanin.edge.codecs.vector import MAIN, PARAMETERS, Group, Vector, VectorLayout
 from fanin.edge.ranges import RANGES
 from fanin.edge.tensors import TensorTable
@@ -68,12 +72,21 @@ class EvaluateOnly:
         return state
 
 
+FIRST: Final = (GroupStage, CountingStage)
+"""Kinds of stages that read the change as the training left it."""
 GROUP: Final = "fanin.stages"
 """The entry point group of stages in other distributions. An entry is a function of options."""
 StageFactory = Callable[..., Stage]
 """Returns a stage for the options of the Plan."""
 STAGES: Final[Mapping[str, StageFactory]] = MappingProxyType(
-    {"error_feedback": ErrorFeedback, SCAFFOLD: Scaffold, EVALUATE_ONLY: EvaluateOnly}
+    {
+        "error_feedback": ErrorFeedback,
+        SCAFFOLD: Scaffold,
+        FEDNOVA: FedNova,
+        QFEDAVG: QFedAvg,
+        FEDDYN: FedDyn,
+        EVALUATE_ONLY: EvaluateOnly,
+    }
 )
 """The stages of fanin, by name."""
 
@@ -87,7 +100,7 @@ def stages_of(specs: Sequence[StageSpec]) -> Mapping[str, Stage]:
     stages: dict[str, Stage] = {}
     for spec in specs:
         stage = _stage_of(spec)
-        if isinstance(stage, GroupStage) and not all(isinstance(each, GroupStage) for each in stages.values()):
+        if isinstance(stage, FIRST) and not all(isinstance(each, FIRST) for each in stages.values()):
             raise InvalidPlan(
                 f"plan: stages: got {spec.name!r} after {next(reversed(stages))!r}, expected it before: it reads the "
                 "change as the training left it; move it to the front",
@@ -156,6 +169,11 @@ def inputs_of(stages: Mapping[str, Stage]) -> Mapping[str, str]:
     return owners
 
 
+def added_statistics(stages: Mapping[str, Stage]) -> tuple[str, ...]:
+    """Return the names of the statistics that stages add to an Update, in their order."""
+    return tuple(name for stage in stages.values() if isinstance(stage, CountingStage) for name in stage.statistics)
+
+
 def layout_of(table: TensorTable, stages: Mapping[str, Stage]) -> VectorLayout:
     """Return the layout of the vectors of a Run.
 
@@ -170,6 +188,8 @@ def layout_of(table: TensorTable, stages: Mapping[str, Stage]) -> VectorLayout:
             code="FN-0221",
         )
     try:
-        return VectorLayout(table=table, groups=(MAIN, *added_groups(stages)))
+        weightings = [stage.weighting for stage in stages.values() if isinstance(stage, WeighingStage)]
+        main = replace(MAIN, weighting=weightings[0]) if weightings else MAIN
+        return VectorLayout(table=table, groups=(main, *added_groups(stages)))
     except ValueError as exc:
         raise InvalidPlan(f"plan: stages: {exc}; remove a stage", code="FN-0221") from exc

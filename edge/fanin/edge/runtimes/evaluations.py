@@ -19,6 +19,8 @@ REST: Final = "_q40"
 REST_UNIT: Final = 1 << 40
 """The unit of the fraction. It resolves sums of squares from 1e-12 to 1e12."""
 OF_TRAINING: Final = "train."
+VERSION_LOSS: Final = f"{OF_TRAINING}version_loss"
+"""The loss of the Version before the training, on the training examples, in the units of a metric."""
 """Prefix of the Plan's statistics that are a metric of the training, summed over its examples."""
 OF_VALIDATION: Final = "evaluate."
 """Prefix of the Plan's statistics that are a metric of the received Version, summed over the validation examples."""

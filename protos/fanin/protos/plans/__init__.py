@@ -12,7 +12,7 @@ Modules in reading order:
     cohort     the section of the cohort
     sections   the other sections of a Plan with their keys, and the conditions within a section
     flower     the section of Flower apps
-    schedule   the settings of training that change from a Round on
+    schedule   the section of training, its changes from a Round on, the rate of each step
     retention  the section of what is kept of the past of a Run
     evaluation the section of evaluation on held-out data
     participants who must take part in each Round
@@ -36,7 +36,7 @@ from fanin.protos.plans.plan import (
 )
 from fanin.protos.plans.privacy import CENTRAL, GAUSSIAN_SHARES, SKELLAM, PrivacyPlan
 from fanin.protos.plans.retention import RetentionPlan
-from fanin.protos.plans.schedule import MAX_CHANGES, ScheduledChange
+from fanin.protos.plans.schedule import MAX_CHANGES, MAX_EPOCHS, ScheduledChange, Training
 from fanin.protos.plans.sections import (
     BY_EXAMPLES,
     BY_SITE,
@@ -47,7 +47,6 @@ from fanin.protos.plans.sections import (
     EXPORT,
     MAX_CODEC_SHIFT,
     MAX_COUNT,
-    MAX_EPOCHS,
     MAX_RATE,
     MAX_SUM,
     MAX_TIMES,
@@ -64,7 +63,6 @@ from fanin.protos.plans.sections import (
     StageSpec,
     Statistic,
     StopPlan,
-    Training,
 )
 
 __all__ = [

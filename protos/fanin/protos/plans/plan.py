@@ -27,7 +27,7 @@ from fanin.protos.plans.keys import Key, keys_of, range_problem, shown
 from fanin.protos.plans.participants import ParticipantsPlan
 from fanin.protos.plans.privacy import COINS, PrivacyPlan, check_clipping, check_cohort
 from fanin.protos.plans.retention import RetentionPlan, check_needed
-from fanin.protos.plans.schedule import ScheduledChange, check_changes, flower_in, late_changes, training_in
+from fanin.protos.plans.schedule import ScheduledChange, Training, check_changes, flower_in, late_changes, training_in
 from fanin.protos.plans.sections import (
     CODEC_BITS,
     DEVICES,
@@ -44,7 +44,6 @@ from fanin.protos.plans.sections import (
     StageSpec,
     Statistic,
     StopPlan,
-    Training,
 )
 from fanin.protos.texts import counted
 
@@ -237,16 +236,10 @@ def check_statistics(plan: Plan) -> None:
 def check_schedule(plan: Plan) -> None:
     """A schedule has at most 64 changes, in the order of their Rounds. An entry of `flower.config` in it is also in
     `[flower.config]`, with the same type, so each Round has it. `flower.roles` and the strategy never change. A change
-    of the learning rate needs `training.learning_rate`. With `flower.strategy`, no change has `outer_factor`.
+    of the learning rate needs `training.learning_rate`. With `step_decay = "step"`, `training.decay_steps` is above 0.
+    With `flower.strategy`, no change has `outer_factor`.
     """
-    check_changes(plan.flower, plan.schedule)
-    for index, change in enumerate(plan.schedule):
-        if not plan.training.learning_rate and (change.learning_rate or change.decay):
-            raise InvalidPlan(
-                f"plan: schedule.{index}: got a learning rate or a decay, but the Rounds before have none, expected "
-                "one; add training.learning_rate",
-                code="FN-0201",
-            )
+    check_changes(plan.flower, plan.training, plan.schedule)
 
 
 def check_strategy(plan: Plan) -> None:

@@ -1,4 +1,7 @@
-"""The settings of training that change from a Round on, and the learning rate of each step within a Round."""
+"""The section of training, its changes from a Round on, and the learning rate of each step.
+
+The values of ``Training`` travel to devices in an Assignment, so the Plan and the Assignment check them.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,9 +14,117 @@ from fanin.protos.fields import Mark
 from fanin.protos.plans.entries import kind_of
 from fanin.protos.plans.flower import FlowerPlan, strategy_keys
 from fanin.protos.plans.keys import Key, keys_of, shown
-from fanin.protos.plans.sections import MAX_RATE, MAX_TIMES, MIN_RATE, Training
+from fanin.protos.plans.sections import MAX_RATE, MAX_SEED, MAX_TIMES, MIN_RATE
 
 MAX_CHANGES: Final = 64
+MAX_EPOCHS: Final = 10_000
+"""With more epochs a device would train for weeks, so a larger number is a mistake or an attack."""
+STEP: Final = "step"
+STEP_DECAYS: Final = ("", "linear", "cosine", STEP)
+STEP_RATES: Final = "../explanation/rounds.md#a-learning-rate-that-changes-within-a-round"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Training on a device. The draws of graphs derive from (seed, partition, round), those of an app do not."""
+
+    epochs: Annotated[
+        int, Key(text="Passes over the device's examples.", unit="epochs", at_least=1, at_most=MAX_EPOCHS)
+    ] = 1
+    learning_rate: Annotated[
+        float,
+        Key(
+            text="Learning rate of the optimizer in the train graph, within the range of float32. Graphs need one; the "
+            "default is none. A Flower app receives it as `lr`.",
+            at_least=MIN_RATE,
+            at_most=MAX_RATE,
+        ),
+    ] = 0.0
+    seed: Annotated[int, Key(text="Seed of the Run.", at_least=0, at_most=MAX_SEED)] = 0
+    proximal_weight: Annotated[
+        float,
+        Key(
+            text="FedProx's mu. Above 0.0 the Bundle's App needs `Recipe(proximal=True)`.",
+            at_least=0,
+            at_most=MAX_RATE,
+            see="../howto/recipe.md",
+        ),
+    ] = 0.0
+    batch_size: Annotated[
+        int,
+        Key(
+            text="Examples of a train step: the Bundle's batch size, or one of `other_batch_sizes` of its App. With "
+            "another one the Run does not start. 0: the Bundle's.",
+            unit="examples",
+            at_least=0,
+            at_most=MAX_TIMES,
+        ),
+    ] = 0
+    optimizer: Annotated[
+        dict[str, float],
+        Key(
+            text="Settings of the optimizer in the train graph, such as `momentum`, `weight_decay` or `beta1`, instead "
+            "of those of the App.",
+            see="../howto/recipe.md#optimizers",
+        ),
+    ] = field(default_factory=dict)
+    warmup_steps: Annotated[
+        int,
+        Key(
+            text="Number W of the first steps of a device in a Round. In step t of them, from 1, the learning rate is "
+            "multiplied by t / (W + 1).",
+            unit="steps",
+            at_least=0,
+            at_most=MAX_TIMES,
+            see=STEP_RATES,
+        ),
+    ] = 0
+    step_decay: Annotated[
+        str,
+        Key(
+            text="How the learning rate falls over a device's steps in a Round after the first W: `linear` or `cosine` "
+            "to 0, or `step`, which multiplies it by `decay_factor` after each `decay_steps`. Empty: not at all.",
+            choices=STEP_DECAYS,
+            see=STEP_RATES,
+        ),
+    ] = ""
+    decay_steps: Annotated[
+        int,
+        Key(
+            text='Steps after which `step_decay = "step"` lowers the learning rate, each time.',
+            unit="steps",
+            at_least=0,
+            at_most=MAX_TIMES,
+            see=STEP_RATES,
+        ),
+    ] = 0
+    decay_factor: Annotated[
+        float,
+        Key(text='Factor of the learning rate of `step_decay = "step"`.', above=0, at_most=1, see=STEP_RATES),
+    ] = 0.1
+    schedule_rounds: Annotated[
+        int,
+        Key(
+            text="Number of Rounds over which warm-up and `step_decay` extend: a device with n steps in a Round counts "
+            "n steps for each Round before. 0: each Round begins again.",
+            unit="Rounds",
+            at_least=0,
+            at_most=MAX_TIMES,
+            see="../explanation/rounds.md#a-learning-rate-that-changes-over-all-steps-of-a-run",
+        ),
+    ] = 0
+    min_work: Annotated[
+        float,
+        Key(
+            text="Least share of its steps in a Round that a device does. A device that can do less gives up its "
+            "Assignment. 0.0: at least one step; 1.0: all steps.",
+            at_least=0,
+            at_most=1,
+            see="../howto/work.md",
+        ),
+    ] = 0.0
+
+
 _KEYS: Final = {each.name: each.key for each in keys_of(Training)}
 _REPLACED: Final = ("epochs", "proximal_weight", "batch_size", "warmup_steps", "step_decay")
 """The keys of a change that replace the keys of the same names of ``training``."""
@@ -104,45 +215,58 @@ def _changes_until(schedule: Sequence[ScheduledChange], round_number: int) -> tu
     return tuple(takewhile(lambda change: change.from_round <= round_number, schedule))
 
 
-def rate_of_step(training: Training, step: int, num_steps: int) -> float:
-    """Return the learning rate of one step of a device within a Round.
+def rate_of_step(training: Training, step: int, num_steps: int, round_number: int) -> float:
+    """Return the learning rate of one step of a device.
 
-    It is equal to torch's ``SequentialLR`` of ``LinearLR`` for the warm-up, and ``LinearLR`` to 0 or
-    ``CosineAnnealingLR`` for the other steps.
+    It is equal to torch's ``SequentialLR`` of ``LinearLR`` for the warm-up, and for the other steps of ``LinearLR`` to
+    0, ``CosineAnnealingLR`` or ``StepLR``. With ``schedule_rounds``, the steps of all Rounds are those of one schedule.
+    After its end, the rate stays that of its last step.
 
     Args:
         training: The settings of the Round.
         step: Number of the step in the Round, from 0.
-        num_steps: Number of the device's steps in the Round.
+        num_steps: Number of the device's steps in a Round, also of those that it leaves out.
+        round_number: The Round, from 1.
 
     Reference:
         Goyal et al. 2017, arXiv 1706.02677, section 2.2 (warm-up). Loshchilov and Hutter 2017, arXiv 1608.03983,
         equation 5 (cosine).
     """
-    warmup = training.warmup_steps
+    if training.schedule_rounds:
+        total = num_steps * training.schedule_rounds
+        step, num_steps = min((round_number - 1) * num_steps + step, total - 1), total
+    warmup, rate = training.warmup_steps, training.learning_rate
     if step < warmup:
-        return training.learning_rate * (step + 1) / (warmup + 1)
+        return rate * (step + 1) / (warmup + 1)
     progress = (step - warmup) / max(num_steps - warmup, 1)
     match training.step_decay:
         case "linear":
-            return training.learning_rate * (1.0 - progress)
+            return rate * (1.0 - progress)
         case "cosine":
-            return training.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+            return rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+        case "step":
+            return _decayed(rate, training.decay_factor, (step - warmup) // training.decay_steps)
         case _:
-            return training.learning_rate
+            return rate
 
 
-def mean_rate(training: Training, num_steps: int) -> float:
-    """Return the mean learning rate of a device's steps in a Round. See ``rate_of_step``."""
+def mean_rate(training: Training, num_steps: int, planned_steps: int, round_number: int) -> float:
+    """Return the mean learning rate of the first steps of a device in a Round. See ``rate_of_step``."""
     if not num_steps or not (training.warmup_steps or training.step_decay):
         return training.learning_rate
-    return math.fsum(rate_of_step(training, step, num_steps) for step in range(num_steps)) / num_steps
+    rates = (rate_of_step(training, step, planned_steps, round_number) for step in range(num_steps))
+    return math.fsum(rates) / num_steps
 
 
-def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> None:
-    """Raise InvalidPlan for too many changes, Rounds that do not increase, roles, a strategy, or an entry of ``config``
-    that every Round does not have with one type.
+def check_changes(flower: FlowerPlan, training: Training, schedule: Sequence[ScheduledChange]) -> None:
+    """Raise InvalidPlan for too many changes, Rounds that do not increase, roles, a strategy, an entry of ``config``
+    that every Round does not have with one type, a change of no rate, or steps of the rate without their length.
     """
+    if STEP in (training.step_decay, *(change.step_decay for change in schedule)) and not training.decay_steps:
+        raise InvalidPlan(
+            'plan: got step_decay "step" with training.decay_steps 0, expected at least 1; add training.decay_steps',
+            code="FN-1812",
+        )
     rounds = [change.from_round for change in schedule]
     if len(rounds) > MAX_CHANGES or sorted(set(rounds)) != rounds:
         raise InvalidPlan(
@@ -156,6 +280,12 @@ def check_changes(flower: FlowerPlan, schedule: Sequence[ScheduledChange]) -> No
                 f"plan: schedule.{index}: got outer_factor or outer_decay with flower.strategy "
                 f"{shown(flower.strategy)}, expected none: a strategy makes the next parameters itself; remove them",
                 code="FN-0922",
+            )
+        if not training.learning_rate and (change.learning_rate or change.decay):
+            raise InvalidPlan(
+                f"plan: schedule.{index}: got a learning rate or a decay, but the Rounds before have none, expected "
+                "one; add training.learning_rate",
+                code="FN-0201",
             )
         if change.flower.roles:
             raise InvalidPlan(

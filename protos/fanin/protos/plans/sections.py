@@ -1,7 +1,7 @@
 """The sections of a Plan: every key with its type, default, range and meaning.
 
-The values of ``AggregationPlan``, ``StopPlan`` and ``Int8Plan`` are checked when they are constructed. ``Training``
-and ``CodecSpec`` also travel to devices in an Assignment, so the Plan and the Assignment check them.
+The values of ``AggregationPlan``, ``StopPlan`` and ``Int8Plan`` are checked when they are constructed. ``CodecSpec``
+also travels to devices in an Assignment, so the Plan and the Assignment check it. So does ``Training`` (``schedule``).
 """
 
 import math
@@ -27,12 +27,9 @@ DEFAULT_MAX_SHIFTS: Final = MappingProxyType({"fixed32": 0, "int16": 12, "int8":
 1/32 and 112 times the block's reach (``fanin.edge.codecs.grid``). The headroom still admits a million full Updates."""
 MAX_CODEC_SHIFT: Final = 62
 """A larger shift leaves no bits of an int64 sum for values."""
-MAX_EPOCHS: Final = 10_000
-"""With more epochs a device would train for weeks, so a larger number is a mistake or an attack."""
 MIN_RATE: Final = 2.0**-126
 MAX_RATE: Final = 2.0**127
 """Range of a learning rate. The graphs compute in float32, in which others are 0 or infinite."""
-STEP_DECAYS: Final = ("", "linear", "cosine")
 EXPORT: Final = "export"
 DEVICES: Final = "devices"
 DATA: Final = "data"
@@ -40,6 +37,8 @@ RANGES: Final = (EXPORT, DEVICES, DATA)
 """The sources of the ranges of activations."""
 MAX_STALENESS: Final = 1000
 """A staler Update would count for less than 1/30, and the coordinator would have to remember that many Rounds."""
+MAX_EXPONENT: Final = 8
+"""With it, an Update that is one Version stale counts for 1/256, the least weight."""
 MAX_COUNT: Final = 1 << 40
 """Most examples of one Update, and the largest of other numbers that a device counts. A device with more is refused."""
 MAX_SUM: Final = 1 << 56
@@ -52,72 +51,6 @@ BY_EXAMPLES, UNIFORM, BY_SITE = WEIGHTS = ("examples", "uniform", "sites")
 MAX_SEED: Final = (1 << 64) - 1
 OPTIMIZER_SETTINGS: Final = ("momentum", "weight_decay", "beta1", "beta2", "decay")
 """The settings that the optimizers of fanin have. An optimizer of an App may have others."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """Training on a device. The draws of graphs derive from (seed, partition, round), those of an app do not."""
-
-    epochs: Annotated[
-        int, Key(text="Passes over the device's examples.", unit="epochs", at_least=1, at_most=MAX_EPOCHS)
-    ] = 1
-    learning_rate: Annotated[
-        float,
-        Key(
-            text="Learning rate of the optimizer in the train graph, within the range of float32. Graphs need one; the "
-            "default is none. A Flower app receives it as `lr`.",
-            at_least=MIN_RATE,
-            at_most=MAX_RATE,
-        ),
-    ] = 0.0
-    seed: Annotated[int, Key(text="Seed of the Run.", at_least=0, at_most=MAX_SEED)] = 0
-    proximal_weight: Annotated[
-        float,
-        Key(
-            text="FedProx's mu. Above 0.0 the Bundle's App needs `Recipe(proximal=True)`.",
-            at_least=0,
-            at_most=MAX_RATE,
-            see="../howto/recipe.md",
-        ),
-    ] = 0.0
-    batch_size: Annotated[
-        int,
-        Key(
-            text="Examples of a train step: the Bundle's batch size, or one of `other_batch_sizes` of its App. With "
-            "another one the Run does not start. 0: the Bundle's.",
-            unit="examples",
-            at_least=0,
-            at_most=MAX_TIMES,
-        ),
-    ] = 0
-    optimizer: Annotated[
-        dict[str, float],
-        Key(
-            text="Settings of the optimizer in the train graph, such as `momentum`, `weight_decay` or `beta1`, instead "
-            "of those of the App.",
-            see="../howto/recipe.md#optimizers",
-        ),
-    ] = field(default_factory=dict)
-    warmup_steps: Annotated[
-        int,
-        Key(
-            text="Number W of the first steps of a device in a Round. In step t of them, from 1, the learning rate is "
-            "multiplied by t / (W + 1).",
-            unit="steps",
-            at_least=0,
-            at_most=MAX_TIMES,
-            see="../explanation/rounds.md#a-learning-rate-that-changes-within-a-round",
-        ),
-    ] = 0
-    step_decay: Annotated[
-        str,
-        Key(
-            text="How the learning rate falls towards 0 over a device's steps in a Round after the first W: `linear` "
-            "or `cosine`. Empty: not at all.",
-            choices=STEP_DECAYS,
-            see="../explanation/rounds.md#a-learning-rate-that-changes-within-a-round",
-        ),
-    ] = ""
 
 
 def _default_shift(values: Mapping[str, object]) -> int:
@@ -177,7 +110,8 @@ class StageSpec:
     name: Annotated[
         str,
         Key(
-            text="`error_feedback`, `scaffold`, or a stage that is installed at the coordinator and on the devices.",
+            text="`error_feedback`, `scaffold`, `fednova`, `qfedavg`, `feddyn`, or a stage that "
+            "is installed at the coordinator and on the devices.",
             form=NAME_FORM,
             is_valid=is_name,
             see="../howto/stages.md",
@@ -185,7 +119,11 @@ class StageSpec:
     ]
     options: Annotated[
         dict[str, Option],
-        Key(text="The options of the stage. `scaffold` has `num_devices`.", entries=OPTIONS, see="../howto/stages.md"),
+        Key(
+            text="The options of the stage, such as `num_devices` of `scaffold`.",
+            entries=OPTIONS,
+            see="../howto/stages.md",
+        ),
     ] = field(default_factory=dict)
 
 
@@ -228,7 +166,8 @@ class AggregationPlan:
         str,
         Key(
             text="How Updates become one change of the parameters: `weighted_mean`, a robust rule such as "
-            "`trimmed_mean` or `median`, or a rule that is installed at the coordinator.",
+            "`trimmed_mean` or `median`, the rule of the stage `fednova` or `qfedavg`, or "
+            "a rule that is installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
             see="../howto/rules.md",
@@ -270,7 +209,7 @@ class AggregationPlan:
         str,
         Key(
             text="How the aggregate changes the global parameters: `fedavg`, `fedavgm`, `nesterov`, `fedadagrad`, "
-            "`fedadam`, `fedyogi`, or an optimizer that is installed at the coordinator.",
+            "`fedadam`, `fedyogi`, that of the stage `feddyn`, or an optimizer that is installed at the coordinator.",
             form=NAME_FORM,
             is_valid=is_name,
             see="../howto/outer.md",
@@ -296,6 +235,16 @@ class AggregationPlan:
             see="../decisions/0010-stale-updates-move-to-the-rounds-grid.md",
         ),
     ] = 0
+    staleness_exponent: Annotated[
+        float,
+        Key(
+            text="FedBuff's a: an Update that is s Versions stale counts 1 / (1 + s)^a of a fresh one. 0.0: as much as "
+            "a fresh one.",
+            at_least=0,
+            at_most=MAX_EXPONENT,
+            see="../howto/cohort.md",
+        ),
+    ] = 0.5
 
     def __post_init__(self) -> None:
         _check_range(self, "aggregation")

@@ -6,6 +6,7 @@ Modules, in reading order:
     rules.py         the rules by name: ``Rule`` for sums, ``ColumnRule`` for robust ones, and strategies of Flower
     exact_sums.py    the rule of statistics Runs: integer sums, in which cells of few devices are withheld
     robust           the robust rules: median, MeaMed, Krum, Multi-Krum, Bulyan, RFA, clipping, exact distances
+    methods          the rules of FedNova and q-FedAvg, the outer optimizer of FedDyn, and what they need of a Plan
     checked.py       the rule and the optimizer that a Plan names; those of other packages are checked
     sets.py          the fold of a closed set by its rule
     contract.py      the contracts of rules and outer optimizers, as checks for the tests of one's own

@@ -26,6 +26,7 @@ from fanin.protos.roles import PARAMETER, RoleKind, TensorRole
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_part
 from fanin.server.aggregation.fold import Contribution, blocks_within
+from fanin.server.aggregation.methods.feddyn import FedDynStep
 from fanin.server.aggregation.outer import RoundStep, State
 from fanin.server.aggregation.sets import Aggregate
 from fanin.server.aggregation.statistics import with_examples
@@ -167,6 +168,8 @@ class OuterStep:
         self._layout = layout
         self._grid = grid
         self._codec = codec
+        if isinstance(step.optimizer, FedDynStep):
+            step = replace(step, optimizer=step.optimizer.of_round(aggregate.num_updates))
         self._round_step = step
         self._rounding = optimizer_part(step.optimizer)
         self._part = TrainedPart(layout.table)

@@ -24,6 +24,7 @@ from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key
 from fanin.protos.plans.named import blamed, check_names, wrong_object
 from fanin.protos.plans.schedule import outer_factor_in
+from fanin.server.aggregation.methods.feddyn import feddyn_of
 
 GROUP: Final = "fanin.outer_optimizers"
 """The entry point group of optimizers in other distributions. An entry is a function of the Plan and of options."""
@@ -305,6 +306,7 @@ OPTIMIZERS: Final[Mapping[str, OptimizerFactory]] = MappingProxyType(
         "fedadagrad": _fedadagrad,
         "fedadam": _fedadam,
         "fedyogi": _fedyogi,
+        "feddyn": feddyn_of,
     }
 )
 """The outer optimizers of fanin, by name."""

@@ -19,6 +19,8 @@ from typing import Annotated, Final, Protocol, runtime_checkable
 
 import numpy as np
 
+from fanin.edge.codecs.methods.fednova import FEDNOVA
+from fanin.edge.codecs.methods.qfedavg import QFEDAVG
 from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.plans import BY_SITE, Plan
@@ -28,6 +30,7 @@ from fanin.protos.plans.named import blamed, wrong_object
 from fanin.server.aggregation import fold
 from fanin.server.aggregation.exact_sums import STATISTICS_RULE, exact_sums
 from fanin.server.aggregation.fold import Contribution, PartialSum
+from fanin.server.aggregation.methods.means import ScaledMean, effective_steps, inverse_scale
 from fanin.server.aggregation.robust import ROBUST_RULES
 
 GROUP: Final = "fanin.rules"
@@ -324,6 +327,8 @@ RULES: Final[Mapping[str, RuleFactory]] = MappingProxyType(
     {
         "weighted_mean": lambda _plan: WeightedMean(),
         "trimmed_mean": _trimmed_mean,
+        FEDNOVA: lambda _plan: ScaledMean(effective_steps),
+        QFEDAVG: lambda _plan: ScaledMean(inverse_scale),
         **ROBUST_RULES,
         STATISTICS_RULE: exact_sums,
     }

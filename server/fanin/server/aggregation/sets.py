@@ -64,6 +64,7 @@ class Aggregate:
         strategy: The result of a strategy, whose parameters ``part`` returns; None for a rule.
         ranges: The sum of the counts of ranges. Each Update counts, whatever the rule makes of its values.
         sums: Returns the adjusted integer sum from a first to a last position (exclusive); None without one.
+        num_updates: Number of Updates.
     """
 
     part: Callable[[int, int], Float64s]
@@ -74,6 +75,7 @@ class Aggregate:
     strategy: StrategyResult | None = None
     ranges: RangeSum = field(default_factory=RangeSum)
     sums: Callable[[int, int], Int64s] | None = None
+    num_updates: int = 0
 
 
 class SetFold:
@@ -159,7 +161,8 @@ class SetFold:
                 # Half of the sum may be adjusted.
                 self.release()
                 raise
-        return replace(self._fold.aggregate(accepted, tuple(self._shifts.tolist())), ranges=self._ranges)
+        aggregate = self._fold.aggregate(accepted, tuple(self._shifts.tolist()))
+        return replace(aggregate, ranges=self._ranges, num_updates=len(accepted))
 
     def release(self) -> None:
         """Free the memory of the fold. The next call folds the Updates again."""

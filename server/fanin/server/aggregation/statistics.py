@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from fanin.edge.codecs.stages import added_statistics, stages_of
 from fanin.edge.codecs.statistics import CLASS_COUNTS, SQUARES, declared
 from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, REST, SQUARES_INT8, quality_of
 from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
@@ -82,8 +83,10 @@ def statistics_of(plan: Plan, num_labels: int, num_values: int) -> tuple[Statist
     if plan.privacy:
         weight = Statistic(name=EXAMPLES, bound=plan.max_examples)
         return (weight, Statistic(name=CLIP_BITS, bound=1)) if plan.privacy.target_quantile else (weight,)
+    of_plan = {each.name for each in plan.statistics}
+    of_stages = (name for name in added_statistics(stages_of(plan.stages)) if name not in of_plan)
     return declared(
-        plan.statistics,
+        (*plan.statistics, *(Statistic(name=name, bound=plan.max_sum) for name in of_stages)),
         max_examples=plan.max_examples,
         max_sum=plan.max_sum,
         num_labels=num_labels,

@@ -14,8 +14,9 @@ scale of the whole set. More than half of the head-room is in use if the scale i
 differs from its exact share by at most n_updates / (half of the head-room), whatever one device claims.
 """
 
-import math
 from collections.abc import Mapping, Sequence
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from functools import lru_cache
 
 import numpy as np
 
@@ -88,6 +89,23 @@ class RunningScale:
             self._num_steps = sum(steps_of(each, self.value) for each in known)
 
 
+@lru_cache(maxsize=4096)
+def stale_weight(unit: int, staleness: int, exponent: float) -> int:
+    """Return the weight of a step of an Update: unit / (1 + staleness)^exponent, rounded, ties to even; at least 1.
+
+    The power is computed in decimal arithmetic of 50 digits, which is software and exact about its rounding. So every
+    machine computes the same integers. A power of float64 comes from the C library, whose last bit differs between
+    machines (docs/decisions/0067).
+
+    Args:
+        unit: The weight of a step of a fresh Update.
+        staleness: Versions between the Update's base Version and the one of the Round.
+        exponent: ``aggregation.staleness_exponent``: as the Plan writes it, in the fewest decimal digits.
+    """
+    with localcontext(Context(prec=50, rounding=ROUND_HALF_EVEN)):
+        return max(int((unit / Decimal(1 + staleness) ** Decimal(repr(exponent))).to_integral_value()), 1)
+
+
 def weights_of(
     header: UpdateHeader, plan: Plan, *, device: str = "", scale: int = 0, staleness: int = 0
 ) -> Mapping[Weighting, int]:
@@ -96,8 +114,7 @@ def weights_of(
     In the group of the parameters an Update has the weight of its steps: exactly FedAvg's weighting, if it is fresh,
     the scale is 0 and the Plan weighs by examples. In groups with equal weights of all devices it has the weight of one
     step. So the headroom of the parameters is enough for all groups. In a Plan that allows staleness, a step weighs
-    round(256 / sqrt(1 + staleness)), otherwise 1. The square root and the division follow IEEE 754, so every machine
-    computes the same integers.
+    ``stale_weight``, otherwise 1.
 
     Args:
         header: The Update's header.
@@ -108,7 +125,8 @@ def weights_of(
 
     Reference:
         Nguyen et al. 2022, Federated Learning with Buffered Asynchronous Aggregation (FedBuff), arXiv 2106.06639,
-        section 5.2.
+        section 5.2, with the exponent 1/2. Xie et al. 2019, Asynchronous Federated Optimization, arXiv 1903.03934,
+        section 5.2: the polynomial s_a(t) = (t + 1)^-a.
     """
-    one = round(plan.weight_unit / math.sqrt(1 + staleness))
+    one = stale_weight(plan.weight_unit, staleness, plan.aggregation.staleness_exponent)
     return {Weighting.EXAMPLES: steps_of(claim_of(header, plan, device), scale) * one, Weighting.ONE: one}

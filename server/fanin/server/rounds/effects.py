@@ -21,6 +21,7 @@ from fanin.protos.errors import Corrupted, NotFound
 from fanin.server.aggregation.auxiliary import AuxiliaryStep, RangeRefresh
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import FoldResult, Lag, OuterStep, SpooledUpdates, StateSlices, lag_of
+from fanin.server.aggregation.methods.feddyn import state_before
 from fanin.server.aggregation.outer import RoundStep
 from fanin.server.aggregation.parameters import (
     encode_parameters,
@@ -325,7 +326,8 @@ class RoundWork:
         blobs, setup, table = self._files.blobs, self._setup, self._setup.table
 
         def inputs() -> tuple[Iterator[Float32s], StateSlices]:
-            state = {name: self._state[name] for name in setup.optimizer.tensors if name in self._state}
+            is_first = self.base.number == self._recent.lineage
+            state = state_before(setup.optimizer, setup.optimizer.tensors, self._state, is_first=is_first)
             return parameter_pieces(blobs, self.base, table), state_slices(blobs, state)
 
         with self._intact_base():

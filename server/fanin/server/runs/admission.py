@@ -16,16 +16,18 @@ import numpy as np
 from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.bundles.versions import check_delegation, check_version
+from fanin.edge.codecs.methods.fednova import FEDNOVA
 from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES, declared_devices
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import EVALUATE_ONLY, inputs_of
-from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports
+from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports, optimizer_table
 from fanin.edge.tensors import TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, assemble, short
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, InvalidVersion
 from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, StartRun, Version
 from fanin.protos.plans import EXPORT, OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import keys_of
+from fanin.server.aggregation.methods.checks import PARTS
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.measuring import check_evaluation, check_query
 from fanin.server.storage.protocols.files import BlobReader, Blobs
@@ -205,6 +207,7 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
         has_control=bool(control_ports(setup.table, inputs)),
         optimizer=manifest.optimizer,
         batch_sizes=manifest.batch_sizes,
+        states=frozenset(spec.name.partition(".")[0] for spec in optimizer_table(manifest).specs),
     )
     check_training(f"run {start.run_id}", start.plan, setup.stages, facts)
 
@@ -218,12 +221,19 @@ class TrainFacts:
         has_control: Whether the graph has SCAFFOLD's control variates.
         optimizer: The settings of the optimizer by name.
         batch_sizes: The batch sizes, each with a graph.
+        states: The names of the optimizer's states, each with a value for each parameter.
     """
 
     has_proximal: bool
     has_control: bool
     optimizer: Mapping[str, OptimizerSetting]
     batch_sizes: tuple[int, ...]
+    states: frozenset[str]
+
+    @property
+    def is_sgd(self) -> bool:
+        """Whether the optimizer is SGD, with or without momentum."""
+        return self.states <= {"momentum"} and self.optimizer.keys() <= {"momentum", "weight_decay"}
 
 
 def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: TrainFacts) -> None:
@@ -251,6 +261,13 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
         )
     _check_control(what, stages, has_control=facts.has_control)
     _check_num_devices(what, plan)
+    if FEDNOVA in stages and not facts.is_sgd:
+        raise InvalidPlan(
+            f"{what}: got the stage {FEDNOVA!r}, but the optimizer of the train graph is not SGD, expected SGD with or "
+            "without momentum: the weights of its steps are not known; export the App with Recipe(optimizer=Sgd(...)), "
+            "or remove the stage",
+            code="FN-1816",
+        )
     for path, settings in _training_settings(plan):
         if settings.proximal_weight and not facts.has_proximal:
             raise InvalidPlan(
@@ -322,7 +339,7 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
         stages: The stages of the Plan by name.
     """
     is_set = {
-        f"{path}.{name}": getattr(settings, name) not in (None, default)
+        f"{path}.{name}": getattr(settings, name, None) not in (None, default)
         for path, settings in _training_settings(plan)
         for name, default in OF_GRAPHS.items()
     }
@@ -331,7 +348,7 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
         "stop.max_int8_drop": plan.stop.max_int8_drop > 0.0,
         "int8.ranges": plan.int8.ranges != EXPORT,
         "the stage evaluate_only": EVALUATE_ONLY in stages,
-        "the stage scaffold": CONTROL in inputs_of(stages),
+        **{f"the stage {name}": name in PARTS or name == inputs_of(stages).get(CONTROL) for name in stages},
     }
     if keys := [key for key, value in is_set.items() if value]:
         raise InvalidPlan(

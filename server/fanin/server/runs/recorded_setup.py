@@ -24,6 +24,7 @@ from fanin.protos.plans.privacy import COINS
 from fanin.protos.roles import PARAMETER
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
+from fanin.server.aggregation.methods.checks import check_methods
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.rules import ColumnRule, StrategySource, StrategyTask, config_in
 from fanin.server.privacy.noising import with_noise
@@ -86,6 +87,7 @@ def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[
             "strategy that is no sum, expected a rule that is one; set aggregation.rule to weighted_mean",
             code="FN-1601",
         )
+    check_methods(plan)
     optimizer_of(plan)
     policy_of(plan, policies)
     stages = stages_of(plan.stages)

@@ -6,4 +6,5 @@ Reading order:
 - ``local_data``: the examples of a device, the evaluation of a Version, and the ranges of its activations
 - ``statistics``: the answer to the query of a statistics Run, instead of a training
 - ``resuming``: when the state of a training is saved, and how a training resumes from it
+- ``work``: how many of its steps a device does
 """

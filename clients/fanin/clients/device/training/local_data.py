@@ -9,6 +9,7 @@ Assignment asks for them, are counts of training examples.
 """
 
 import logging
+import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,11 +31,11 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.statistics import range_counts_of
 from fanin.edge.ranges import columns
 from fanin.edge.runtimes.base import PaddedBatch, Preprocess, VersionValues
-from fanin.edge.runtimes.evaluations import OF_VALIDATION, counts_of
+from fanin.edge.runtimes.evaluations import OF_VALIDATION, VERSION_LOSS, counts_of, metric_count
 from fanin.edge.runtimes.measure import measure, measure_ranges
 from fanin.edge.runtimes.models import check_targets, model_inputs
 from fanin.protos import messages as m
-from fanin.protos.errors import InvalidBundle, InvalidInput
+from fanin.protos.errors import Diverged, InvalidBundle, InvalidInput
 
 if TYPE_CHECKING:
     from fanin.edge.metrics.metric import Metric
@@ -146,6 +147,28 @@ class LocalData:
         metrics = DeclaredMetrics(wanted, self._metrics)
         measured = measure(self._graphs, model.bundle, values, in_order, metrics)
         return counts_of(measured, num_classes) | metrics.counts(len(validation), num_classes)
+
+    def before_training(
+        self, model: OpenedModel, examples: MemoryStore, assignment: m.Assignment, should_continue: ShouldContinue
+    ) -> dict[str, int]:
+        """Return the counts of a Version: those of ``evaluate``, and its loss on the training examples if declared.
+
+        Raises the errors of ``should_continue``.
+        """
+        counts = self.evaluate(model, examples.validation, assignment, should_continue)
+        if VERSION_LOSS in {each.name for each in assignment.statistics}:
+            manifest, train = model.bundle.manifest, examples.train
+            in_order = interruptible(batches_in_order(train, manifest.batch_size, manifest.lengths), should_continue)
+            evaluate, values = self._graphs.open_evaluate(model.bundle), model.values()
+            loss = math.fsum(evaluate(values, batch).loss_sum for batch in in_order) / len(train)
+            if not math.isfinite(loss):
+                raise Diverged(
+                    f"training: the loss of the version is {loss} on the training examples, expected a finite one; "
+                    "lower the learning rate",
+                    code="FN-0842",
+                )
+            counts[VERSION_LOSS] = metric_count(loss, len(train))
+        return counts
 
     def ranges(
         self, model: OpenedModel, examples: MemoryStore, assignment: m.Assignment, should_continue: ShouldContinue

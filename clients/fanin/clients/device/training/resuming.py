@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Final
@@ -63,10 +64,12 @@ class SavePolicy:
     Attributes:
         save_s: Seconds of training after which the next end of an epoch saves the state; infinity for never.
         max_share: Largest share of the time that saving may take.
+        now: A monotonic clock, in seconds.
     """
 
     save_s: float = DEFAULT_SAVE_S
     max_share: float = MAX_SHARE
+    now: Callable[[], float] = time.monotonic
 
     def is_due(self, elapsed_s: float, last_cost_s: float, *, ends_epoch: bool) -> bool:
         """Return whether to save now.

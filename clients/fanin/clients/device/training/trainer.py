@@ -13,10 +13,10 @@ Reference:
 
 import logging
 import math
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +36,7 @@ from fanin.clients.device.training.resuming import (
     digest_of,
 )
 from fanin.clients.device.training.statistics import answer
+from fanin.clients.device.training.work import PlannedWork, WorkPolicy, all_steps, steps_to_do, work_counts
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.stages import EVALUATE_ONLY
@@ -65,7 +66,7 @@ class RuntimeTrainer:
         store: The examples.
         metrics: Metrics of your own by name, for the Plan's statistics ``evaluate.NAME``.
         policy: How often the state of a training is saved.
-        now: A monotonic clock, in seconds.
+        work: How many of its steps the device does.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class RuntimeTrainer:
         store: ExampleStore,
         metrics: "Mapping[str, Metric]" = MappingProxyType({}),
         policy: SavePolicy = DEFAULT_POLICY,
-        now: Callable[[], float] = time.monotonic,
+        work: WorkPolicy = all_steps,
     ) -> None:
         self._graphs = BundleGraphs(runtime)
         self._data = LocalData(self._graphs, store, metrics)
         self._policy = policy
-        self._now = now
+        self._work = work
         # The Assignment under way and its last step.
         self._progress = "", m.TrainingProgress()
 
@@ -110,6 +111,7 @@ class RuntimeTrainer:
             Diverged: The loss is not finite.
             ValueError: The examples do not fit the model.
             InvalidInput: The store cannot be read, or the Bundle has no graph for the Assignment's batch size.
+            TooLittleWork: The device does fewer steps than the Plan demands.
         """
         if model.bundle.manifest.query is not None:
             should_continue()
@@ -119,7 +121,8 @@ class RuntimeTrainer:
         if any(stage.name == EVALUATE_ONLY for stage in assignment.stages):
             return self._evaluated(model, examples, assignment, should_continue)
         initial, control = model.values(), control_of(model)
-        training = assignment.training
+        training, planned = assignment.training, planned_work(examples, model, assignment)
+        num_steps = steps_to_do(self._work, assignment, planned)
         settings = StepSettings(
             learning_rate=training.learning_rate,
             proximal_weight=training.proximal_weight,
@@ -129,13 +132,13 @@ class RuntimeTrainer:
             optimizer=training.optimizer,
         )
         digest = partial(digest_of, examples, settings, training, self.runtime)
-        saver = Saver(model.saved, digest, self._policy, self._now)
+        saver = Saver(model.saved, digest, self._policy, self._policy.now)
         begun = saver.read(len(initial), optimizer_table(bundle.manifest).num_values)
         if begun is None:
             begun = PartialTraining(
                 state=NO_STATE,
                 loss_sum=0.0,
-                counts=self._data.evaluate(model, examples.validation, assignment, should_continue),
+                counts=self._data.before_training(model, examples, assignment, should_continue),
                 ranges=self._data.ranges(model, examples, assignment, should_continue),
             )
         step = self._graphs.open_train(bundle)
@@ -143,17 +146,27 @@ class RuntimeTrainer:
             begun = replace(begun, state=step.begin(initial))
         loop = _Loop(
             assignment=assignment,
-            num_batches=num_batches_of(examples, model, assignment),
+            num_batches=planned.num_steps,
+            num_steps=num_steps,
             saver=saver,
             report=self._note_progress,
         )
         rest = training_batches(examples, model, assignment, begun.state.num_steps)
+        rest = islice(rest, max(num_steps - begun.state.num_steps, 0))
         ended = loop.run(step, settings, begun, rest, should_continue)
-        counts = {**ended.counts, **training_counts(ended.loss_sum, examples, model, assignment)}
+        num_steps = ended.state.num_steps
+        counts = {**ended.counts, **training_counts(ended.loss_sum, num_steps, planned, examples, model)}
         parameters = ended.state.parameters
         values, _ = bundle.manifest.split(difference(parameters, initial))
         local = None if bundle.manifest.local is None else bundle.manifest.split(parameters)[1]
-        return Change(values=values, counts=counts, num_steps=ended.state.num_steps, local=local, ranges=ended.ranges)
+        return Change(
+            values=values,
+            counts=counts,
+            num_steps=num_steps,
+            planned_steps=planned.num_steps,
+            local=local,
+            ranges=ended.ranges,
+        )
 
     def _evaluated(
         self, model: OpenedModel, examples: MemoryStore, assignment: m.Assignment, should_continue: ShouldContinue
@@ -187,10 +200,11 @@ class RuntimeTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loop:
-    """The steps of one training."""
+    """The steps of one training: the first ``num_steps`` of ``num_batches``."""
 
     assignment: m.Assignment
     num_batches: int
+    num_steps: int
     saver: Saver
     report: Callable[[str, m.TrainingProgress], None]
 
@@ -210,7 +224,7 @@ class _Loop:
                 self.assignment.round,
                 self.assignment.run_id,
                 state.num_steps,
-                self.num_batches,
+                self.num_steps,
             )
         first, begun = state.num_steps, replace(begun, state=NO_STATE)
         self._report(first)
@@ -223,7 +237,7 @@ class _Loop:
                 if state.num_steps > first:
                     self.saver.save(replace(begun, state=state, loss_sum=loss_sum))
                 raise
-            rate = rate_of_step(training, state.num_steps, self.num_batches)
+            rate = rate_of_step(training, state.num_steps, self.num_batches, self.assignment.round)
             if rate != settings.learning_rate:
                 settings = replace(settings, learning_rate=rate)
             state, loss = step(state, batch, settings)
@@ -231,7 +245,7 @@ class _Loop:
             self._report(state.num_steps)
             ends_epoch = state.num_steps % self.batches_per_epoch == 0
             # After the last step the Update is stored, at once.
-            if state.num_steps < self.num_batches and self.saver.is_due(ends_epoch=ends_epoch):
+            if state.num_steps < self.num_steps and self.saver.is_due(ends_epoch=ends_epoch):
                 self.saver.save(replace(begun, state=state, loss_sum=loss_sum))
         return replace(begun, state=state, loss_sum=loss_sum)
 
@@ -244,7 +258,7 @@ class _Loop:
         epochs = self.assignment.training.epochs
         progress = m.TrainingProgress(
             step=num_steps,
-            num_steps=self.num_batches,
+            num_steps=max(self.num_steps, num_steps),
             epoch=min(num_steps // self.batches_per_epoch + 1, epochs),
             num_epochs=epochs,
         )
@@ -270,25 +284,32 @@ def training_batches(
         yield from batches(examples.train, manifest.batch_size, rng, manifest.lengths, num_skipped)
 
 
-def num_batches_of(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> int:
-    """Return the number of batches of all epochs of an Assignment."""
-    manifest = trained_bundle(model, assignment).manifest
-    return num_batches(examples.train, manifest.batch_size, manifest.lengths) * assignment.training.epochs
+def planned_work(examples: MemoryStore, model: OpenedModel, assignment: m.Assignment) -> PlannedWork:
+    """Return the complete work of an Assignment: the batches of all epochs."""
+    manifest, epochs = trained_bundle(model, assignment).manifest, assignment.training.epochs
+    per_epoch = num_batches(examples.train, manifest.batch_size, manifest.lengths)
+    return PlannedWork(num_steps=per_epoch * epochs, num_epochs=epochs)
 
 
 def training_counts(
-    loss_sum: float, examples: MemoryStore, model: OpenedModel, assignment: m.Assignment
+    loss_sum: float, num_steps: int, planned: PlannedWork, examples: MemoryStore, model: OpenedModel
 ) -> dict[str, int]:
     """Return the counts of a training.
 
     Args:
-        loss_sum: Sum of the loss over all samples of all epochs.
+        loss_sum: Sum of the loss over all samples of all steps.
+        num_steps: Steps of the training.
+        planned: The complete work.
         examples: The examples of the device.
         model: The model before the training.
-        assignment: The Assignment.
     """
     num, num_classes = len(examples.train), model.bundle.manifest.num_classes
-    return {m.EXAMPLES: num, m.TRAIN_LOSS: loss_count(loss_sum / assignment.training.epochs, num, num_classes)}
+    epochs = planned.num_epochs * num_steps / planned.num_steps
+    return {
+        m.EXAMPLES: num,
+        m.TRAIN_LOSS: loss_count(loss_sum / epochs, num, num_classes),
+        **work_counts(num_steps, planned),
+    }
 
 
 def finite(loss: float, num_steps: int, training: m.Training) -> float:

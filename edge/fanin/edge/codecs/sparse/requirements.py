@@ -39,7 +39,7 @@ def check_sparse_plan(plan: Plan, stages: Mapping[str, Stage], *, is_sum: bool, 
             "codec.name to int8 or int4, or round.protocol to 'plain'",
             code="FN-1842",
         )
-    if groups := [name for name, stage in stages.items() if isinstance(stage, GroupStage)]:
+    if groups := [name for name, stage in stages.items() if isinstance(stage, GroupStage) and stage.groups]:
         raise InvalidPlan(
             f"plan: got codec.name {TOPK!r} with the stage {shown(groups[0])}, expected no stage that adds a group of "
             "values: no residual keeps what is left out of this group; remove the stage, or set codec.name to int4",

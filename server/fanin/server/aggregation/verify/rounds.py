@@ -20,6 +20,7 @@ from fanin.server.aggregation.auxiliary import (
 )
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.folding import OuterStep, SpooledUpdates, StateSlices, lag_of
+from fanin.server.aggregation.methods.feddyn import state_before
 from fanin.server.aggregation.outer import RoundStep
 from fanin.server.aggregation.parameters import (
     encode_parameters,
@@ -110,7 +111,8 @@ def check_round(
         return f"round {record.round}: its grid is not the grid of version {base.number}"
     archive, table = history.archive, history.table
     recorded = recorded_state(base, archive.runs, archive.rounds)
-    state = {name: artifact for name, artifact in recorded.items() if name in history.optimizer.tensors}
+    is_first = base.number == lineage_start
+    state = state_before(history.optimizer, history.optimizer.tensors, recorded, is_first=is_first)
 
     def inputs() -> tuple[Iterator[Float32s], StateSlices]:
         return parameter_pieces(archive.blobs, base, table), state_slices(archive.blobs, state)

@@ -1,0 +1,72 @@
+"""The parts of a Plan that belong together, and those that an algorithm excludes."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from fanin.edge.codecs.methods.feddyn import FEDDYN
+from fanin.edge.codecs.methods.fednova import FEDNOVA
+from fanin.edge.codecs.methods.qfedavg import QFEDAVG
+from fanin.edge.codecs.scaffold import SCAFFOLD
+from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import Plan
+from fanin.protos.plans.keys import shown
+
+PARTS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
+    {
+        FEDNOVA: MappingProxyType({"rule": FEDNOVA}),
+        QFEDAVG: MappingProxyType({"rule": QFEDAVG, "outer_optimizer": "fedavg"}),
+        FEDDYN: MappingProxyType({"rule": "weighted_mean", "outer_optimizer": FEDDYN}),
+    }
+)
+"""The keys of ``[aggregation]`` that the stage of an algorithm needs."""
+EXCLUDED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        FEDNOVA: (SCAFFOLD, FEDDYN, QFEDAVG),
+        QFEDAVG: (SCAFFOLD, FEDDYN, FEDNOVA),
+        FEDDYN: (SCAFFOLD, FEDNOVA, QFEDAVG),
+    }
+)
+"""The stages that the stage of an algorithm excludes: they would read the change that it has scaled, or both would set
+the control input of the train graph."""
+
+
+def check_methods(plan: Plan) -> None:
+    """Raise InvalidPlan for parts of an algorithm without the others, and for stages that exclude each other."""
+    names = [stage.name for stage in plan.stages]
+    for stage, keys in PARTS.items():
+        for key, expected in keys.items():
+            value = getattr(plan.aggregation, key)
+            if stage in names and value != expected:
+                raise InvalidPlan(
+                    f"plan: got the stage {shown(stage)} with aggregation.{key} {shown(value)}, expected "
+                    f"{shown(expected)}: both are parts of one algorithm; change the key, or remove the stage",
+                    code="FN-1813",
+                )
+            if stage not in names and value == stage:
+                raise InvalidPlan(
+                    f"plan: got aggregation.{key} {shown(value)} without the stage {shown(stage)}, expected both: they "
+                    "are parts of one algorithm; add the stage, or change the key",
+                    code="FN-1813",
+                )
+        others = [name for name in names if name in EXCLUDED[stage]]
+        if stage in names and others:
+            raise InvalidPlan(
+                f"plan: stages: got {shown(stage)} with {shown(others[0])}, expected one of them: both change the same "
+                "numbers; remove one",
+                code="FN-1814",
+            )
+    if FEDDYN in names:
+        _check_weights(plan, [change.proximal_weight for change in plan.schedule])
+
+
+def _check_weights(plan: Plan, changes: Sequence[float | None]) -> None:
+    """Raise InvalidPlan unless FedDyn's alpha is above 0, and the same in all Rounds."""
+    weight = plan.training.proximal_weight
+    if not weight or {*changes} - {None, weight}:
+        raise InvalidPlan(
+            f"plan: got the stage {shown(FEDDYN)} with training.proximal_weight {weight:g} and the changes "
+            f"{[each for each in changes if each is not None]}, expected one weight above 0 in all Rounds: it is "
+            "alpha, by which all states are scaled; set training.proximal_weight",
+            code="FN-1815",
+        )
