@@ -200,7 +200,7 @@ def _combinations(refused: Refused) -> Iterator[str]:
     for (code, second), firsts in partners.items():
         rows.setdefault((code, tuple(firsts)), []).append(second)
     for (code, firsts), seconds in sorted(rows.items()):
-        reason = f"[{code}](errors.md#{code.lower()}): {explained(code).meaning}"
+        reason = f"[{code}](errors.md): {explained(code).meaning}"
         yield f"| {_names(firsts)} | {_names(seconds)} | {reason} |\n"
 
 

@@ -36,6 +36,7 @@ def results_of(vectors: np.ndarray, num_attackers: int) -> dict[str, list[float]
     """Return byzfl's aggregates by our names of the rules."""
     rules = {
         "median": byzfl.Median(),
+        "trimmed_mean": byzfl.TrMean(num_attackers),
         "meamed": byzfl.Meamed(num_attackers),
         "krum": byzfl.Krum(num_attackers),
         "centred_clipping": byzfl.CenteredClipping(L=3, tau=2e5),

@@ -120,3 +120,33 @@ def test_a_mean_of_more_updates_than_are_honest_is_refused() -> None:
     with pytest.raises(InvalidPlan) as excinfo:
         rule_of(plan(**sizes, rule_options={"f": 2, "m": 6}))
     assert excinfo.value.code == "FN-1801"
+
+
+@pytest.mark.parametrize("num_liars", [1, 2, 3])
+def test_a_geometric_median_with_its_default_is_near_the_honest_updates_whatever_the_lie(num_liars: int) -> None:
+    """Each step divides the part of a far lie by (n - f) / f, so a few steps are too few for the largest values."""
+    rng, largest = np.random.default_rng(num_liars), (1 << 31) - 1
+    honest = [(rng.integers(-(1 << 10), 1 << 10, NUM_VALUES).tolist(), (0, 0)) for _ in range(10 - num_liars)]
+    drawn = [*honest, *[([largest] * NUM_VALUES, (0, 0))] * num_liars]
+    rule = rule_of(plan(concurrency=10, buffer=10, quorum=10, rule="geometric_median"))
+    aggregate = folded(rule, drawn).part(0, NUM_VALUES)
+    # The bound of Minsker 2015 for the exact point: 2 (n - f) / (n - 2f) times the largest honest norm.
+    bound = 2 * (10 - num_liars) / (10 - 2 * num_liars) * np.linalg.norm(np.multiply(1 << 10, STEPS))
+    assert np.linalg.norm(aggregate) < bound
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"max_staleness": 1}, "expected 0: this rule compares updates of one round"),
+        ({"concurrency": 1025, "buffer": 1025, "quorum": 1025}, "expected at most 1024"),
+    ],
+)
+@pytest.mark.parametrize(("name", "options"), [("median", {}), ("krum", {"f": 1}), ("geometric_median", {})])
+def test_a_robust_rule_refuses_staleness_and_more_updates_than_it_can_compare(
+    name: str, options: dict[str, object], changes: dict[str, int], text: str
+) -> None:
+    whole = {"concurrency": 10, "buffer": 10, "quorum": 10, **changes}
+    with pytest.raises(InvalidPlan, match=text) as excinfo:
+        rule_of(plan(**whole, rule=name, rule_options=options))
+    assert excinfo.value.code == "FN-0246"

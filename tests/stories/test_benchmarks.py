@@ -15,6 +15,7 @@ MODELS = ("mlp-small", "cnn")
 RUNTIMES = ("onnx", "litert", "tflite")
 KINDS = ("train", "evaluate", "predict_one", "predict_batch")
 SIMULATION = ROOT / "benchmarks" / "simulation.py"
+ROBUSTNESS = ROOT / "benchmarks" / "robustness.py"
 COLUMNS = ("seconds_per_round", "total_seconds", "accuracy")
 
 
@@ -142,6 +143,31 @@ def test_simulations_are_measured(tmp_path: Path) -> None:
     for label in labels:
         assert 0.0 < report["seconds_per_round"][label] < report["total_seconds"][label]
         assert 0.1 < report["accuracy"][label] < 1.0
+
+
+@pytest.mark.nightly
+def test_attacks_on_rules_and_the_cost_of_rules_are_measured(tmp_path: Path) -> None:
+    environment = os.environ | {"FANIN_DATA": str(real_places("fashion-mnist").data)}
+    path, figure = tmp_path / "robustness.json", tmp_path / "robustness.svg"
+    command = [sys.executable, ROBUSTNESS, "--json", path, "--plot", figure, "--rules", "weighted_mean,krum"]
+    command += ["--rounds", "1", "--examples", "400", "--updates", "16", "--megabytes", "1"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads(path.read_text())
+    assert [row["rule"] for row in report["cost"]] == ["weighted_mean", "krum"]
+    assert len({row["attack"] for row in report["accuracy"]}) == 8 and len(report["accuracy"]) == 16
+    assert all(0.0 < row["accuracy"] < 1.0 for row in report["accuracy"])
+    assert sum("backdoor_accuracy" in row for row in report["accuracy"]) == 2
+    assert figure.read_text().startswith("<?xml")
+
+
+@pytest.mark.nightly
+def test_rules_fold_1024_updates_within_three_models_and_64_mb(tmp_path: Path) -> None:
+    """The exit status is the gate. A larger model costs each rule its sum, or nothing."""
+    command = [sys.executable, ROBUSTNESS, "--only", "cost", "--updates", "1024", "--megabytes", "0.25"]
+    command += ["--rules", "weighted_mean,meamed,krum"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_the_memory_of_a_fork_counts_once() -> None:

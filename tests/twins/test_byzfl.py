@@ -24,8 +24,8 @@ from fanin.protos.messages import CodecSpec
 from fanin.server.aggregation.fold import Contribution
 from fanin.server.aggregation.robust.centre import CentredClipping, GeometricMedian
 from fanin.server.aggregation.robust.middle import MeanAroundMedian, Median
-from fanin.server.aggregation.robust.nearest import Bulyan, Krum, bulyan_choice
-from fanin.server.aggregation.rules import ColumnRule
+from fanin.server.aggregation.robust.nearest import Bulyan, Krum
+from fanin.server.aggregation.rules import ColumnRule, TrimmedMean
 from fanin.server.aggregation.sets import SetFold
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "byzfl.json").read_text("utf-8"))
@@ -103,19 +103,28 @@ def test_a_mean_around_the_median_is_that_of_byzfl_and_of_the_last_step_of_flowe
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if len(case["vectors"]) >= 4 * case["f"] + 3])
-def test_bulyan_is_flowers_of_the_updates_that_krum_chooses_one_after_another(case: dict[str, Any]) -> None:
-    """Flower's own selection is one Multi-Krum. With the paper's selection, its Bulyan is ours."""
+def test_bulyan_is_flowers_of_the_updates_that_flowers_krum_chooses_one_after_another(case: dict[str, Any]) -> None:
+    """Flower's own selection is one Multi-Krum. With its Krum again and again, as in the paper, its Bulyan is ours."""
     vectors, f = case["vectors"], case["f"]
 
-    def select(records: list[RecordDict], _f: int, num: int) -> list[RecordDict]:
-        rows = np.array(vectors, np.float64)
-        squares = ((rows[:, None] - rows[None]) ** 2).sum(axis=2)
-        chosen = bulyan_choice(squares, f)
-        assert len(chosen) == num
-        return [records[index] for index in chosen]
+    def select(records: list[RecordDict], num_attackers: int, num: int) -> list[RecordDict]:
+        rest, chosen = list(records), list[RecordDict]()
+        while len(chosen) < num:
+            (best,) = select_multikrum(rest, num_attackers, 1)
+            rest = [record for record in rest if record is not best]
+            chosen.append(best)
+        return chosen
 
     strategy = FlowerBulyan(num_malicious_nodes=f, selection_rule=select)
     np.testing.assert_allclose(ours(Bulyan(f), vectors), flowers(strategy, vectors), rtol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_a_trimmed_mean_is_that_of_byzfl(case: dict[str, Any]) -> None:
+    """fanin trims a share of the Updates, rounded down; byzfl trims f at each end."""
+    vectors, f = case["vectors"], case["f"]
+    outcome = ours(TrimmedMean((f + 0.5) / len(vectors)), vectors)
+    np.testing.assert_allclose(outcome, case["results"]["trimmed_mean"], rtol=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)

@@ -10,13 +10,13 @@ from support.stage_runs import CAPABILITIES, FEEDBACK, StagedDevice, scaffold
 from support.virtual import bundle_in, open_place, plan, start
 
 from fanin.edge.codecs.sparse import topk
+from fanin.edge.codecs.sparse.requirements import check_sparse_model
 from fanin.edge.tensors import TensorTable
 from fanin.protos import messages as m
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidPlan, InvalidUpdate
 from fanin.protos.plans import AggregationPlan, Plan, PrivacyPlan
 from fanin.protos.roles import RoleKind, TensorRole
-from fanin.server.aggregation.sparse import check_sparse_model
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.runs.recorded_setup import check_names
 from fanin.server.selection.policies import POLICIES

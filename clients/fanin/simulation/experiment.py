@@ -7,7 +7,7 @@ open graphs, so a Round opens them once.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,7 +43,16 @@ from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings
 from fanin.simulation.host import exits_at_sigterm
 from fanin.simulation.preparation import ModuleSubject, Preparation, prepare, subject_for
-from fanin.simulation.result import BestVersion, ClientFailed, KeptVersion, Result, RunStopped
+from fanin.simulation.result import (
+    BestVersion,
+    ClientFailed,
+    KeptVersion,
+    Result,
+    RunStopped,
+    code_of,
+    text_of,
+    total_of,
+)
 from fanin.simulation.rows import ClientFailure, RoundRow, SimulationEvent
 from fanin.simulation.settings import SimulationSettings
 from fanin.simulation.simulated_run import EvaluateNewest, RowLists, SimulatedRun, local_by_name, run_to_end
@@ -140,34 +149,17 @@ def _all_seeds(
                 if not results[-1].is_complete:
                     break
     except (ClientFailed, RunStopped) as exc:
-        exc.result = _total([*results, exc.result], settings)
+        exc.result = total_of([*results, exc.result], settings.seeds)
         raise
     except Exception as exc:  # Any error: the results of the earlier seeds are kept.
         if not results:
             raise
-        raise RunStopped(_text_of(exc), _total(results, settings), code=_code_of(exc)) from exc
+        raise RunStopped(text_of(exc), total_of(results, settings.seeds), code=code_of(exc)) from exc
     except KeyboardInterrupt:
         # Ctrl-C before the first Round of a later seed, or while the workers end.
         if not results:
             raise
-    return _total(results, settings)
-
-
-def _text_of(error: Exception) -> str:
-    """Return the text of an error that ends a simulation: of an evaluation, or of a function of the settings."""
-    return str(error) if isinstance(error, FaninError) else f"simulate: {type(error).__name__}: {error}"
-
-
-def _code_of(error: BaseException | None) -> str:
-    return error.code if isinstance(error, FaninError) else "FN-1189"
-
-
-def _total(results: Sequence[Result], settings: SimulationSettings) -> Result:
-    """Return the result of all seeds."""
-    if not settings.seeds:
-        return results[0]
-    is_complete = len(results) == len(settings.seeds) and all(each.is_complete for each in results)
-    return replace(results[0], repeats=tuple(results), is_complete=is_complete)
+    return total_of(results, settings.seeds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +240,7 @@ def _simulated(prepared: Preparation, plan: Plan, settings: SimulationSettings, 
     except SimulationEnded as exc:
         # The cause is the client's own error, with its traceback.
         result = _result(prepared, plan, parts.engine, rows)
-        raise ClientFailed(str(exc), exc.failure, result, code=_code_of(exc.__cause__)) from exc.__cause__
+        raise ClientFailed(str(exc), exc.failure, result, code=code_of(exc.__cause__)) from exc.__cause__
     except KeyboardInterrupt:
         # Ctrl-C before the first Round, after the last one, or for the second time.
         if not rows.rounds:
@@ -257,7 +249,7 @@ def _simulated(prepared: Preparation, plan: Plan, settings: SimulationSettings, 
     except Exception as exc:  # Any error, also of the user's functions: the Rounds before it are kept.
         if not rows.rounds:
             raise
-        raise RunStopped(_text_of(exc), _result(prepared, plan, parts.engine, rows), code=_code_of(exc)) from exc
+        raise RunStopped(text_of(exc), _result(prepared, plan, parts.engine, rows), code=code_of(exc)) from exc
     result = _result(prepared, plan, parts.engine, rows)
     if rows.reason:
         raise RunStopped(f"simulate: {rows.reason}", parts.baseline(result), code="FN-1188")
@@ -322,7 +314,8 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
         # The evaluation uses the same open graphs.
         trainings = LocalTrainings(graphs, clients, fraction, metrics, work)
     else:
-        trainings = GraphTrainings(backend, GraphSubject.of(prepared.placed, clients, fraction, metrics, work=work))
+        subject_of = GraphSubject.of(prepared.placed, clients, fraction, metrics)
+        trainings = GraphTrainings(backend, replace(subject_of, work=work))
     tests = {
         name: model_examples(each, bundle, graphs)
         for name, each in settings.tests.items()
@@ -385,7 +378,7 @@ def _result(prepared: Preparation, plan: Plan, engine: str, rows: RowLists) -> R
     table, subject = prepared.bundle.manifest.table, prepared.subject
     app = None if isinstance(subject, FlowerSubject) else subject.app
     layout = read_layout(prepared.bundle) if isinstance(subject, FlowerSubject) else None
-    best = None
+    best, kept = None, [row for row in rows.rounds if row.version in rows.kept]
     if rows.best is not None and app is not None:
         best = BestVersion(app=app, table=table, row=rows.best[0], parameters=rows.best[1])
     return Result(
@@ -399,11 +392,7 @@ def _result(prepared: Preparation, plan: Plan, engine: str, rows: RowLists) -> R
         events=tuple(rows.events),
         parameters=rows.parameters,
         local=local_by_name(prepared.bundle, rows.local),
-        versions={
-            row.version: _version(prepared, row, rows.kept[row.version])
-            for row in rows.rounds
-            if row.version in rows.kept
-        },
+        versions={row.version: _version(prepared, row, rows.kept[row.version]) for row in kept},
         best=best,
         digests=tuple(rows.digests),
         is_complete=rows.is_complete,

@@ -3,7 +3,7 @@
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -245,6 +245,24 @@ class ClientFailed(FaninError):
         super().__init__(message, code=code)
         self.failure = failure
         self.result = result
+
+
+def text_of(error: Exception) -> str:
+    """Return the text of an error that ends a simulation: of an evaluation, or of a function of the settings."""
+    return str(error) if isinstance(error, FaninError) else f"simulate: {type(error).__name__}: {error}"
+
+
+def code_of(error: BaseException | None) -> str:
+    """Return the code of an error that ends a simulation."""
+    return error.code if isinstance(error, FaninError) else "FN-1189"
+
+
+def total_of(results: Sequence[Result], seeds: Sequence[int]) -> Result:
+    """Return the result of all seeds."""
+    if not seeds:
+        return results[0]
+    is_complete = len(results) == len(seeds) and all(each.is_complete for each in results)
+    return replace(results[0], repeats=tuple(results), is_complete=is_complete)
 
 
 def _module(app: "App | None", table: TensorTable, parameters: Float32s) -> "Module":

@@ -189,7 +189,6 @@ class GraphSubject:
         validation_fraction: float,
         metrics: Mapping[str, Metric] = NO_METRICS,
         factory: TrainerFactory | None = None,
-        work: BoundWork = ALL_WORK,
     ) -> "GraphSubject":
         """Return the subject of a simulation's clients."""
         return cls(
@@ -200,7 +199,6 @@ class GraphSubject:
             validation_fraction=validation_fraction,
             metrics=metrics,
             factory=factory,
-            work=work,
         )
 
     def store(self, client: int) -> MemoryStore:

@@ -183,12 +183,7 @@ class SizingTrainer(Trainer, Protocol):
 
 
 def row_sizes(trainer: Trainer, bundle: Bundle) -> Collection[int]:
-    """Return the lengths whose graphs a Trainer needs: all of the Bundle's, unless it knows its rows.
-
-    Raises:
-        UnfitExamples: The examples do not fit the model.
-        InvalidInput: The examples cannot be read.
-    """
+    """Return the lengths whose graphs a Trainer needs: all of the Bundle's, unless it knows its rows. Raises as it."""
     if bundle.manifest.lengths is None:
         return ()
     if not isinstance(trainer, SizingTrainer):
@@ -326,6 +321,7 @@ def apply_stages(assignment: m.Assignment, change: Change, staging: Staging) -> 
     training, planned = assignment.training, change.planned_steps or change.num_steps
     pipeline = UpdatePipeline(
         codec=clipping(codec_of(assignment.codec), assignment.privacy),
+        is_clipped=assignment.privacy is not None,
         grid=assignment.grid,
         learning_rate=mean_rate(training, change.num_steps, planned, assignment.round),
         counts=change.counts,

@@ -397,7 +397,4 @@ def largest_magnitude_of(values: Float32s) -> float:
 
 def smallest_shift(largest: float, limit: int, max_shift: int) -> int:
     """Return the smallest shift with which a magnitude fits; ``max_shift`` if none does."""
-    shift = 0
-    while shift < max_shift and math.ldexp(largest, -shift) > limit:
-        shift += 1
-    return shift
+    return next((shift for shift in range(max_shift) if math.ldexp(largest, -shift) <= limit), max_shift)

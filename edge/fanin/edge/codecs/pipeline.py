@@ -67,6 +67,7 @@ class UpdatePipeline:
         downlink: The auxiliary tensors of the Version (num_trained,), by name: without statistics and counters.
         counts: The counts of the trainer, by name.
         steps: The steps of the training; None without stages.
+        is_clipped: Whether the codec clips the change. It then sends zeros for one that is not finite.
         rng_of: Returns the generator of a purpose and of the values that it rounds, the same for a repeated training.
     """
 
@@ -79,6 +80,7 @@ class UpdatePipeline:
     rng_of: Callable[[str, Float32s], np.random.Generator]
     counts: Mapping[str, int] = field(default_factory=dict)
     steps: LocalSteps | None = None
+    is_clipped: bool = False
 
     def apply(self, change: Float32s, num_steps: int, states: States) -> StagedUpdate:
         """Take a change through the stages and the codec.
@@ -93,7 +95,7 @@ class UpdatePipeline:
             ValueError: The change is not finite. The text names the first such tensor.
         """
         self.layout.check_group(PARAMETERS, change)
-        if not np.isfinite(change).all():
+        if not self.is_clipped and not np.isfinite(change).all():
             name = next(
                 name for name, values in self.layout.table.views(change).items() if not np.isfinite(values).all()
             )

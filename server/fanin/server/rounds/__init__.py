@@ -9,7 +9,6 @@ Modules, in reading order:
     opening.py       the next Round, and Rounds after a restart
     effects.py       the effects of one Round, carried out
     messages.py      the messages of its phases, recorded and answered
-    clipping.py      the clip norm of a Round with privacy, by its base Version
     charging.py      the budget of a Run with privacy, and the seed of the noise of a Round
     targets.py       the end of a Run whose Version has reached the target of its Plan, or whose budget is spent
     reported.py      the facts of a committed Update

@@ -49,7 +49,7 @@ from fanin.server.rounds.messages import adjustment_in
 from fanin.server.rounds.recent import OpenedRound, RecentRounds, WorkTime, round_times
 from fanin.server.rounds.reported import UpdateFacts, reported
 from fanin.server.rounds.setup import RunSetup
-from fanin.server.rounds.troubles import Damaged
+from fanin.server.rounds.troubles import Damaged, damaged_update
 from fanin.server.storage.protocols.rounds import PAGE_UPDATES
 from fanin.server.storage.records import CommittedUpdate, MeasuredRanges, OuterState, RoundMark, RoundRecord, Shortage
 from fanin.server.storage.stores import DriverStores, Files
@@ -93,11 +93,7 @@ class RoundWork:
         self._num_steps = 0
         self._set_fold = SetFold(self._rule(), setup.layout.total_table, opened.record.grid, self._contribution)
         self._updates = SpooledUpdates(
-            plan=setup.plan,
-            codec=setup.codec.codec,
-            layout=setup.layout,
-            spool=files.spool,
-            vector=setup.vector,
+            plan=setup.plan, codec=setup.codec.codec, layout=setup.layout, spool=files.spool, vector=setup.vector
         )
         self._folded: _Folded | None = None
 
@@ -281,7 +277,7 @@ class RoundWork:
             try:
                 self._set_fold.add(device)
             except Corrupted as exc:
-                raise _damaged_update(device) from exc
+                raise damaged_update(device) from exc
             self._statistics[device] = header.statistics.counts
             del self._headers[device]
 
@@ -296,7 +292,7 @@ class RoundWork:
             try:
                 return contribution.read(first, last)
             except Corrupted as exc:
-                raise _damaged_update(device) from exc
+                raise damaged_update(device) from exc
 
         return replace(contribution, read=read)
 
@@ -399,7 +395,3 @@ class _Folded:
     evaluation: m.Evaluation | None
     device_spreads: Mapping[str, m.DeviceSpread]
     saturated: m.SaturatedDevices
-
-
-def _damaged_update(device: str) -> Damaged:
-    return Damaged(f"the update of device {device} is damaged on the coordinator's disk")

@@ -8,13 +8,13 @@ from typing import Final
 from rpds import HashTrieSet
 
 from fanin.protos.errors import Corrupted, NotFound
-from fanin.protos.messages import RoundExtended, RunState
+from fanin.protos.messages import RoundExtended, RunState, Version
 from fanin.protos.plans.participants import WAIT
 from fanin.server.aggregation.parameters import first_grid_from
+from fanin.server.privacy.noising import CentralNoise, SharedNoise, recorded_clipping
 from fanin.server.protocols.machine import Cohort, Outcome, Round, RoundProtocol, Rules
 from fanin.server.protocols.phases import PAUSED
 from fanin.server.rounds.charging import remove_erased
-from fanin.server.rounds.clipping import noise_in
 from fanin.server.rounds.recent import OpenedRound, RecentRounds
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.rounds.troubles import Damaged
@@ -265,3 +265,23 @@ async def clear_spool(
             await files.run(files.spool.clear_round, run_id, number, committed)
             recent.forget(opened.record)
     await remove_erased(run, stores, files)
+
+
+async def noise_in(setup: RunSetup, base: Version, stores: Stores, files: Files) -> CentralNoise | SharedNoise | None:
+    """Return the noise of a Round on a Version; None without differential privacy.
+
+    Its clip norm is that of the Plan, or the one that is recorded with its base Version. So a restart, a rollback and
+    ``fanin verify`` get the same one.
+
+    Raises:
+        Damaged: The record of the clip norm is missing or damaged.
+    """
+    noise = setup.noise
+    if not isinstance(noise, CentralNoise) or not noise.bits_noise:
+        return noise
+    state = await stores.rounds.recorded_state(base)
+    try:
+        recorded = await files.run(recorded_clipping, state, files.blobs.read_artifact)
+    except (Corrupted, NotFound) as exc:
+        raise Damaged(f"the clip norm after version {base.number} is damaged on the coordinator's disk") from exc
+    return noise if recorded is None else noise.at(recorded[1])

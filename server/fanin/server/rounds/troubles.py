@@ -31,6 +31,11 @@ class Damaged(Exception):
     """Stored data of a Round fails verification, so no repetition can succeed. The message is for operators."""
 
 
+def damaged_update(device: str) -> Damaged:
+    """Return the failure of a Round one of whose Updates is damaged."""
+    return Damaged(f"the update of device {device} is damaged on the coordinator's disk")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
     """The failure of an effect.

@@ -27,6 +27,9 @@ class GeometricMedian(OnePass):
 
         v = sum of b_i x_i / sum of b_i        b_i = 1 / max(smoothing, ||x_i - v||)
 
+    The paper finds 3 steps enough. A far lie has a part of f / (n - f) in each next centre, so against the largest
+    values of a grid more steps are needed. They cost little, because they need the distances alone.
+
     As the weights have the sum 1, the distance is
 
         ||x_i - v||^2 = sum_j w_j d_ij - 1/2 sum_ij w_i w_j d_ij        d_ij = ||x_i - x_j||^2

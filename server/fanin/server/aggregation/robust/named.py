@@ -65,7 +65,7 @@ def _bulyan(plan: Plan, *, f: NumAttackers) -> Bulyan:
 def _geometric_median(
     _plan: Plan,
     *,
-    iterations: Annotated[int, Key(text="Number of Weiszfeld steps.", at_least=1, at_most=100)] = 3,
+    iterations: Annotated[int, Key(text="Number of Weiszfeld steps.", at_least=1, at_most=100)] = 20,
     smoothing: Annotated[
         float,
         Key(text="The least distance in a step, in the unit of the parameters.", at_least=2.0**-60, below=math.inf),
