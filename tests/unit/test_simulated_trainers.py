@@ -4,6 +4,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -20,7 +21,7 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change, Trainer
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
-from fanin.simulation import ClientFailed, Result, SimulationSettings, simulate
+from fanin.simulation import ClientFailed, Result, SimulationSettings, Study, simulate
 
 SEED = 5
 
@@ -73,6 +74,13 @@ def test_a_loop_in_torch_is_federated_averaging_in_torch() -> None:
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(result.module.state_dict()[name], value, rtol=0.0, atol=1e-6)
     assert PLAN["training.learning_rate"] == RATE
+
+
+def test_a_study_trains_by_a_loop_of_the_user(tmp_path: Path) -> None:
+    settings = SimulationSettings(quiet=True, trainer=TorchLoop)
+    study = Study(folder=tmp_path / "study", methods={"loop": PLAN})
+    result = study.run(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=2, settings=settings)
+    assert [point.error for point in result.points] == [""] and result.is_complete
 
 
 @pytest.mark.nightly

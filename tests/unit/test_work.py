@@ -82,6 +82,7 @@ def test_a_device_below_the_least_work_of_the_plan_gives_up() -> None:
         lambda: ClientWork(stragglers=1.0, drop=True),
         lambda: ClientWork(steps=[1, 2.5]),
         lambda: ClientWork(epochs=[1.0]).bound(2),
+        lambda: ClientWork(epochs=2),  # type: ignore[arg-type]
     ],
 )
 def test_a_wrong_limit_is_one_error(wrong: Callable[[], object]) -> None:

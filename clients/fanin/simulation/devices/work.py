@@ -21,6 +21,7 @@ from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
 from fanin.protos.messages import Assignment
 from fanin.protos.numbers import is_number
+from fanin.protos.plans.keys import shown
 
 STREAM: Final = 0x776F726B
 """Separates the draws of the work from the order of the training."""
@@ -58,9 +59,16 @@ class ClientWork:
                 code="FN-1811",
             )
         for name, values in (("epochs", self.epochs), ("steps", self.steps)):
-            if values is not None and not callable(values):
-                for client, value in enumerate(values):
-                    _checked(name, client, value)
+            if values is None or callable(values):
+                continue
+            if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
+                raise InvalidInput(
+                    f"work: {name}: got {shown(values)}, expected a number for each client, or a function (client, "
+                    f"round) of one; for the same {name} of all clients, set the key of the Plan",
+                    code="FN-1811",
+                )
+            for client, value in enumerate(values):
+                _checked(name, client, value)
 
     def bound(self, num_clients: int) -> "BoundWork":
         """Return the work of this many clients. Raises InvalidInput for a list of another length."""

@@ -43,7 +43,19 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger("fanin.simulation.study")
 NO_RESULT: Final = frozenset(
-    {"plan", "seed", "seeds", "resume", "processes", "cluster", "on_round", "on_event", "on_failure", "quiet"}
+    {
+        "plan",
+        "seed",
+        "seeds",
+        "resume",
+        "processes",
+        "cluster",
+        "on_round",
+        "on_version",
+        "on_event",
+        "on_failure",
+        "quiet",
+    }
 )
 """Settings that are in the Plan or the seed of a point, or that change no value of its table."""
 ORDERS: Final = {True: max, False: min}
@@ -151,7 +163,8 @@ class Study:
             subject = subject_for(own, clients, base)
             if number not in facts:
                 facts[number] = _facts(subject, own)
-            record = Path(self.folder) / f"app-{number}" if isinstance(subject, ModuleSubject) else None
+            resumes = isinstance(subject, ModuleSubject) and base.trainer is None
+            record = Path(self.folder) / f"app-{number}" if resumes else None
             for chosen, seed in product(product(*self.grid.values()), self.seeds):
                 values = dict(zip(self.grid, chosen, strict=True))
                 keys = {**_keys(base), **method.plan, **values}
