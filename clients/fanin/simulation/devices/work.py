@@ -61,7 +61,8 @@ class ClientWork:
         for name, values in (("epochs", self.epochs), ("steps", self.steps)):
             if values is None or callable(values):
                 continue
-            if not isinstance(values, Sequence | np.ndarray) or isinstance(values, str):
+            given: object = values
+            if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
                 raise InvalidInput(
                     f"work: {name}: got {shown(values)}, expected a number for each client, or a function (client, "
                     f"round) of one; for the same {name} of all clients, set the key of the Plan",
