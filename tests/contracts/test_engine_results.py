@@ -21,12 +21,12 @@ Change = Callable[[list[Array]], Any]
 
 
 def changed(change: Change, *, only: str = "") -> GraphEngine:
-    """Return onnxruntime with changed results; ``only`` selects the graphs with this output."""
+    """Return onnxruntime with changed results; ``only`` selects the graphs with this single output."""
     engine = RUNTIMES["onnx"].engine()
 
     def load(file: GraphFile) -> LoadedGraph:
         graph = engine.load(file)
-        if only and only not in {port.name for port in graph.outputs}:
+        if only and [port.name for port in graph.outputs] != [only]:
             return graph
 
         def run(outputs: Sequence[str], feed: Feed) -> Sequence[Array]:

@@ -23,7 +23,7 @@ from fanin.edge.tensors import Float32s, Float64s, TensorTable
 from fanin.protos.chunks import artifact_of
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import EXAMPLES, CodecSpec, Statistics, Telemetry, UpdateHeader
-from fanin.protos.plans import CODEC_BITS, HEADROOM_BITS, Plan
+from fanin.protos.plans import BY_EXAMPLES, CODEC_BITS, HEADROOM_BITS, Plan
 from fanin.server.aggregation.auxiliary import AuxiliaryStep, RangeRefresh
 from fanin.server.aggregation.fold import Contribution, accept, begin
 from fanin.server.aggregation.folding import Lag, OuterStep, contribution_of
@@ -142,7 +142,8 @@ def test_a_committed_update_has_the_weight_of_each_group_in_its_blocks(
     lag = Lag(staleness=staleness, shifts=(0,) * 6, scale=scale)
     update = contribution_of(header(examples, b"", (0,) * 6), CODECS[plan.codec.name], plan, LAYOUT, lag)
     # Halves are rounded up.
-    steps = max(math.floor(Fraction(min(examples, plan.max_examples), 1 << scale) + Fraction(1, 2)), 1)
+    claim = min(examples, plan.max_examples) if plan.aggregation.weights == BY_EXAMPLES else 1
+    steps = max(math.floor(Fraction(claim, 1 << scale) + Fraction(1, 2)), 1)
     stale = round(unit / math.sqrt(1 + staleness))
     assert update.weights == (steps * stale,) * 3 + (stale,) * 3
     assert update.fresh_weights == (steps * unit,) * 3 + (unit,) * 3

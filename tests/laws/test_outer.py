@@ -190,6 +190,6 @@ def test_an_optimizer_that_is_not_installed_is_refused() -> None:
     with raises(
         InvalidPlan,
         "plan: aggregation.outer_optimizer: got 'nestrov', expected one of ['fedadagrad', 'fedadam', 'fedavg', "
-        "'fedavgm', 'fedyogi', 'nesterov'], which are installed here; did you mean nesterov?",
+        "'fedavgm', 'feddyn', 'fedyogi', 'nesterov'], which are installed here; did you mean nesterov?",
     ):
         optimizer_of(plan(outer_optimizer="nestrov"))

@@ -24,7 +24,7 @@ def toml_of(plan: Plan) -> str:
         part = getattr(plan, table)
         for name in type(part).__slots__:
             value = getattr(part, name)
-            if isinstance(value, tuple):
+            if value is None or isinstance(value, tuple):
                 continue
             lines.append(f"{name} = {setting_toml(value)}")
     for stage in plan.stages:
@@ -42,7 +42,9 @@ def toml_of(plan: Plan) -> str:
             continue
         if isinstance(part, PrivacyPlan):
             # A default out of the range of a key, as that of the rate of coins, cannot be written.
-            values.pop("sampling_rate")
+            for name in ("sampling_rate", "target_quantile", "bits_noise"):
+                if not values[name]:
+                    values.pop(name)
         lines += [
             f"[{table}]",
             *(f"{name} = {setting_toml(value)}" for name, value in values.items() if value is not None),

@@ -214,7 +214,7 @@ def test_without_the_package_of_a_policy_the_run_does_not_start(run: Run, tmp_pa
             "lion",
             (
                 "aggregation.outer_optimizer: got 'lion', expected one of ['fedadagrad', 'fedadam', 'fedavg', "
-                "'fedavgm', 'fedyogi', 'nesterov']"
+                "'fedavgm', 'feddyn', 'fedyogi', 'nesterov']"
             ),
         ),
     ],
@@ -230,8 +230,8 @@ def test_without_the_package_the_run_does_not_start(
 def test_a_device_names_an_installed_stage_and_loads_no_parser_without_one(site: Path, tmp_path: Path) -> None:
     # New interpreters: a fork has loaded the parser.
     for path, stages in (
-        (site, "error_feedback scaffold random_share True"),
-        (tmp_path, "error_feedback scaffold False"),
+        (site, "error_feedback evaluate_only feddyn fednova qfedavg scaffold random_share True"),
+        (tmp_path, "error_feedback evaluate_only feddyn fednova qfedavg scaffold False"),
     ):
         environment = os.environ | {"PYTHONPATH": str(path)}
         command = [sys.executable, "-c", KNOWN_STAGES]

@@ -87,6 +87,6 @@ def test_feddyn_is_fedlabs_for_one_device_a_round() -> None:
     case = GOLDEN["feddyn"]
     parameters, optimizer = np.array(case["start"]), FedDynStep(case["num_devices"]).of_round(1)
     state = optimizer.begin(parameters)
-    for change, after in zip(case["changes"], case["after"], strict=True):
-        state, parameters = optimizer.step(state, parameters, np.array(change))
+    for number, (change, after) in enumerate(zip(case["changes"], case["after"], strict=True), 1):
+        state, parameters = optimizer.step(state, parameters, np.array(change), number)
         np.testing.assert_allclose(parameters, after, rtol=1e-12)

@@ -135,7 +135,8 @@ def test_a_device_trains_with_the_batch_size_of_the_plan_and_evaluates_with_the_
     assert {size: change.num_steps for size, change in changes.items()} == {0: 8, BATCH_SIZE: 8, 3: 22, 20: 4}
     assert np.array_equal(changes[0].values, changes[BATCH_SIZE].values)
     assert len({change.values.tobytes() for change in changes.values()}) == 3
-    version_counts = [{**change.counts, m.TRAIN_LOSS: 0} for change in changes.values()]
+    of_training = {m.TRAIN_LOSS: 0, "steps": 0, "planned_steps": 0}
+    version_counts = [{**change.counts, **of_training} for change in changes.values()]
     assert all(counts == version_counts[0] for counts in version_counts)
     message = (
         "batch_size: got 5, but the bundle's train graphs are for 3, 8, 20; choose one of these, or export the App "

@@ -43,7 +43,8 @@ from fanin.edge.runtimes.measure import Observation, measure
 from fanin.edge.signatures import Port
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput, UnsupportedModel
-from fanin.simulation import SyntheticTrainer
+from fanin.simulation import Habits, SyntheticTrainer
+from fanin.simulation.devices.conduct import Collusion, Conduct
 from fanin.simulation.federation.observed import ObservedTrainer
 
 LENGTHS = Lengths(sizes=SIZES, axes={"x": 1, "y": 1})
@@ -305,11 +306,14 @@ def test_a_training_that_did_not_take_place_leaves_no_examples_for_another_bundl
         assert store.num_reads == num_reads
 
 
+HONEST = Conduct("device", Habits(), Collusion())
+
+
 def test_a_simulated_device_knows_the_lengths_of_its_trainer() -> None:
     store = MemoryStore(train=short_examples(6, 4), validation=short_examples(3, 4), partition=0)
     trainers = RuntimeTrainer(open_runtime("onnx"), store), SyntheticTrainer(partition=0)
     sizes = [
-        row_sizes(ObservedTrainer(each, "device", lambda event: None, lambda: False), bundle_of("tags"))
+        row_sizes(ObservedTrainer(each, "device", lambda event: None, lambda: False, HONEST), bundle_of("tags"))
         for each in trainers
     ]
     assert [sorted(each) for each in sizes] == [[4], [4, 8, 16]]

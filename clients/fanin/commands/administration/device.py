@@ -63,9 +63,7 @@ def main(argv: Sequence[str]) -> int:
         "remove": remove,
         "certify": certify,
     }
-    return run_verb(
-        "device", "List, label, ban and remove the devices of a coordinator, or certify some without one.", verbs, argv
-    )
+    return run_verb("device", "List, label, ban, remove or certify the devices of a coordinator.", verbs, argv)
 
 
 def list_devices(

@@ -35,14 +35,14 @@ def check_metric(metric: Metric, *, num_classes: int = 5, seed: int = 1) -> None
         perfect_predictions = CERTAIN * np.eye(num_classes, dtype=np.float32)[targets]
     copies = targets.copy(), predictions.copy()
     value = value_of("metric", metric, predictions, targets)
+    if math.isnan(value):
+        raise AssertionError(f"metric: got None for {NUM_EXAMPLES} examples, expected a number")
     unchanged = np.array_equal(targets, copies[0]) and np.array_equal(predictions, copies[1])
     assert unchanged, "metric: changed its arguments"
     assert value_of("metric", metric, predictions, targets) == value, "metric: a repetition gave another value"
     order = rng.permutation(NUM_EXAMPLES)
     other = value_of("metric", metric, predictions[order], targets[order])
     perfect = value_of("metric", metric, perfect_predictions, targets)
-    if math.isnan(value + other + perfect):
-        raise AssertionError(f"metric: got None for {NUM_EXAMPLES} examples, expected a number")
     assert abs(other - value) <= TOLERANCE * max(1.0, abs(value)), "metric: the order of the examples changed the value"
     is_best = perfect >= value if metric.higher_is_better else perfect <= value
     assert is_best, f"metric: got {perfect} for correct and {value} for random predictions; correct higher_is_better"

@@ -154,7 +154,6 @@ class RuntimeTrainer:
         rest = training_batches(examples, model, assignment, begun.state.num_steps)
         rest = islice(rest, max(num_steps - begun.state.num_steps, 0))
         ended = loop.run(step, settings, begun, rest, should_continue)
-        num_steps = ended.state.num_steps
         counts = {**ended.counts, **training_counts(ended.loss_sum, num_steps, planned, examples, model)}
         parameters = ended.state.parameters
         values, _ = bundle.manifest.split(difference(parameters, initial))
@@ -162,7 +161,7 @@ class RuntimeTrainer:
         return Change(
             values=values,
             counts=counts,
-            num_steps=num_steps,
+            num_steps=ended.state.num_steps,
             planned_steps=planned.num_steps,
             local=local,
             ranges=ended.ranges,
