@@ -70,7 +70,7 @@ WRONG: list[tuple[Callable[[Row], object], str]] = [
     ),
     (
         lambda row: row["roles"]["gain"].update(role="trained"),
-        "manifest.roles.gain.role: got 'trained', expected one of ['parameter', 'statistic', 'counter']",
+        "manifest.roles.gain.role: got 'trained', expected one of ['parameter', 'statistic', 'counter', 'sum']",
     ),
     (lambda row: row["roles"]["gain"].update(lowest=0), "manifest.roles.gain.lowest: got int, expected float"),
     (

@@ -114,7 +114,18 @@ def test_a_check_of_ten_thousand_rows_takes_less_than_a_tenth_of_a_second(tmp_pa
     releases = [PlainRelease(loss=Loss(rho=Fraction(1, 10**6 + number))) for number in range(3)]
     texts = [to_text(release) for release in releases]
     row = {"population": "phones", "run_id": "run", "epoch": 1, "lineage": 0, "count": 1, "epsilon": 1.0, "delta": 1e-6}
+    population = {
+        "population": "phones",
+        "epsilon": 50.0,
+        "delta": 1e-6,
+        "size": 1000,
+        "run_id": "run",
+        "begun_at": 1.0,
+    }
     with writing(engine) as connection:
+        connection.execute(
+            schema.populations.insert(), population | {"relation": "zero-out", "num_rows": NUM_ROWS, "place": None}
+        )
         connection.execute(
             schema.privacy_ledger.insert(),
             [

@@ -17,7 +17,7 @@ from support.outside import install_module
 from torch import nn
 
 from fanin.clients import Examples
-from fanin.edge.codecs.known import known_stages
+from fanin.edge.codecs.known import _installed_stages
 from fanin.edge.export import App
 from fanin.edge.export.module.prepare import prepare
 from fanin.protos.errors import UnsupportedModel
@@ -205,9 +205,9 @@ def adam() -> Outer:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield a folder of installed distributions. A process reads the names of the stages once."""
     monkeypatch.syspath_prepend(tmp_path)
-    known_stages.cache_clear()
+    _installed_stages.cache_clear()
     yield tmp_path
-    known_stages.cache_clear()
+    _installed_stages.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,14 @@ def test_a_round_without_stages_leaves_the_states_of_the_run_alone(tmp_path: Pat
 def test_a_check_in_names_the_stages_of_the_device(tmp_path: Path) -> None:
     fleet = course(tmp_path, [])
     take_part(fleet, tmp_path)
-    assert fleet.check_ins[0].capabilities.stages == ("error_feedback", "feddyn", "fednova", "qfedavg", "scaffold")
+    assert fleet.check_ins[0].capabilities.stages == (
+        "error_feedback",
+        "evaluate_only",
+        "feddyn",
+        "fednova",
+        "qfedavg",
+        "scaffold",
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,8 +283,8 @@ def test_a_check_in_names_the_stages_of_the_device(tmp_path: Path) -> None:
         (
             {"stages": (m.StageSpec(name="random_share"),)},
             (
-                "plan: stages: got 'random_share', expected one of ['error_feedback', 'feddyn', 'fednova', "
-                "'qfedavg', 'scaffold'], which are installed here [FN-0210]"
+                "plan: stages: got 'random_share', expected one of ['error_feedback', 'evaluate_only', 'feddyn', "
+                "'fednova', 'qfedavg', 'scaffold'], which are installed here [FN-0210]"
             ),
         ),
         (

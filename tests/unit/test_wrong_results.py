@@ -146,7 +146,7 @@ class Momentum:
         return {"m": np.zeros_like(parameters)}
 
     def step(
-        self, state: dict[str, np.ndarray], parameters: np.ndarray, aggregate: np.ndarray
+        self, state: dict[str, np.ndarray], parameters: np.ndarray, aggregate: np.ndarray, number: int
     ) -> tuple[object, object]:
         momentum = state["m"] + aggregate
         return {"m": momentum}, parameters + momentum

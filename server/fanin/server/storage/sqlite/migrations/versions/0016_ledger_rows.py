@@ -18,6 +18,10 @@ def upgrade() -> None:
         table.add_column(sa.Column("relation", sa.String, nullable=False, server_default="zero-out"))
         table.add_column(sa.Column("num_rows", number, nullable=False, server_default="0"))
         table.add_column(sa.Column("place", sa.String))
+    with op.batch_alter_table("populations") as table:
+        # The defaults are for the rows of before alone.
+        table.alter_column("relation", server_default=None)
+        table.alter_column("num_rows", server_default=None)
     connection = op.get_bind()
     connection.exec_driver_sql(
         "UPDATE populations SET num_rows = "
