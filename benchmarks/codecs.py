@@ -128,6 +128,7 @@ def _plot(rows: Sequence[Mapping[str, object]], every: int, path: Path) -> None:
         axes.plot(np.arange(means.size) * every, 100 * means, label=label)
     axes.set_xlabel("Round")
     axes.set_ylabel("test accuracy, %")
+    axes.set_ylim(bottom=75)
     axes.legend(fontsize=7)
     figure.savefig(path)
 
