@@ -64,11 +64,13 @@ def test_a_masked_update_after_the_closed_set_is_discarded(tmp_path: Path) -> No
 
 
 @pytest.mark.nightly
-def test_a_tenth_of_a_hundred_devices_vanishes_in_each_phase(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tenth", [10, 100])
+def test_a_tenth_of_a_hundred_or_a_thousand_devices_vanishes_in_each_phase(tmp_path: Path, tenth: int) -> None:
     calls = ["sharing", UPLOAD, "training", "unmasking"]
-    lines = {10 * tenth + index: {"gone_at": call} for tenth, call in enumerate(calls) for index in range(10)}
-    masked = outcome(plan_of("secagg", 100, 60, dropout_fraction=0.4), tmp_path / "masked", lines)
+    lines = {tenth * number + index: {"gone_at": call} for number, call in enumerate(calls) for index in range(tenth)}
+    num, least = 10 * tenth, 6 * tenth
+    masked = outcome(plan_of("secagg", num, least, dropout_fraction=0.4), tmp_path / "masked", lines)
     absent = {device: {"gone_at": UPLOAD} for device, line in lines.items() if line["gone_at"] in calls[:2]}
-    plain = outcome(plan_of("plain", 100, 60), tmp_path / "plain", absent)
+    plain = outcome(plan_of("plain", num, least), tmp_path / "plain", absent)
     assert masked == plain
-    assert len(masked.closed[0]) == 80
+    assert len(masked.closed[0]) == 8 * tenth
