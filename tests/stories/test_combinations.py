@@ -7,6 +7,7 @@ coordinator is killed while a Round of each Run is open.
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ from support.virtual import PUBLISHER
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.protos.messages import RunState
+from fanin.protos.plans import Plan
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
 
@@ -56,6 +58,12 @@ def batches(folder: Path, bundles: dict[bool, Bundle]) -> list[list[tuple[Part, 
     masked = [pair for pair in tried if any(part.is_masked for part in pair)]
     plain = [pair for pair in tried if pair not in masked]
     return [plain[at : at + BATCH] for at in range(0, len(plain), BATCH)] + [[pair] for pair in masked]
+
+
+def plan_in(name: str, pair: tuple[Part, Part]) -> Plan:
+    """Return the Plan of a pair. Each Run with privacy has a population, and so a budget, of its own."""
+    plan = plan_of(*pair)
+    return replace(plan, privacy=replace(plan.privacy, population=name)) if plan.privacy else plan
 
 
 def join(site: Site, stack: ExitStack) -> None:
@@ -103,7 +111,7 @@ def test_each_pair_is_verified_after_a_kill_in_an_open_round(
             names = {f"run-{number}-{index}": pair for index, pair in enumerate(batch)}
             with site.operator() as operator:
                 for name, pair in names.items():
-                    operator.start_run(name, plan_of(*pair), bundles[needs_control(*pair)], PUBLISHER)
+                    operator.start_run(name, plan_in(name, pair), bundles[needs_control(*pair)], PUBLISHER)
             coordinator.kill()
             coordinator = site.serve()
             failures += rest(site, coordinator, names)
