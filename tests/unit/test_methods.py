@@ -14,15 +14,17 @@ from torch import nn
 from fanin.clients.data.batching import batches
 from fanin.clients.data.digits import load_digits
 from fanin.clients.data.stores import memory_store
-from fanin.clients.planfile import parse_plan
+from fanin.clients.planfile import Override, parse_plan
 from fanin.edge.codecs.contract import check_stage
 from fanin.edge.codecs.methods.feddyn import FedDyn
 from fanin.edge.codecs.methods.fednova import FedNova
 from fanin.edge.codecs.stage import LocalSteps
+from fanin.edge.codecs.stages import ErrorFeedback
 from fanin.edge.export import Adam, App, Recipe, Sgd
 from fanin.edge.tensors import Float64s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan
+from fanin.server.aggregation.methods.checks import check_weights
 from fanin.simulation import ClientWork, Result, SimulationSettings, simulate
 
 NUM_CLIENTS, ROUNDS, SEED, EPOCHS = 6, 3, 4, 2
@@ -227,12 +229,29 @@ QFEDAVG = {"name": "qfedavg", "options": {"q": 1.0}}
         (FEDNOVA | {"stages": [{"name": "error_feedback"}, {"name": "fednova"}]}, "FN-0221"),
         ({"stages": [{"name": "qfedavg", "options": {"q": -1.0}}], "aggregation.rule": "qfedavg"}, "FN-0216"),
         ({"training.step_decay": "step"}, "FN-1812"),
+        (FEDNOVA | {"aggregation.weights": "uniform"}, "FN-1817"),
+        (feddyn() | {"aggregation.weights": "uniform"}, "FN-1817"),
+        (
+            {"stages": [QFEDAVG], "aggregation.rule": "qfedavg", "aggregation.weights": "sites"}
+            | {"aggregation.site_weights": {"simulated-0": 3}},
+            "FN-1817",
+        ),
     ],
 )
 def test_a_plan_that_cannot_work_is_refused_before_the_export(plan: dict[str, object], code: str) -> None:
     with pytest.raises(InvalidPlan) as excinfo:
         run(FEDDYN_RECIPE, plan)
     assert excinfo.value.code == code
+
+
+def test_a_stage_with_a_weighting_has_no_weights_by_site() -> None:
+    table = {"bundle": "b", "cohort.concurrency": 3, "aggregation.weights": "sites"}
+    keys = [Override(path=key, value=value) for key, value in table.items()]
+    plan = parse_plan("", "plan", [*keys, Override(path="aggregation.site_weights", value={"a": 3})]).plan
+    check_weights(plan, {"error_feedback": ErrorFeedback()})
+    with pytest.raises(InvalidPlan, match="own") as excinfo:
+        check_weights(plan, {"own": FedDyn(num_devices=3)})
+    assert excinfo.value.code == "FN-1817"
 
 
 def test_graphs_that_cannot_carry_out_a_method_are_refused() -> None:

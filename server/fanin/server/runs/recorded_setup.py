@@ -24,7 +24,7 @@ from fanin.protos.plans.privacy import COINS
 from fanin.protos.roles import PARAMETER
 from fanin.protos.texts import counted
 from fanin.server.aggregation.checked import optimizer_of, rule_of
-from fanin.server.aggregation.methods.checks import check_methods
+from fanin.server.aggregation.methods.checks import check_methods, check_weights
 from fanin.server.aggregation.parameters import load_parameters
 from fanin.server.aggregation.rules import ColumnRule, StrategySource, StrategyTask, config_in
 from fanin.server.privacy.noising import with_noise
@@ -91,6 +91,7 @@ def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[
     optimizer_of(plan)
     policy_of(plan, policies)
     stages = stages_of(plan.stages)
+    check_weights(plan, stages)
     check_sparse_plan(plan, stages, is_sum=not isinstance(rule, ColumnRule), is_masked=protocol.is_masked)
     return stages
 

@@ -30,12 +30,11 @@ def recorded_state(base: Version, runs: RunArchive, rounds: RoundArchive) -> Out
 def recorded_steps(base: Version, runs: RunArchive) -> int:
     """Return the number of outer steps since the optimizer's initial state, of which this Version has the last one."""
     run_id, number, num_steps = base.run_id, base.number, 0
-    rounds = runs.round_by_version(run_id)
     while True:
-        while rounds[number]:
-            # The base of a Round is the Version before the one that it publishes.
-            number, num_steps = number - 1, num_steps + 1
-        source = runs.adopted(run_id, number)
+        # The base of a Round is the Version before the one that it publishes.
+        start = runs.lineage_start(run_id, number)
+        num_steps += number - start
+        source = runs.adopted(run_id, start)
         if source is None or source[0] != run_id:
             return num_steps
         number = source[1]

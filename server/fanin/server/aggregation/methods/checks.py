@@ -8,8 +8,9 @@ from fanin.edge.codecs.methods.feddyn import FEDDYN
 from fanin.edge.codecs.methods.fednova import FEDNOVA
 from fanin.edge.codecs.methods.qfedavg import QFEDAVG
 from fanin.edge.codecs.scaffold import SCAFFOLD
+from fanin.edge.codecs.stage import Stage, WeighingStage
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import Plan
+from fanin.protos.plans import BY_EXAMPLES, Plan
 from fanin.protos.plans.keys import shown
 
 PARTS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
@@ -57,10 +58,26 @@ def check_methods(plan: Plan) -> None:
                 code="FN-1814",
             )
     if FEDDYN in names:
-        _check_weights(plan, [change.proximal_weight for change in plan.schedule])
+        _check_alpha(plan, [change.proximal_weight for change in plan.schedule])
 
 
-def _check_weights(plan: Plan, changes: Sequence[float | None]) -> None:
+def check_weights(plan: Plan, stages: Mapping[str, Stage]) -> None:
+    """Raise InvalidPlan for weights of the Plan with a stage whose algorithm weighs the Updates itself.
+
+    FedNova scales the mean by the devices' norms, which are weighted by examples. A stage with a weighting has the same
+    weight for each device, so the weights of the Plan would not count.
+    """
+    weighing = [name for name, stage in stages.items() if name in PARTS or isinstance(stage, WeighingStage)]
+    if weighing and plan.aggregation.weights != BY_EXAMPLES:
+        raise InvalidPlan(
+            f"plan: got aggregation.weights {shown(plan.aggregation.weights)} with the stage {shown(weighing[0])}, "
+            f"expected {shown(BY_EXAMPLES)}: the algorithm defines the weight of each device itself; remove "
+            "aggregation.weights, or the stage",
+            code="FN-1817",
+        )
+
+
+def _check_alpha(plan: Plan, changes: Sequence[float | None]) -> None:
     """Raise InvalidPlan unless FedDyn's alpha is above 0, and the same in all Rounds."""
     weight = plan.training.proximal_weight
     if not weight or {*changes} - {None, weight}:

@@ -93,6 +93,8 @@ async def _check_outside(stores: Stores, driver: DriverStores) -> None:
     expected = (RunState.RUNNING, await stores.rounds.num_published(RUN) + 4)
     assert (run.state, run.max_rounds) == expected, f"publish: with rounds left the run {run.state}"
     assert await stores.runs.lineage_start(RUN) == 2, "lineage_start: a version from outside starts a lineage"
+    earlier = [await stores.runs.lineage_start(RUN, until) for until in (0, 1, 2)]
+    assert earlier == [0, 1, 2], f"lineage_start: got {earlier} until each version, all of which are from outside"
     assert await stores.rounds.recorded_grid(version(first, RUN)) is None, "recorded_grid: of a version from outside"
     assert await driver.writer.open(opened(3, 2, RUN)), "open: refused a round after a version from outside"
 

@@ -98,7 +98,8 @@ async def _check_publication(stores: DriverStores) -> None:
     assert (record.mark, record.next_grid) == (RoundMark.PUBLISHED, (1, -2)), f"publish: got {record}"
     assert await runs.newest_version(RUN) == following, "newest_version: is not the version that was published"
     assert await runs.publication(RUN, 1) == event, "publication: did not return the event"
-    assert await runs.lineage_start(RUN) == 0, "lineage_start: a round started a lineage"
+    starts = [await runs.lineage_start(RUN), await runs.lineage_start(RUN, 1), await runs.lineage_start(RUN, 0)]
+    assert starts == [0, 0, 0], f"lineage_start: got {starts}, but a round starts no lineage"
     assert await rounds.recorded_grid(following) == (1, -2), "recorded_grid: is not the one that was published"
     assert await rounds.recorded_state(following) == state, "recorded_state: is not the one that was published"
     assert await rounds.recorded_steps(following) == 1, "recorded_steps: is not that of the first version of a round"

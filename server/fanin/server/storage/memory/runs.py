@@ -55,6 +55,11 @@ class MemoryRunArchive:
         """See ``RunArchive.round_by_version``."""
         return dict(self._database.runs[run_id].round_by_version)
 
+    def lineage_start(self, run_id: str, until: int | None = None) -> int:
+        """See ``RunArchive.lineage_start``."""
+        rounds = self._database.runs[run_id].round_by_version
+        return max(number for number in rounds if not rounds[number] and (until is None or number <= until))
+
     def removed(self, run_id: str) -> Removed:
         """See ``RunArchive.removed``."""
         return self._database.runs[run_id].removed
@@ -156,10 +161,9 @@ class MemoryRuns:
         """See ``VersionStore.newest_version``."""
         return self._database.runs[run_id].newest
 
-    async def lineage_start(self, run_id: str) -> int:
+    async def lineage_start(self, run_id: str, until: int | None = None) -> int:
         """See ``VersionStore.lineage_start``."""
-        rounds = self._database.runs[run_id].round_by_version
-        return max(number for number, round_number in rounds.items() if not round_number)
+        return self._archive.lineage_start(run_id, until)
 
     async def publication(self, run_id: str, number: int) -> VersionPublished | None:
         """See ``VersionStore.publication``."""

@@ -34,6 +34,15 @@ class RunArchive(Protocol):
         """Return, for each Version's number, the Round that published it; 0 for a Version from outside."""
         ...
 
+    def lineage_start(self, run_id: str, until: int | None = None) -> int:
+        """Return the number of the newest Version that no Round published: Version 0, or a later one from outside.
+
+        Args:
+            run_id: The Run.
+            until: The newest Version that counts; None: the newest one of the Run.
+        """
+        ...
+
     def removed(self, run_id: str) -> Removed:
         """Return what retention removed of a Run."""
         ...

@@ -134,8 +134,8 @@ class VersionStore(Protocol):
         """Return the newest Version of a Run that is recorded."""
         ...
 
-    async def lineage_start(self, run_id: str) -> int:
-        """Return the number of the newest Version that no Round published: Version 0, or a later one from outside."""
+    async def lineage_start(self, run_id: str, until: int | None = None) -> int:
+        """See ``RunArchive.lineage_start``."""
         ...
 
     async def publication(self, run_id: str, number: int) -> VersionPublished | None:

@@ -179,10 +179,12 @@ class SqliteRuns:
         with self._engine.connect() as connection:
             return {int(number): int(round_number) for number, round_number in connection.execute(query)}
 
-    def lineage_start(self, run_id: str) -> int:
-        """Return the number of the newest Version that no Round published: Version 0, or a later one from outside."""
+    def lineage_start(self, run_id: str, until: int | None = None) -> int:
+        """See ``RunArchive.lineage_start``."""
         table = schema.versions
         query = select(func.max(table.c.number)).where(table.c.run_id == run_id, table.c.round == 0)
+        if until is not None:
+            query = query.where(table.c.number <= until)
         with self._engine.connect() as connection:
             return int(connection.execute(query).scalar_one())
 
