@@ -67,7 +67,7 @@ SETTING_RULE = (
     f"of one of these types{SEE}"
 )
 FORM = "1 to 128 letters, digits or ._:+- that do not begin with a dot"
-BRACKETS = "expected a list of sections [[stages]]; write it with double brackets"
+BRACKETS = 'expected a list of sections [[stages]] with name = "NAME"; write it with double brackets'
 STAGES_RULE = "expected at most 8 of different names; remove stages"
 NINE, WORDS = [f"stage-{number}" for number in range(9)], '[[statistics]]\nname = "words"\nbound = 9\n'
 WRONG = [
@@ -344,7 +344,9 @@ BAD_OPTIONS = [
     ("cohort=8", "--set: cohort: got 8, expected a section [cohort]"),
     (
         "stages=error_feedback",
-        ("--set: stages: got 'error_feedback', expected a list of tables, as in --set 'stages=[{name=\"NAME\"}]'"),
+        (
+            "--set: stages: got 'error_feedback', expected a list of tables, as in --set 'stages=[{name=\"error_feedback\"}]'"
+        ),
     ),
     (
         "stages.0.name=scaffold",

@@ -72,7 +72,7 @@ def test_a_module_that_fails_has_no_target_shape() -> None:
             2,
             (
                 "simulate: plan: stages: got 'error_feedback', expected a list of mappings, as in "
-                '{"stages": [{"name": "NAME"}]}'
+                '{"stages": [{"name": "error_feedback"}]}'
             ),
         ),
         ({"name.x": 1}, 2, "simulate: plan: name.x: name is not a section; set name as a whole"),

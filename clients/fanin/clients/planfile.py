@@ -4,10 +4,11 @@ Every key is declared in ``fanin.protos.plans``; docs/reference/plan.md lists th
 key, a wrong type or a value out of range is an error. It names the key and its source: the file or ``--set``.
 """
 
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -153,6 +154,24 @@ def override_of(text: str, source: str = SET) -> Override:
     return Override(path=_unquoted(path.strip(), source), value=parsed, source=source)
 
 
+def leaves_of(override: Override) -> Iterator[Override]:
+    """Yield an override for each key below the value of one: a section, or a table whose names are free.
+
+    So the order of two overrides does not matter unless both have the same key.
+    """
+    fields: Fields = {}
+    field: KeyField | SectionField | None = None
+    for index, name in enumerate(override.path.split(".")):
+        field = (ROOT if index == 0 else fields).get(name)
+        fields = fields_of(field.section) if isinstance(field, SectionField) and not field.is_list else {}
+    is_table = bool(fields) or (isinstance(field, KeyField) and field.type is dict)
+    if not is_table or not isinstance(override.value, dict):
+        yield override
+        return
+    for name, value in override.value.items():
+        yield from leaves_of(replace(override, path=joined(override.path, name), value=value))
+
+
 def _unquoted(path: str, source: str) -> str:
     """Return a dotted key without the quotes of TOML. Raises InvalidPlan."""
     if not {*path} & {'"', "'"}:
@@ -254,22 +273,30 @@ class _Reader:
     def _section(self, field: SectionField, value: object, path: str) -> object:
         if field.is_list:
             if not isinstance(value, list):
-                expected = self._form(field, path, self.source(path))
+                expected = self._form(field, path, self.source(path), value)
                 raise InvalidPlan(
                     f"{self.source(path)}: {path}: got {shown(value)}, expected {expected}", code="FN-0284"
                 )
+            for index, table in enumerate(value):
+                if not isinstance(table, dict):
+                    where, expected = joined(path, str(index)), self._form(field, path, self.source(path), table)
+                    raise InvalidPlan(
+                        f"{self.source(path)}: {where}: got {shown(table)}, expected {expected}", code="FN-0284"
+                    )
             return tuple(self._table(field, table, joined(path, str(index))) for index, table in enumerate(value))
         return self._table(field, value, path)
 
-    def _form(self, field: SectionField, path: str, source: str) -> str:
-        """Return the form of a list of sections in words, as a source writes it."""
+    def _form(self, field: SectionField, path: str, source: str, received: object = None) -> str:
+        """Return the form of a list of sections in words, as a source writes it, with a received name."""
         first = next(keys_of(field.section))
         value = '"NAME"' if first.type is str else "1"
+        if type(received) is first.type and first.accepts(received):
+            value = json.dumps(received)
         if source == SET:
             return f"a list of tables, as in --set '{path}=[{{{first.name}={value}}}]'"
         if any(override.source == source for override in self.overrides):
             return f'a list of mappings, as in {{"{path}": [{{"{first.name}": {value}}}]}}'
-        return f"a list of sections [[{path}]]; write it with double brackets"
+        return f"a list of sections [[{path}]] with {first.name} = {value}; write it with double brackets"
 
     def _table(self, field: SectionField, value: object, path: str) -> object:
         if not isinstance(value, dict):

@@ -222,7 +222,7 @@ def _simulate(
         plan=source.plan,
         engine=engine,
         seed=seed or 0,
-        seeds=several_seeds,
+        seeds=several_seeds or None,
         baseline=baseline,
         resume=resume,
         validation_fraction=validation,

@@ -1,31 +1,29 @@
 """The arguments of ``simulate``: all checks that need no export, and the Plan."""
 
-import base64
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Final, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from fanin.clients.data.examples import Examples, NamedArrays, Y, check_examples
-from fanin.clients.planfile import Override, override_of, parse_plan
+from fanin.clients.planfile import Override, parse_plan
 from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.metrics.metric import INT8, metrics_of
 from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos.errors import InvalidInput, InvalidPlan
+from fanin.protos.plans import DATA as OF_DATA
 from fanin.protos.plans import EvaluationPlan, Plan
-from fanin.protos.plans.entries import BASE64
 from fanin.server.evaluation.metrics import check_best
 from fanin.server.runs.admission import TrainFacts, check_training
 from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.engines.choice import check_engine
-from fanin.simulation.settings import SimulationSettings, without_objects
+from fanin.simulation.settings import SimulationSettings, is_integer, keys_of
 from fanin.simulation.studies.tests import TestData, check_tests
 
 if TYPE_CHECKING:
@@ -36,6 +34,7 @@ UNIFORM: Final = "uniform"
 QUORUM: Final = "cohort.quorum"
 TARGET: Final = "stop.target"
 DATA: Final = "evaluation.data"
+RANGES: Final = "int8.ranges"
 REPORT_FACTOR: Final = "cohort.report_factor"
 OF_GRAPHS: Final = ("metrics", "baseline", "resume", "trainer", "work")
 """Settings that need the graphs of an App."""
@@ -125,25 +124,38 @@ def _plan(name: str, limits: Mapping[str, int | None], settings: SimulationSetti
             "simulate: got no cohort or no rounds, expected both; pass them, or set plan to a Plan that has them",
             code="FN-1175",
         )
+    keys = keys_of(settings.plan)
     twice = {"cohort.concurrency": "cohort", "stop.max_rounds": "rounds", "training.seed": "seed"}
-    for key in twice.keys() & settings.plan.keys():
+    for key in twice.keys() & keys.keys():
         raise InvalidPlan(f"simulate: plan: got {key} and the argument {twice[key]}; remove the key", code="FN-1175")
-    # The test examples are the data set of a simulation.
-    has_target = TARGET in settings.plan and DATA not in settings.plan and settings.test is not None
     overrides = [
-        *([Override(path=DATA, value="test", source=TARGET)] if has_target else []),
+        *_data_of(keys, settings),
         Override(path="name", value=name, source="app"),
         Override(path="bundle", value="bundle", source="app"),
         Override(path="cohort.concurrency", value=cohort, source="cohort"),
         Override(path="training.seed", value=settings.seed, source="seed"),
         Override(path="stop.max_rounds", value=rounds, source="rounds"),
-        *(override_of(f"{key}={_toml(value)}", "plan") for key, value in without_objects(settings.plan)[0].items()),
+        *keys.values(),
     ]
     try:
         plan = parse_plan("", "plan", overrides).plan
     except InvalidPlan as exc:
         raise InvalidPlan(f"simulate: {exc}", code=exc.code) from exc
-    return with_half_quorum(plan, settings.plan.keys())
+    return with_half_quorum(plan, keys.keys())
+
+
+def _data_of(keys: Mapping[str, Override], settings: SimulationSettings) -> list[Override]:
+    """Return the data set of keys that need one: the test examples. Raises InvalidInput without any."""
+    needing = [key for key in keys if key == TARGET or (key == RANGES and keys[key].value == OF_DATA)]
+    if not needing or DATA in keys:
+        return []
+    if settings.test is None:
+        raise InvalidInput(
+            f"simulate: got {needing[0]} {keys[needing[0]].value!r} in the plan, and no test examples, which are the "
+            "data set of a simulation; set test in the settings, or remove the key",
+            code="FN-1887",
+        )
+    return [Override(path=DATA, value="test", source=needing[0])]
 
 
 def with_half_quorum(plan: Plan, keys: Collection[str]) -> Plan:
@@ -245,24 +257,6 @@ def facts_of(app: "App") -> TrainFacts:
     )
 
 
-def _toml(value: object) -> str:
-    """Return a value in TOML. A text is always quoted."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case str():
-            escaped = "".join(f"\\u{ord(char):04x}" if ord(char) < 32 or char in '\\"\x7f' else char for char in value)
-            return f'"{escaped}"'
-        case bytes():
-            return _toml({BASE64: base64.b64encode(value).decode()})
-        case Mapping():
-            return "{" + ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
-        case list() | tuple():
-            return "[" + ", ".join(map(_toml, value)) + "]"
-        case _:
-            return str(value)
-
-
 def check_settings(settings: SimulationSettings) -> None:
     """Raise InvalidInput unless the settings are valid."""
     if not isinstance(settings.devices, DeviceModel):
@@ -271,22 +265,22 @@ def check_settings(settings: SimulationSettings) -> None:
             "one from a file",
             code="FN-1156",
         )
-    several: object = settings.seeds
-    if not isinstance(several, Sequence) or not all(map(_is_integer, several)):
+    several: object = () if settings.seeds is None else settings.seeds
+    if not isinstance(several, Sequence) or not all(map(is_integer, several)):
         raise InvalidInput(f"simulate: seeds: got {several!r}, expected a sequence such as (0, 1, 2)", code="FN-1172")
     check_validation_fraction(settings.validation_fraction)
     check_backend(settings.processes, settings.cluster, settings.engine)
     check_engine(settings)
     _check_trainer(settings)
-    if not _is_integer(settings.keep_versions) or settings.keep_versions < 1:
+    if not is_integer(settings.keep_versions) or settings.keep_versions < 1:
         raise InvalidInput(
             f"simulate: keep_versions: got {settings.keep_versions!r}, expected an integer of 1 or more: the number of "
             "newest Versions whose parameters the result has",
             code="FN-1886",
         )
-    if not _is_integer(settings.seed) or settings.seed < 0:
+    if not is_integer(settings.seed) or settings.seed < 0:
         raise InvalidInput(f"simulate: got seed {settings.seed!r}, expected an integer of 0 or more", code="FN-1172")
-    seeds = list(settings.seeds)
+    seeds = list(settings.seeds or ())
     if any(seed < 0 for seed in seeds):
         raise InvalidInput(f"simulate: seeds: got {seeds}, expected integers of 0 or more", code="FN-1172")
     if repeated := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
@@ -317,10 +311,6 @@ def _check_trainer(settings: SimulationSettings) -> None:
             "code of a trainer; remove resume",
             code="FN-1884",
         )
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_flower_settings(settings: SimulationSettings) -> None:

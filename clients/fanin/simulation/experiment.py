@@ -54,7 +54,7 @@ from fanin.simulation.result import (
     total_of,
 )
 from fanin.simulation.rows import ClientFailure, RoundRow, SimulationEvent
-from fanin.simulation.settings import SimulationSettings
+from fanin.simulation.settings import SimulationSettings, checked
 from fanin.simulation.simulated_run import EvaluateNewest, RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
 from fanin.simulation.studies.records import RecordedTrainings, hold_record
@@ -113,7 +113,7 @@ def simulate(
     Example:
         ``simulate(app, partition(data, 100, Dirichlet(alpha=0.3)), cohort=10, rounds=20)``
     """
-    settings = settings or SimulationSettings()
+    settings = checked(settings)
     with passing(settings.passed_parts):
         return _all_seeds(app, clients, {"cohort": cohort, "rounds": rounds}, settings)
 
@@ -149,17 +149,17 @@ def _all_seeds(
                 if not results[-1].is_complete:
                     break
     except (ClientFailed, RunStopped) as exc:
-        exc.result = total_of([*results, exc.result], settings.seeds)
+        exc.result = total_of([*results, exc.result], settings.seeds or ())
         raise
     except Exception as exc:  # Any error: the results of the earlier seeds are kept.
         if not results:
             raise
-        raise RunStopped(text_of(exc), total_of(results, settings.seeds), code=code_of(exc)) from exc
+        raise RunStopped(text_of(exc), total_of(results, settings.seeds or ()), code=code_of(exc)) from exc
     except KeyboardInterrupt:
         # Ctrl-C before the first Round of a later seed, or while the workers end.
         if not results:
             raise
-    return total_of(results, settings.seeds)
+    return total_of(results, settings.seeds or ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,24 @@
 """The options of a simulation."""
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import isroutine
+from numbers import Integral, Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from fanin.clients.planfile import Override, leaves_of, override_of
 from fanin.edge.codecs import codec, stages
 from fanin.edge.metrics.graphs import metric_of
 from fanin.edge.metrics.metric import Metric, MetricFunction
 from fanin.edge.tensors import Array
-from fanin.protos.errors import InvalidInput
+from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.names import check_name, is_name
 from fanin.protos.plans import Plan
+from fanin.protos.plans.entries import BASE64
+from fanin.protos.plans.keys import shown
 from fanin.protos.plans.named import PREFIX, Factory, PassedParts, RecordFactory
 from fanin.server.aggregation import outer, rules
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
@@ -40,6 +46,14 @@ WITH_PLAN: Final = (rules.GROUP, outer.GROUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """The values that a setting may have: whether one is, and what they are in words."""
+
+    accepts: Callable[[object], bool]
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSettings:
     """The options of a simulation.
 
@@ -57,7 +71,7 @@ class SimulationSettings:
             or a class without arguments whose objects are called like one (docs/howto/selection.md). It replaces the
             Plan's ``cohort.selection``, and has its own name.
         seed: Seed of all random choices, 0 or more.
-        seeds: Seeds of several simulations instead of ``seed``. The result is that of the first seed.
+        seeds: Seeds of several simulations instead of ``seed``, at least one. The result is that of the first seed.
             ``Result.repeats`` and ``Result.spread`` have all of them. The partition is the same for all.
         initial: A ``state_dict`` of the module from which the training starts. None: the current values of the module.
             For a Flower app, a torch module, a ``state_dict`` or a list of arrays; None: the arrays of
@@ -95,7 +109,7 @@ class SimulationSettings:
     plan: Mapping[str, object] | Plan = field(default_factory=dict)
     selection: "SelectionPolicy | type[SelectionPolicy] | None" = None
     seed: int = 0
-    seeds: Sequence[int] = ()
+    seeds: Sequence[int] | None = None
     initial: "Mapping[str, Array] | StateDict | Sequence[Array] | Module | None" = None
     keep: Sequence[str] = ()
     baseline: bool = False
@@ -176,13 +190,104 @@ class SimulationSettings:
     @property
     def each_seed(self) -> "tuple[SimulationSettings, ...]":
         """The settings of each simulation."""
-        return tuple(replace(self, seed=seed, seeds=(), plan=self._seeded(seed)) for seed in self.seeds) or (self,)
+        return tuple(replace(self, seed=seed, seeds=None, plan=self._seeded(seed)) for seed in self.seeds or ()) or (
+            self,
+        )
 
     def _seeded(self, seed: int) -> Mapping[str, object] | Plan:
         """Return the plan with this seed. Keys of a Plan need none, because the seed is a separate argument."""
         if not isinstance(self.plan, Plan):
             return self.plan
         return replace(self.plan, training=replace(self.plan.training, seed=seed))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+_FLAG: Final = _Form(accepts=lambda value: isinstance(value, bool), text="True or False")
+_CALLBACK: Final = _Form(accepts=callable, text="a function of one argument")
+FORMS: Final[Mapping[str, _Form]] = MappingProxyType(
+    {
+        "test": _Form(
+            accepts=lambda value: not isinstance(value, Mapping) or len(value) > 0,
+            text="Examples, or at least one test set by name",
+        ),
+        "plan": _Form(
+            accepts=lambda value: isinstance(value, Mapping | Plan),
+            text="keys of a Plan by name, such as {'training.epochs': 5}, or a Plan; "
+            "fanin.clients.planfile.read_plan(path).plan is that of a file",
+        ),
+        "seeds": _Form(
+            accepts=lambda value: not isinstance(value, Sequence) or len(value) > 0,
+            text="at least one seed, or None for the one of seed",
+        ),
+        "keep": _Form(
+            accepts=lambda value: (
+                isinstance(value, Sequence)
+                and not isinstance(value, str)
+                and all(isinstance(each, str) for each in value)
+            ),
+            text="a sequence of patterns such as ['head.*']",
+        ),
+        "baseline": _FLAG,
+        "resume": _Form(
+            accepts=lambda value: value is None or isinstance(value, str | Path), text="the path of a folder, or None"
+        ),
+        "validation_fraction": _Form(accepts=_is_number, text="a number of at least 0 and less than 1"),
+        "engine": _Form(accepts=lambda value: isinstance(value, str), text="the name of an engine"),
+        "processes": _Form(accepts=is_integer, text="an integer of 1 or more"),
+        "cluster": _Form(
+            accepts=lambda value: value is None or isinstance(value, RayCluster), text="RayCluster(...), or None"
+        ),
+        "stop_on_failure": _FLAG,
+        "work": _Form(
+            accepts=lambda value: value is None or isinstance(value, ClientWork),
+            text="ClientWork, such as ClientWork(stragglers=0.5), or None",
+        ),
+        "on_round": _CALLBACK,
+        "on_version": _CALLBACK,
+        "on_event": _CALLBACK,
+        "on_failure": _CALLBACK,
+        "quiet": _FLAG,
+    }
+)
+"""The values of the settings whose types no other check tests."""
+
+
+def checked(settings: object) -> SimulationSettings:
+    """Return the settings, the defaults for None. Raises InvalidInput for a value of another type, or an empty one."""
+    if settings is None:
+        return SimulationSettings()
+    if not isinstance(settings, SimulationSettings):
+        raise InvalidInput(
+            f"simulate: settings: got {shown(settings)}, expected SimulationSettings(...) with the options",
+            code="FN-1714",
+        )
+    for name, form in FORMS.items():
+        value = getattr(settings, name)
+        if not form.accepts(value):
+            raise InvalidInput(f"simulate: {name}: got {shown(value)}, expected {form.text}", code="FN-1714")
+    return settings
+
+
+def keys_of(plan: Mapping[str, object]) -> dict[str, Override]:
+    """Return the keys of a Plan by dotted name, also those in tables. Raises InvalidPlan for a key that is in both."""
+    keys: dict[str, Override] = {}
+    for name, value in without_objects(plan)[0].items():
+        for each in leaves_of(override_of(f"{name}={_toml(value)}", "plan")):
+            if each.path in keys:
+                raise InvalidPlan(
+                    f"simulate: plan: got {each.path} twice, by its dotted name and in a table, expected it once; "
+                    "remove one",
+                    code="FN-1175",
+                )
+            keys[each.path] = each
+    return keys
 
 
 def without_objects(plan: Mapping[str, object]) -> tuple[dict[str, object], PassedParts]:
@@ -215,7 +320,7 @@ def without_objects(plan: Mapping[str, object]) -> tuple[dict[str, object], Pass
             return {**stage, "name": name_of(STAGES, stage["name"])}
         return stage if isinstance(stage, Mapping | str) else {"name": name_of(STAGES, stage)}
 
-    def keys_of(prefix: str, keys: Mapping[str, object]) -> dict[str, object]:
+    def named_in(prefix: str, keys: Mapping[str, object]) -> dict[str, object]:
         return {key: _value(f"{prefix}{key}", value) for key, value in keys.items()}
 
     def _value(key: str, value: object) -> object:
@@ -224,9 +329,9 @@ def without_objects(plan: Mapping[str, object]) -> tuple[dict[str, object], Pass
         if key in GROUPS and key != STAGES:
             return name_of(key, value)
         is_section = isinstance(value, Mapping) and any(each.startswith(f"{key}.") for each in GROUPS)
-        return keys_of(f"{key}.", value) if is_section and isinstance(value, Mapping) else value
+        return named_in(f"{key}.", value) if is_section and isinstance(value, Mapping) else value
 
-    return keys_of("", plan), parts
+    return named_in("", plan), parts
 
 
 def _factory(part: object, num_arguments: int) -> Factory:
@@ -245,3 +350,21 @@ def _factory(part: object, num_arguments: int) -> Factory:
 
 def _last(*arguments: object) -> object:
     return arguments[-1]
+
+
+def _toml(value: object) -> str:
+    """Return a value in TOML. A text is always quoted."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            escaped = "".join(f"\\u{ord(char):04x}" if ord(char) < 32 or char in '\\"\x7f' else char for char in value)
+            return f'"{escaped}"'
+        case bytes():
+            return _toml({BASE64: base64.b64encode(value).decode()})
+        case Mapping():
+            return "{" + ", ".join(f"{_toml(str(key))} = {_toml(item)}" for key, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(_toml, value)) + "]"
+        case _:
+            return str(value)
