@@ -30,9 +30,10 @@ from fanin.edge.codecs.statistics import declared, fitted
 from fanin.edge.export import App
 from fanin.edge.metrics.contract import check_metric
 from fanin.edge.metrics.graphs import graph_metric
-from fanin.edge.metrics.metric import METRICS, Metric, metrics_of
+from fanin.edge.metrics.metric import METRICS, Metric, MetricRows, metrics_of
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import Inputs, VersionValues
+from fanin.edge.runtimes.measure import Observation
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan
 from fanin.protos.plans import Statistic
@@ -97,6 +98,18 @@ def test_a_function_and_a_graph_are_metrics_of_each_version(result: Result) -> N
         assert 0 < row.metrics["auc"] < 1 and row.metrics["largest"] > 0
         assert row.metrics["misses_int8"] == pytest.approx(1 - row.test_accuracy_int8)
     assert {"metrics.misses", "metrics.right_int8", "means.evaluate.right"} <= set(result.columns())
+
+
+def test_a_metric_cannot_change_what_the_next_one_reads() -> None:
+    def in_place(predictions: Inputs, targets: Inputs) -> float:
+        predictions[:] = 0
+        return 0.0
+
+    rows = MetricRows({"in_place": Metric(function=in_place), "misses": Metric(function=misses)})
+    labels = np.arange(6, dtype=np.int32)
+    rows.add(Observation(targets=labels, in_float=labels.copy(), in_int8=labels.copy()))
+    with pytest.raises(InvalidPlan, match=r"metric 'in_place' raised ValueError: .*read-only"):
+        rows.values(6)
 
 
 def test_the_clients_of_each_round_are_columns(result: Result) -> None:

@@ -345,7 +345,8 @@ BAD_OPTIONS = [
     (
         "stages=error_feedback",
         (
-            "--set: stages: got 'error_feedback', expected a list of tables, as in --set 'stages=[{name=\"error_feedback\"}]'"
+            "--set: stages: got 'error_feedback', expected a list of tables, as in "
+            "--set 'stages=[{name=\"error_feedback\"}]'"
         ),
     ),
     (

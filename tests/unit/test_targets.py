@@ -10,12 +10,12 @@ from support.staleness import assignment, settle, update
 from support.virtual import Place, bundle_in, open_place, plan, start
 
 from fanin.clients.planfile import parse_plan
-from fanin.edge.metrics.metric import Metric
+from fanin.edge.metrics.metric import Metric, metrics_of
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.messages import Adopt, Command, RunRested, RunState, VersionEvaluation
 from fanin.protos.plans import EvaluationPlan, Plan, StopPlan
-from fanin.server.rounds.targets import target_text
+from fanin.server.rounds.targets import check_target, target_text
 from fanin.server.runs.data import NoData
 from fanin.simulation import LoopbackTransport, Result, SimulationSettings, load_data, run_virtual, simulate
 
@@ -40,6 +40,10 @@ def targeted(best: str, target: float) -> Plan:
         ("error_int8", 2.0, 3.0, False),
         ("gain_int8", 2.0, 3.0, True),
         ("loss", 0.5, float("nan"), False),
+        ("shifted.loss", 0.5, 0.4, True),
+        ("shifted.loss", 0.5, 2.3, False),
+        ("shifted.error_int8", 2.0, 3.0, False),
+        ("v1.0.accuracy", 0.5, 0.4, False),
     ],
 )
 def test_a_target_is_reached_from_the_side_of_its_metric(
@@ -54,6 +58,30 @@ def test_a_target_is_reached_from_the_side_of_its_metric(
         f"version 3 has reached the target: {best} {value:g} (stop.target {target:g})" if is_reached else ""
     )
     assert target_text(targeted(best, target), 3, {}, metrics) == "", "a Version that was not evaluated"
+
+
+@pytest.mark.parametrize(
+    ("best", "target", "form"),
+    [
+        ("accuracy", 90.0, r"from 0 to 1; write 0\.9 for 90 %"),
+        ("accuracy_int8", 1.01, r"from 0 to 1; write 0\.0101 for 1\.01 %"),
+        ("shifted.accuracy", -0.5, "from 0 to 1; correct it, or evaluation.best"),
+        ("squared_error", -1.0, "at least 0; correct it"),
+        ("auc", 95.0, "write 0.95 for 95 %"),
+        ("recall_3_int8", 95.0, "write 0.95 for 95 %"),
+        ("share", 2.0, "from 0 to 1"),
+    ],
+)
+def test_a_target_that_its_metric_cannot_have_is_refused(best: str, target: float, form: str) -> None:
+    metrics = metrics_of(["auc", "recall_3"]) | {"share": Metric(function=lambda *_: 0.5, least=0.0, most=1.0)}
+    with pytest.raises(InvalidPlan, match=rf"stop\.target: got {target:g} .*{form}") as error:
+        check_target(targeted(best, target), metrics)
+    assert error.value.code == "FN-1713"
+
+
+@pytest.mark.parametrize(("best", "target"), [("accuracy", 1.0), ("accuracy", 0.0), ("loss", -3.0), ("own", 90.0)])
+def test_a_target_that_its_metric_can_have_is_accepted(best: str, target: float) -> None:
+    check_target(targeted(best, target), {"own": Metric(function=lambda *_: 90.0)})
 
 
 class Digits(NoData):
@@ -113,6 +141,19 @@ def test_a_run_finishes_at_the_target_of_the_held_out_data_and_more_rounds_conti
         await place.runs.stop()
 
     run_virtual(main())
+
+
+def test_a_target_beyond_its_metric_starts_no_run_and_no_simulation(tmp_path: Path) -> None:
+    async def main() -> None:
+        place = open_place(tmp_path, data=Digits())
+        with pytest.raises(InvalidPlan) as error:
+            await start(place.runs, bundle_in(tmp_path), targeted("accuracy", 90.0))
+        assert error.value.code == "FN-1713"
+        await place.runs.stop()
+
+    run_virtual(main())
+    with pytest.raises(InvalidPlan, match=r"write 0\.9 for 90 %"):
+        trained(stop__target=90.0, evaluation__best="accuracy")
 
 
 def trained(rounds: int = 20, **keys: object) -> Result:

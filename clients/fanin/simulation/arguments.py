@@ -18,6 +18,7 @@ from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import DATA as OF_DATA
 from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.server.evaluation.metrics import check_best
+from fanin.server.rounds.targets import check_target
 from fanin.server.runs.admission import TrainFacts, check_training
 from fanin.simulation.backends.opening import check_backend
 from fanin.simulation.data.partitioning import Partition
@@ -232,6 +233,7 @@ def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: Si
     declared = {
         name.removeprefix(OF_VALIDATION).removesuffix(INT8) for name in statistics if name.startswith(OF_VALIDATION)
     }
+    further = metrics_of({each.name for each in plan.evaluation.metrics} - own.keys())
     metrics_of(declared - own.keys())
     if not settings.tests and (unused := sorted(own.keys() - declared)):
         raise InvalidInput(
@@ -240,8 +242,9 @@ def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: Si
             code="FN-1181",
         )
     if settings.tests:
-        names = {each.name for each in plan.evaluation.metrics} | own.keys()
-        check_best(plan.evaluation.best, names, sets=[*filter(None, settings.tests)], has_labels=bool(app.num_classes))
+        sets, names = [*filter(None, settings.tests)], {*further, *own}
+        check_best(plan.evaluation.best, names, sets=sets, has_labels=bool(app.num_classes))
+        check_target(plan, {**further, **own})
     check_training("simulate", plan, stages, facts_of(app))
 
 

@@ -189,7 +189,9 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
     The coordinator checks the complete Plan with the Bundle. What the App alone decides is refused before the export.
     """
     from fanin.edge.export import export, load_app
+    from fanin.edge.metrics.metric import metrics_of
     from fanin.server.evaluation.metrics import check_best
+    from fanin.server.rounds.targets import check_target
     from fanin.server.runs.admission import check_training
     from fanin.simulation.arguments import facts_of
 
@@ -200,6 +202,7 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
         if plan.evaluation.data:
             names = [each.name for each in plan.evaluation.metrics]
             check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
+            check_target(plan, metrics_of(names))
     exported = export(app, out, publisher, max_drop=max_int8_drop)
     print_notes(exported.notes)
     takes_ranges = plan.round.protocol == PLAIN_PROTOCOL and not plan.privacy

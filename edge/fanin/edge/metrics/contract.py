@@ -33,12 +33,9 @@ def check_metric(metric: Metric, *, num_classes: int = 5, seed: int = 1) -> None
     if metric.wants == LOGITS and num_classes:
         predictions = rng.normal(size=(NUM_EXAMPLES, num_classes)).astype(np.float32)
         perfect_predictions = CERTAIN * np.eye(num_classes, dtype=np.float32)[targets]
-    copies = targets.copy(), predictions.copy()
     value = value_of("metric", metric, predictions, targets)
     if math.isnan(value):
         raise AssertionError(f"metric: got None for {NUM_EXAMPLES} examples, expected a number")
-    unchanged = np.array_equal(targets, copies[0]) and np.array_equal(predictions, copies[1])
-    assert unchanged, "metric: changed its arguments"
     assert value_of("metric", metric, predictions, targets) == value, "metric: a repetition gave another value"
     order = rng.permutation(NUM_EXAMPLES)
     other = value_of("metric", metric, predictions[order], targets[order])

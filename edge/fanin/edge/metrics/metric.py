@@ -26,12 +26,8 @@ GROUP: Final = "fanin.metrics"
 """The entry point group of metrics in other distributions. An entry is a ``Metric``."""
 INT8: Final = "_int8"
 """Suffix of a metric of the int8 model."""
-LOWER_IS_BETTER: Final = frozenset({"loss", "squared_error", "squared_error_int8"})
-"""The metrics of every model of which the smallest value is the best."""
-OUR_VALUES: Final = frozenset(
-    {"loss", "accuracy", "accuracy_int8", "int8_agreement", "squared_error", "squared_error_int8"}
-)
-"""The values of every evaluation."""
+SET_SEPARATOR: Final = "."
+"""Between the name of a test set and its metric."""
 PREDICTIONS: Final = "predictions"
 LOGITS: Final = "logits"
 FORMS: Final = (PREDICTIONS, LOGITS)
@@ -39,6 +35,31 @@ FORMS: Final = (PREDICTIONS, LOGITS)
 MetricFunction = Callable[[Inputs, Inputs], float | None]
 """Computes a metric of predictions and targets. See ``Metric.function``."""
 NO_METRICS: Final[Mapping[str, "Metric"]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """The values that a metric can have, and whether a larger one is better."""
+
+    higher_is_better: bool = True
+    least: float = -math.inf
+    most: float = math.inf
+
+
+SHARE: Final = Scale(least=0.0, most=1.0)
+DISTANCE: Final = Scale(higher_is_better=False, least=0.0)
+OUR_VALUES: Final[Mapping[str, Scale]] = MappingProxyType(
+    {
+        # The loss of an App may be negative.
+        "loss": Scale(higher_is_better=False),
+        "accuracy": SHARE,
+        "accuracy_int8": SHARE,
+        "int8_agreement": SHARE,
+        "squared_error": DISTANCE,
+        "squared_error_int8": DISTANCE,
+    }
+)
+"""The values of every evaluation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +73,16 @@ class Metric:
             another shape, and may be int32. The result is a finite number, or None if these examples do not determine
             the metric, such as the recall of a class that they lack.
         higher_is_better: Whether a larger value is better.
+        least: Smallest value that the metric can have. A target below it is refused.
+        most: Largest value that it can have.
         wants: ``predictions``, or ``logits``: then the first argument for a model with labels has the logits of the
             classes (n, num_classes) float32 instead of the classes. For a model of values both are its output.
     """
 
     function: MetricFunction
     higher_is_better: bool = True
+    least: float = -math.inf
+    most: float = math.inf
     wants: str = PREDICTIONS
 
     def __post_init__(self) -> None:
@@ -67,6 +92,23 @@ class Metric:
                 "or their logits",
                 code="FN-1890",
             )
+
+
+def scale_of(best: str, metrics: Mapping[str, Metric]) -> Scale:
+    """Return the scale of a metric, also of the int8 model and of a test set.
+
+    Args:
+        best: ``METRIC``, ``METRIC_int8``, or one of these of a test set, ``SET.METRIC``.
+        metrics: The further metrics by name.
+    """
+    name = best
+    while name not in OUR_VALUES and name.removesuffix(INT8) not in metrics and SET_SEPARATOR in name:
+        # A name of a set may have dots.
+        name = name.partition(SET_SEPARATOR)[2]
+    metric = metrics.get(name.removesuffix(INT8))
+    if metric is None:
+        return OUR_VALUES.get(name, Scale())
+    return Scale(higher_is_better=metric.higher_is_better, least=metric.least, most=metric.most)
 
 
 class MetricRows:
@@ -174,7 +216,7 @@ def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) ->
         return math.nan
     advice = "correct its function, or remove the metric"
     with blamed(f"metric {name!r}", advice):
-        result: object = metric.function(predictions, targets)
+        result: object = metric.function(_unchangeable(predictions), _unchangeable(targets))
         if result is None:
             return math.nan
         value = math.nan
@@ -184,6 +226,13 @@ def value_of(name: str, metric: Metric, predictions: Inputs, targets: Inputs) ->
     if not math.isfinite(value):
         raise InvalidPlan(f"metric {name!r}: got {shown(result)}, expected a finite number; {advice}", code="FN-0390")
     return value
+
+
+def _unchangeable(array: Inputs) -> Inputs:
+    """Return a view through which a metric cannot change the values that the next metric reads."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def macro_f1(predictions: Inputs, targets: Inputs) -> float:
@@ -214,7 +263,7 @@ def class_recall(name: str) -> Metric | None:
         is_ours = targets == number
         return float((predictions[is_ours] == number).mean()) if is_ours.any() else None
 
-    return Metric(function=recall)
+    return Metric(function=recall, least=0.0, most=1.0)
 
 
 def absolute_error(predictions: Inputs, targets: Inputs) -> float:
@@ -235,13 +284,16 @@ def absolute_error(predictions: Inputs, targets: Inputs) -> float:
 
 METRICS: Final = MappingProxyType(
     {
-        "nll": Metric(function=nll, higher_is_better=False, wants=LOGITS),
-        "auc": Metric(function=auc, wants=LOGITS),
-        "ece": Metric(function=ece, higher_is_better=False, wants=LOGITS),
-        **{f"top{num}_accuracy": Metric(function=top_k(num), wants=LOGITS) for num in (2, 3, 5, 10)},
-        "macro_f1": Metric(function=macro_f1),
-        "balanced_accuracy": Metric(function=balanced_accuracy),
-        "absolute_error": Metric(function=absolute_error, higher_is_better=False),
+        "nll": Metric(function=nll, higher_is_better=False, least=0.0, wants=LOGITS),
+        "auc": Metric(function=auc, least=0.0, most=1.0, wants=LOGITS),
+        "ece": Metric(function=ece, higher_is_better=False, least=0.0, most=1.0, wants=LOGITS),
+        **{
+            f"top{num}_accuracy": Metric(function=top_k(num), least=0.0, most=1.0, wants=LOGITS)
+            for num in (2, 3, 5, 10)
+        },
+        "macro_f1": Metric(function=macro_f1, least=0.0, most=1.0),
+        "balanced_accuracy": Metric(function=balanced_accuracy, least=0.0, most=1.0),
+        "absolute_error": Metric(function=absolute_error, higher_is_better=False, least=0.0),
     }
 )
 """The further metrics of fanin by name."""

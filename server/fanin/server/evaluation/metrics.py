@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.metrics.metric import INT8, LOWER_IS_BETTER, NO_METRICS, Metric, MetricRows
+from fanin.edge.metrics.metric import INT8, NO_METRICS, Metric, MetricRows, scale_of
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, VersionValues
 from fanin.edge.runtimes.graphs import has_output_targets
 from fanin.edge.runtimes.measure import measure
@@ -102,13 +102,7 @@ def score_of(best: str, values: Mapping[str, float], metrics: Mapping[str, Metri
     """
     if best not in values:
         raise _unknown_best(best, values)
-    name = best
-    while name not in LOWER_IS_BETTER and name.removesuffix(INT8) not in metrics and "." in name:
-        # The metric of a test set. A name may have dots.
-        name = name.partition(".")[2]
-    metric = metrics.get(name.removesuffix(INT8))
-    is_lower = name in LOWER_IS_BETTER if metric is None else not metric.higher_is_better
-    return -values[best] if is_lower else values[best]
+    return values[best] if scale_of(best, metrics).higher_is_better else -values[best]
 
 
 def _values(quality: Quality, has_errors: bool) -> dict[str, float]:

@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
-from fanin.edge.metrics.metric import INT8, LOWER_IS_BETTER, Metric, metrics_of
+from fanin.edge.metrics.metric import Metric, metrics_of, scale_of
+from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import RunRested, RunState, StartRun
 from fanin.protos.plans import Plan
 from fanin.server.rounds.charging import rest_of_budget
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.storage.stores import Files, Stores
+
+PERCENT: Final = 100.0
 
 
 def target_text(plan: Plan, version: int, values: Mapping[str, float], metrics: Mapping[str, Metric]) -> str:
@@ -23,11 +27,25 @@ def target_text(plan: Plan, version: int, values: Mapping[str, float], metrics: 
     target, best = plan.stop.target, plan.evaluation.best
     if target is None or not math.isfinite(values.get(best, math.nan)):
         return ""
-    metric = metrics.get(best.removesuffix(INT8))
-    is_lower = best in LOWER_IS_BETTER if metric is None else not metric.higher_is_better
-    if values[best] > target if is_lower else values[best] < target:
+    is_higher = scale_of(best, metrics).higher_is_better
+    if values[best] < target if is_higher else values[best] > target:
         return ""
     return f"version {version} has reached the target: {best} {values[best]:.6g} (stop.target {target:g})"
+
+
+def check_target(plan: Plan, metrics: Mapping[str, Metric]) -> None:
+    """Raise InvalidPlan for a target that the metric ``evaluation.best`` cannot have. See ``target_text``."""
+    target, best = plan.stop.target, plan.evaluation.best
+    scale = scale_of(best, metrics)
+    if target is None or scale.least <= target <= scale.most:
+        return
+    is_percent = scale.most == 1.0 < target <= PERCENT
+    raise InvalidPlan(
+        f"plan: stop.target: got {target:g} for evaluation.best {best!r}, expected a value that the metric can have: "
+        f"{f'from {scale.least:g} to {scale.most:g}' if math.isfinite(scale.most) else f'at least {scale.least:g}'}; "
+        f"{f'write {target / PERCENT:g} for {target:g} %' if is_percent else 'correct it, or evaluation.best'}",
+        code="FN-1713",
+    )
 
 
 async def rest_of_target(start: StartRun, begun_after: int, stores: Stores) -> RunRested | None:

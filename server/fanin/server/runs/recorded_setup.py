@@ -15,6 +15,7 @@ from fanin.edge.codecs.sparse.requirements import check_sparse_model, check_spar
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.codecs.trained import TrainedPart
+from fanin.edge.metrics.metric import metrics_of
 from fanin.protos.chunks import short
 from fanin.protos.errors import Conflict, Corrupted, InvalidInput, InvalidPlan, NotFound
 from fanin.protos.messages import BundleRef, Capabilities, Delegation, DeviceQuery, StartRun
@@ -30,6 +31,7 @@ from fanin.server.aggregation.rules import ColumnRule, StrategySource, StrategyT
 from fanin.server.privacy.noising import with_noise
 from fanin.server.protocols.known import protocol_of
 from fanin.server.rounds.setup import RunSetup
+from fanin.server.rounds.targets import check_target
 from fanin.server.runs.admission import open_bundle
 from fanin.server.runs.data import DataSource, NoData, check_data_name
 from fanin.server.runs.suitability import unsuitable
@@ -75,6 +77,8 @@ def check_parts(plan: Plan, parts: Parts) -> None:
     """Raise InvalidPlan if a Plan names something that is not here."""
     check_data_name("plan", plan, parts.data.names)
     check_names(plan, parts.policies)
+    if plan.stop.target is not None:
+        check_target(plan, metrics_of(each.name for each in plan.evaluation.metrics))
 
 
 def check_names(plan: Plan, policies: Mapping[str, SelectionPolicy]) -> Mapping[str, Stage]:
