@@ -313,7 +313,7 @@ class Named(Odd):
 def test_the_contract_refuses_tensors_that_are_no_tuple_of_names() -> None:
     with raises(
         InvalidPlan,
-        "stage: tensors: got 'residual', expected a tuple of different names; correct that package",
+        "stage: tensors: got 'residual', expected a tuple of different names; correct it",
     ):
         check_stage(Named(10))
 

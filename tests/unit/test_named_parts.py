@@ -86,41 +86,41 @@ def test_two_packages_with_one_name_are_both_named(key: str, tmp_path: Path, mon
         factory(run_plan)
 
 
-RULE = "an object with the members of Rule or ColumnRule; correct that package"
-OPTIMIZER = "an object with the members of OuterOptimizer; correct that package"
+RULE = "an object with the members of Rule or ColumnRule; correct it"
+OPTIMIZER = "an object with the members of OuterOptimizer; correct it"
 
 
 @pytest.mark.parametrize(
     ("key", "body", "text"),
     [
-        ("rule", "raise KeyError('beta')", " raised KeyError: 'beta'; correct that package"),
+        ("rule", "raise KeyError('beta')", " raised KeyError: 'beta'; correct it"),
         # No file of the coordinator is named.
         (
             "rule",
             "return open('/srv/secret/weights')",
-            " raised FileNotFoundError: No such file or directory; correct that package",
+            " raised FileNotFoundError: No such file or directory; correct it",
         ),
         (
             "rule",
             "return plan\ndef own(plan, alpha): return alpha",
             (
                 " raised TypeError: option alpha: got no annotation, expected the annotation int, float, str, bool; "
-                "correct that package"
+                "correct it"
             ),
         ),
-        ("rule", "raise Mine('got 1')", " raised Mine: got 1; correct that package"),
-        ("rule", "raise InvalidInput('got 2', code='FN-0002')", " raised InvalidInput: got 2; correct that package"),
-        ("rule", "return plan\nown = 'no function'", " is no function; correct that package"),
+        ("rule", "raise Mine('got 1')", " raised Mine: got 1; correct it"),
+        ("rule", "raise InvalidInput('got 2', code='FN-0002')", " raised InvalidInput: got 2; correct it"),
+        ("rule", "return plan\nown = 'no function'", " is no function; correct it"),
         ("rule", "return TrimmedMean", f": got the class TrimmedMean, expected {RULE}"),
         ("rule", "return None", f": got NoneType, expected {RULE}"),
-        ("rule", "return Empty()", ": num_passes: got 0, expected an integer of at least 1; correct that package"),
-        ("outer_optimizer", "raise KeyError('beta')", " raised KeyError: 'beta'; correct that package"),
+        ("rule", "return Empty()", ": num_passes: got 0, expected an integer of at least 1; correct it"),
+        ("outer_optimizer", "raise KeyError('beta')", " raised KeyError: 'beta'; correct it"),
         ("outer_optimizer", "return FedAvg", f": got the class FedAvg, expected {OPTIMIZER}"),
         ("outer_optimizer", "return plan", f": got Plan, expected {OPTIMIZER}"),
         (
             "outer_optimizer",
             "return Odd(1.0)",
-            ": tensors: got 'm', expected a tuple of different names; correct that package",
+            ": tensors: got 'm', expected a tuple of different names; correct it",
         ),
     ],
 )

@@ -1,5 +1,7 @@
 """Rules, outer optimizers, stages and codecs as objects in the plan of a simulation, without a package."""
 
+import logging
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,12 +20,12 @@ from fanin.edge.tensors import Float32s, Float64s, Int64s, TensorTable
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import Plan
 from fanin.protos.plans.keys import Key
-from fanin.protos.plans.named import passing
+from fanin.protos.plans.named import blamed, passing
 from fanin.server.aggregation.checked import optimizer_of
 from fanin.server.aggregation.outer import GROUP, FedAvg, OuterOptimizer
 from fanin.server.aggregation.verify import verify_run
 from fanin.server.folder import open_archive
-from fanin.simulation import Member, Result, Scenario, SimulationSettings, SyntheticTrainer, play, simulate
+from fanin.simulation import Member, Result, RunStopped, Scenario, SimulationSettings, SyntheticTrainer, play, simulate
 
 
 class Middle:
@@ -125,6 +127,59 @@ def test_a_wrong_object_is_one_error_before_the_export(keys: dict[str, object], 
     with pytest.raises((InvalidPlan, InvalidInput)) as error:
         trained(**keys)
     assert f"plan: {text}" in str(error.value)
+
+
+class BrokenRule(Middle):
+    def reduce(self, state: Any, columns: Int64s) -> Float64s:
+        return np.concatenate([columns, np.zeros(3)]).astype(np.float64)
+
+
+class BrokenOptimizer(Half):
+    def step(self, state: Any, parameters: Float64s, aggregate: Float64s, number: int) -> tuple[Any, Float64s]:
+        raise ZeroDivisionError("half of nothing")
+
+
+class BrokenStage(Twice):
+    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
+        raise IndexError("no such value")
+
+
+def broken_policy(waiting: Any, num_places: int, round_number: int, rng: Any) -> Any:
+    raise KeyError("nobody")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("rule BrokenRule: reduce raised ValueError: ", {"plan": {"aggregation.rule": BrokenRule()}}),
+        (
+            "step raised ZeroDivisionError: half of nothing",
+            {"plan": {"aggregation.outer_optimizer": BrokenOptimizer()}},
+        ),
+        ("apply raised IndexError: no such value", {"plan": {"stages": [BrokenStage()]}}),
+        ("raised KeyError: 'nobody'", {"selection": broken_policy}),
+    ],
+)
+def test_an_error_of_ones_own_part_has_its_kind_and_its_line(
+    kind: str, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = PLAN | {"cohort.quorum": NUM_CLIENTS, **changes.get("plan", {})}
+    settings = SimulationSettings(
+        plan=keys, quiet=True, validation_fraction=0.0, selection=changes.get("selection"), engine="graph"
+    )
+    with pytest.raises(RunStopped) as error:
+        simulate(app_of(network()), clients_of(), cohort=NUM_CLIENTS, rounds=1, settings=settings)
+    text = str(error.value)
+    assert kind in text and re.search(r"\(\S*test_passed_parts\.py:\d+\)", text), text
+    assert "log has the details" not in text
+    assert [record for record in caplog.records if record.name.startswith("fanin.server")] == []
+    assert logging.getLogger("fanin.server").level == logging.NOTSET
+
+
+def test_an_error_outside_of_a_simulation_names_no_path() -> None:
+    with pytest.raises(InvalidPlan) as error, blamed("stage x", "correct the stage"):
+        Twice().apply({}, {}, None)  # type: ignore[arg-type]  # it raises
+    assert ".py" not in str(error.value)
 
 
 def test_verify_says_what_it_needs_of_a_record_with_a_passed_object(tmp_path: Path) -> None:

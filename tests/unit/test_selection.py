@@ -179,7 +179,7 @@ def test_an_unknown_policy_is_refused_with_the_nearest_name() -> None:
 
 @pytest.mark.parametrize(("policy", "kind"), [(Participation, "the class Participation"), ("uniform", "str")])
 def test_a_policy_that_is_no_function_is_refused(policy: object, kind: str) -> None:
-    text = f"plan: cohort.selection: 'own': got {kind}, expected a function; correct that package"
+    text = f"plan: cohort.selection: 'own': got {kind}, expected a function; correct it"
     with raises(InvalidPlan, text):
         policy_of(with_policy("own"), {"own": policy})  # type: ignore[dict-item]
 

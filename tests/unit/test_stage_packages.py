@@ -97,5 +97,5 @@ def _packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_stage_of_a_package_is_named(name: str, text: str) -> None:
     assert list(stages_of([m.StageSpec(name="right")])) == ["right"]
     subject = repr(name) if text.startswith(" ") else f"{name}: "
-    with raises(InvalidPlan, f"plan: stages: {subject}{text}; correct that package"):
+    with raises(InvalidPlan, f"plan: stages: {subject}{text}; correct it"):
         stages_of([m.StageSpec(name=name)])

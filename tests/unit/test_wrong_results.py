@@ -121,7 +121,7 @@ def test_a_wrong_result_of_a_rule_names_its_method(rule: Any, text: str) -> None
 
 @pytest.mark.parametrize("num_passes", ["1", 0, -1, True, 1.0, None])
 def test_a_number_of_passes_is_an_integer_of_at_least_1(num_passes: object) -> None:
-    text = f"num_passes: got {num_passes!r}, expected an integer of at least 1; correct that package"
+    text = f"num_passes: got {num_passes!r}, expected an integer of at least 1; correct it"
     with raises(AssertionError, f"rule: {text}"):
         check_rule(mine(Mean, num_passes=num_passes))
     with raises(InvalidPlan, f"rule Mine: {text}"):
@@ -132,7 +132,7 @@ def test_a_number_of_passes_is_an_integer_of_at_least_1(num_passes: object) -> N
     ("rule", "kind"), [(Mean, "the class Mean"), (None, "NoneType"), (mine(object, begin=None), "Mine")]
 )
 def test_an_object_of_neither_kind_of_rule_is_refused(rule: Any, kind: str) -> None:
-    expected = "expected an object with the members of Rule or ColumnRule; correct that package"
+    expected = "expected an object with the members of Rule or ColumnRule; correct it"
     with raises(AssertionError, f"rule: got {kind}, {expected}"):
         check_rule(rule)
 
@@ -224,7 +224,7 @@ def test_a_wrong_result_of_an_optimizer_names_its_method(optimizer: Any, text: s
 
 @pytest.mark.parametrize("names", ["m", None, ("m", "m"), (1,), ("a b",)])
 def test_the_tensors_of_an_optimizer_are_different_names(names: object) -> None:
-    text = f"outer optimizer: tensors: got {names!r}, expected a tuple of different names; correct that package"
+    text = f"outer optimizer: tensors: got {names!r}, expected a tuple of different names; correct it"
     with raises(AssertionError, text):
         check_optimizer(mine(Momentum, tensors=names))
 
@@ -233,6 +233,6 @@ def test_the_tensors_of_an_optimizer_are_different_names(names: object) -> None:
     ("optimizer", "kind"), [(Momentum, "the class Momentum"), (None, "NoneType"), (mine(object, begin=None), "Mine")]
 )
 def test_an_object_that_is_no_optimizer_is_refused(optimizer: Any, kind: str) -> None:
-    expected = "expected an object with the members of OuterOptimizer; correct that package"
+    expected = "expected an object with the members of OuterOptimizer; correct it"
     with raises(AssertionError, f"outer optimizer: got {kind}, {expected}"):
         check_optimizer(optimizer)

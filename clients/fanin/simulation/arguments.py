@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from fanin.clients.data.examples import Examples, NamedArrays, Y, check_examples
 from fanin.clients.planfile import Override, parse_plan
-from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices
+from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices, named_devices
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.metrics.metric import INT8, metrics_of
 from fanin.edge.runtimes.evaluations import OF_VALIDATION
@@ -101,11 +101,11 @@ def plan_of(name: str, num_clients: int, limits: Mapping[str, int | None], setti
 
 
 def check_devices(plan: Plan, num_clients: int) -> None:
-    """Raise InvalidPlan if the stage scaffold declares another number of devices than the simulation has."""
+    """Raise InvalidPlan if a stage declares another number of devices than the simulation has."""
     declared = declared_devices(plan.stages)
     if declared not in (None, num_clients):
         raise InvalidPlan(
-            f"simulate: plan: stages: scaffold: got {NUM_DEVICES} {declared} and {num_clients} clients, expected "
+            f"simulate: plan: stages: {named_devices(plan.stages)}: got {NUM_DEVICES} {declared} and {num_clients} clients, expected "
             f"{NUM_DEVICES} {num_clients}: it counts all clients",
             code="FN-1178",
         )

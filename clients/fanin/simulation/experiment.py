@@ -41,7 +41,7 @@ from fanin.simulation.engines.choice import Chosen, Workload, choose
 from fanin.simulation.engines.exporting import check_no_int8, choose_vmap
 from fanin.simulation.engines.vectorized import VectorTrainings
 from fanin.simulation.flower import FlowerSubject, FlowerTrainings
-from fanin.simulation.host import exits_at_sigterm
+from fanin.simulation.host import exits_at_sigterm, quiet_coordinator
 from fanin.simulation.preparation import ModuleSubject, Preparation, prepare, subject_for
 from fanin.simulation.result import (
     BestVersion,
@@ -134,6 +134,7 @@ def _all_seeds(
     try:
         with (
             exits_at_sigterm(),
+            quiet_coordinator(quiet=settings.quiet),
             hold_record(settings.resume),
             closing(open_backend(settings.processes, settings.cluster)) as backend,
             tempfile.TemporaryDirectory(prefix="fanin-simulation-") as folder,
@@ -144,8 +145,7 @@ def _all_seeds(
             for note in (*first.notes, *notes):
                 prepared.progress.show(f"note: {note}")
             for each, plan in studies:
-                label = f"seed {each.seed}: " if len(studies) > 1 else ""
-                results.append(_simulated(prepared, plan, each, backend, label))
+                results.append(_simulated(prepared, plan, each, backend, f"seed {each.seed}: " * (len(studies) > 1)))
                 if not results[-1].is_complete:
                     break
     except (ClientFailed, RunStopped) as exc:

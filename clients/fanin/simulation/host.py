@@ -1,4 +1,4 @@
-"""The process of a simulation: its signals, and its garbage collector. Each context restores what it changes.
+"""The process of a simulation: its signals, its log, and its garbage collector. Each context restores what it changes.
 
 At SIGTERM, Python would end the process at once, and the temporary folders of a simulation would stay.
 
@@ -7,6 +7,7 @@ collector still traverses them after every 700 new ones, and again and again the
 """
 
 import gc
+import logging
 import signal
 import threading
 from collections.abc import Iterator
@@ -60,6 +61,22 @@ def exits_at_sigterm() -> Iterator[None]:
                 raise
     if received.is_set():
         raise SystemExit(STATUS_BASE + signal.SIGTERM)
+
+
+@contextmanager
+def quiet_coordinator(*, quiet: bool) -> Iterator[None]:
+    """Let the coordinator log nothing in this context. The libraries of an export make the root logger print errors.
+
+    What fails is in the event log, and in the error of the simulation with its line.
+    """
+    logger = logging.getLogger("fanin.server")
+    before = logger.level
+    if quiet:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from fanin.edge.bundles.arrays import ArrayLayout
 from fanin.edge.tensors import Array, Float32s, TensorTable
 from fanin.protos.errors import FaninError, InvalidInput
+from fanin.protos.plans.named import raised_text
 from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, SimulationEvent, cells
 from fanin.simulation.studies.baseline import BaselineRow
 from fanin.simulation.studies.boards import open_board, write_scalars
@@ -249,7 +250,7 @@ class ClientFailed(FaninError):
 
 def text_of(error: Exception) -> str:
     """Return the text of an error that ends a simulation: of an evaluation, or of a function of the settings."""
-    return str(error) if isinstance(error, FaninError) else f"simulate: {type(error).__name__}: {error}"
+    return str(error) if isinstance(error, FaninError) else f"simulate: {raised_text(error)}"
 
 
 def code_of(error: BaseException | None) -> str:

@@ -26,6 +26,7 @@ from fanin.server.aggregation.parameters import load_version
 from fanin.server.aggregation.rules import StrategySource
 from fanin.server.aggregation.statistics import evaluation_of, reported_examples, with_examples
 from fanin.server.evaluation.metrics import VersionMetrics
+from fanin.server.rounds.troubles import SEE_LOG
 from fanin.server.runs.data import DataSource
 from fanin.server.selection.policies import SelectionPolicy
 from fanin.server.storage.protocols.files import BlobReader
@@ -289,7 +290,9 @@ class SimulatedRun:
                 case RunRested() if event.state is not RunState.FINISHED:
                     failures = rows.failures
                     first = f"; first of {len(failures)} failures: {failures[0]}" if failures else ""
-                    return f"the run is {event.state.name.lower()}: {event.reason}{first}"
+                    # A simulation shows no log of its coordinator. The reason has the line of an error.
+                    reason = event.reason.removesuffix(f"; {SEE_LOG}")
+                    return f"the run is {event.state.name.lower()}: {reason}{first}"
         return ""
 
     def _add_evaluation(self, rows: RowLists, following: RoundRow) -> None:

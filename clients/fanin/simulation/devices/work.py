@@ -37,7 +37,9 @@ class ClientWork:
         epochs: Most epochs of each client in a Round, above 0; None: those of the Plan.
         steps: Most steps of each client in a Round, at least 1; None: those of the epochs.
         stragglers: Share of all clients that do a random number of epochs, from 1 to those that they would do.
-        drop: Whether stragglers give up, instead of sending their partial work.
+        drop: Whether stragglers give up, instead of sending their partial work. The Round replaces them by other
+            clients. To aggregate fewer Updates, as FedAvg does in the paper, set ``cohort.buffer`` of the Plan to the
+            number of clients that are left.
 
     Raises:
         InvalidInput: A value is out of its range.

@@ -66,14 +66,12 @@ def guarded_codec(codec: AnyCodec, where: str) -> Codec:
     Raises:
         InvalidPlan: This is no codec, or its values have another number of bits than 4, 8, 16 or 32.
     """
-    with blamed(where, "correct that package"):
+    with blamed(where, "correct it"):
         if isinstance(codec, type) or not isinstance(codec, Codec):
             raise wrong_object(where, codec, "an object with the members of Codec")
         bits: object = codec.bits
         if isinstance(bits, bool) or bits not in BITS:
-            raise InvalidPlan(
-                f"{where}: bits: got {shown(bits)}, expected 4, 8, 16 or 32; correct that package", code="FN-0214"
-            )
+            raise InvalidPlan(f"{where}: bits: got {shown(bits)}, expected 4, 8, 16 or 32; correct it", code="FN-0214")
         return _CheckedCodec(codec)
 
 

@@ -48,6 +48,11 @@ def declared_devices(stages: Iterable[StageSpec]) -> int | None:
     return next((int(options[NUM_DEVICES]) for options in given), None)
 
 
+def named_devices(stages: Iterable[StageSpec]) -> str:
+    """Return the name of the stage that ``declared_devices`` reads; empty without one."""
+    return next((stage.name for stage in stages if stage.name in WITH_DEVICES), "")
+
+
 class Scaffold:
     """The stage ``scaffold``.
 

@@ -139,7 +139,7 @@ def check_members(stage: object, where: str) -> None:
         groups: object = stage.groups
         if not isinstance(groups, tuple | list) or not all(isinstance(each, Group) for each in groups):
             raise InvalidPlan(
-                f"{where}: groups: got {shown(groups)}, expected a tuple of Group; correct that package", code="FN-0214"
+                f"{where}: groups: got {shown(groups)}, expected a tuple of Group; correct it", code="FN-0214"
             )
 
 
@@ -162,7 +162,7 @@ def inputs_of(stages: Mapping[str, Stage]) -> Mapping[str, str]:
     for name, stage in stages.items():
         if not isinstance(stage, GroupStage):
             continue
-        with blamed(f"plan: stages: {name!r}: prepare", "correct that package"):
+        with blamed(f"plan: stages: {name!r}: prepare", "correct it"):
             inputs: object = stage.prepare(read_only(dict.fromkeys(stage.tensors, zeros)), downlink)
             check_mapping(name, "returned", inputs, "a mapping of the inputs of the train graph")
         owners |= dict.fromkeys(inputs if isinstance(inputs, Mapping) else (), name)

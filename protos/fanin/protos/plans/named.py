@@ -22,6 +22,7 @@ from dataclasses import MISSING, dataclass, field
 from difflib import get_close_matches
 from inspect import Parameter, Signature
 from itertools import islice
+from traceback import walk_tb
 from types import MappingProxyType, NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Final, Generic, TypeVar, cast, get_args
 
@@ -43,7 +44,9 @@ PREFIX: Final = "passed."
 Factory = Callable[..., object]
 PassedParts = Mapping[tuple[str, str], Factory]
 """The factory of each part by the entry point group and the name that an installed one would have."""
-_PARTS: Final[ContextVar[PassedParts]] = ContextVar("parts", default=MappingProxyType({}))
+_PARTS: Final[ContextVar[PassedParts | None]] = ContextVar("parts", default=None)
+"""The parts that are passed here; None outside of a simulation."""
+OURS: Final = "fanin"
 
 
 def named(key: str, name: str, ours: Mapping[str, T], group: str) -> T:
@@ -133,8 +136,8 @@ def created(
         return part()
     where = f"plan: {choice.key}: {choice.name!r}"
     if not callable(factory):
-        raise InvalidPlan(f"{where} is no function; correct that package", code="FN-0214")
-    with blamed(where, "correct that package"):
+        raise InvalidPlan(f"{where} is no function; correct it", code="FN-0214")
+    with blamed(where, "correct it"):
         return part() if checked is None else checked(part(), where)
 
 
@@ -154,7 +157,30 @@ def blamed(what: str, advice: str) -> Iterator[None]:
         if type(exc) is InvalidPlan:
             raise
         code = exc.code if isinstance(exc, FaninError) else "FN-0213"
-        raise InvalidPlan(f"{what} raised {foreign_text(exc)}; {advice}", code=code) from exc
+        raise InvalidPlan(f"{what} raised {raised_text(exc)}; {advice}", code=code) from exc
+
+
+def is_simulated() -> bool:
+    """Return whether this is a simulation, whose errors nobody but its caller reads."""
+    return _PARTS.get() is not None
+
+
+def raised_text(error: Exception) -> str:
+    """Return kind and text of an exception of another package, in a simulation also its line in that code.
+
+    A coordinator and a device do not name the line: their peers would read the paths of their machine.
+    """
+    if not is_simulated():
+        return foreign_text(error)
+    frames = [(frame.f_globals.get("__name__", ""), frame, line) for frame, line in walk_tb(error.__traceback__)]
+    roots = [name.partition(".")[0] for name, _, _ in frames]
+    # The first package that is not fanin has the part. What it calls, such as numpy, may raise the error.
+    part = next((root for root in roots if root != OURS), OURS)
+    places = [(frame, line) for root, (_, frame, line) in zip(roots, frames, strict=True) if root == part]
+    if not places:
+        return foreign_text(error)
+    frame, line = places[-1]
+    return f"{foreign_text(error)} ({frame.f_code.co_filename}:{line})"
 
 
 def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:
@@ -166,7 +192,7 @@ def wrong_object(where: str, part: object, expected: str) -> InvalidPlan:
         expected: The expected object.
     """
     kind = f"the class {part.__name__}" if isinstance(part, type) else type(part).__name__
-    return InvalidPlan(f"{where}: got {kind}, expected {expected}; correct that package", code="FN-0214")
+    return InvalidPlan(f"{where}: got {kind}, expected {expected}; correct it", code="FN-0214")
 
 
 def check_names(where: str, names: object) -> None:
@@ -174,7 +200,7 @@ def check_names(where: str, names: object) -> None:
     are_names = isinstance(names, tuple | list) and all(isinstance(name, str) and is_name(name) for name in names)
     if not isinstance(names, tuple | list) or not are_names or len(set(names)) < len(names):
         raise InvalidPlan(
-            f"{where}: got {shown(names)}, expected a tuple of different names; correct that package", code="FN-0214"
+            f"{where}: got {shown(names)}, expected a tuple of different names; correct it", code="FN-0214"
         )
 
 
@@ -302,12 +328,12 @@ def passing(parts: PassedParts) -> Iterator[None]:
 
 def passed_names(group: str) -> tuple[str, ...]:
     """Return the names of the parts of a group that are passed here."""
-    return tuple(name for each, name in _PARTS.get() if each == group)
+    return tuple(name for each, name in _PARTS.get() or () if each == group)
 
 
 def passed_factory(group: str, name: str) -> Factory | None:
     """Return the factory of a passed part; None if none has the name."""
-    return _PARTS.get().get((group, name))
+    return (_PARTS.get() or {}).get((group, name))
 
 
 def missing_text(group: str, name: str) -> str:

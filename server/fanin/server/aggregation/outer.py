@@ -322,7 +322,7 @@ def check_members(optimizer: object, where: str) -> None:
     Raises:
         InvalidPlan: This is no object with the members of an optimizer, or ``tensors`` is no tuple of different names.
     """
-    with blamed(where, "correct that package"):
+    with blamed(where, "correct it"):
         if isinstance(optimizer, type) or not isinstance(optimizer, OuterOptimizer):
             raise wrong_object(where, optimizer, "an object with the members of OuterOptimizer")
         check_names(f"{where}: tensors", optimizer.tensors)

@@ -346,7 +346,7 @@ def check_members(rule: object, where: str) -> None:
     Raises:
         InvalidPlan: This is no object with the members of a rule, or its ``num_passes`` is wrong.
     """
-    with blamed(where, "correct that package"):
+    with blamed(where, "correct it"):
         if isinstance(rule, type) or not isinstance(rule, ColumnRule | Rule):
             raise wrong_object(where, rule, "an object with the members of Rule or ColumnRule")
         if isinstance(rule, ColumnRule):
@@ -358,7 +358,7 @@ def check_passes(rule: ColumnRule, where: str) -> None:
     num_passes: object = rule.num_passes
     if not isinstance(num_passes, int) or isinstance(num_passes, bool) or num_passes < 1:
         raise InvalidPlan(
-            f"{where}: num_passes: got {shown(num_passes)}, expected an integer of at least 1; correct that package",
+            f"{where}: num_passes: got {shown(num_passes)}, expected an integer of at least 1; correct it",
             code="FN-0214",
         )
 

@@ -13,6 +13,7 @@ from fanin.edge.files import DISK_PROBLEMS, disk_problem
 from fanin.edge.scopes import about_run
 from fanin.protos.errors import FaninError, StorageFull, StorageUnavailable, Unavailable, public
 from fanin.protos.messages import RunWarned
+from fanin.protos.plans.named import is_simulated, raised_text
 from fanin.server.protocols import events as e
 
 RETRY_S: Final = (0.5, 1.0, 2.0, 5.0, 10.0, 10.0, 10.0, 10.0, 20.0, 60.0)
@@ -129,7 +130,8 @@ def reason_of(error: Exception) -> str:
         case OSError(errno=number) if number in DISK_PROBLEMS:
             return f"on the coordinator's machine, {disk_problem(error)}"
         case _:
-            return f"unexpected error ({type(error).__name__}); {SEE_LOG}"
+            kind = raised_text(error) if is_simulated() else type(error).__name__
+            return f"unexpected error ({kind}); {SEE_LOG}"
 
 
 def cannot_write(error: StorageFull | StorageUnavailable) -> str:

@@ -17,7 +17,7 @@ from fanin.edge.bundles.bundle import MAX_MANIFEST_BYTES, Bundle, SignedManifest
 from fanin.edge.bundles.manifest import OptimizerSetting
 from fanin.edge.bundles.versions import check_delegation, check_version
 from fanin.edge.codecs.methods.fednova import FEDNOVA
-from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES, declared_devices
+from fanin.edge.codecs.scaffold import CONTROL, NUM_DEVICES, declared_devices, named_devices
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import EVALUATE_ONLY, inputs_of
 from fanin.edge.runtimes.graphs import PROXIMAL_WEIGHT, control_ports, optimizer_table
@@ -376,11 +376,11 @@ def _check_control(what: str, stages: Mapping[str, Stage], *, has_control: bool)
 
 
 def _check_num_devices(what: str, plan: Plan) -> None:
-    """Raise InvalidPlan if SCAFFOLD's number of devices is below a Round's concurrency: its step would overshoot."""
+    """Raise InvalidPlan if the number of all devices is below a Round's concurrency: a step would overshoot."""
     concurrency, declared = plan.cohort.concurrency, declared_devices(plan.stages)
     if declared is not None and declared < concurrency:
         raise InvalidPlan(
-            f"{what}: got scaffold {NUM_DEVICES} {declared} and cohort.concurrency {concurrency}, expected at least "
+            f"{what}: got {named_devices(plan.stages)} {NUM_DEVICES} {declared} and cohort.concurrency {concurrency}, expected at least "
             f"{concurrency}: {NUM_DEVICES} counts all devices of the Run",
             code="FN-0268",
         )

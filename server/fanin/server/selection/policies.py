@@ -17,10 +17,9 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from fanin.protos.errors import foreign_text
 from fanin.protos.messages import Capabilities
 from fanin.protos.plans import Plan
-from fanin.protos.plans.named import blamed, checked_options, named, wrong_object
+from fanin.protos.plans.named import blamed, checked_options, named, raised_text, wrong_object
 
 GROUP: Final = "fanin.selection_policies"
 """The entry point group of policies in other distributions. An entry is a ``SelectionPolicy``."""
@@ -96,7 +95,7 @@ def policy_of(plan: Plan, policies: Mapping[str, SelectionPolicy] = POLICIES) ->
     where = f"plan: cohort.selection: {name!r}"
     if isinstance(policy, type) or not callable(policy):
         raise wrong_object(where, policy, "a function")
-    with blamed(where, "correct that package"):
+    with blamed(where, "correct it"):
         options = checked_options(
             "plan: cohort.selection_options", policy, plan.cohort.selection_options, NUM_ARGUMENTS
         )
@@ -116,7 +115,7 @@ def select(
         result: object = policy(tuple(waiting), num_places, round_number, rng)
         chosen = tuple(islice(result, num_places + 1)) if isinstance(result, Iterable) else None
     except Exception as exc:  # Any error: the policy may come from another package.
-        raise BrokenPolicy(f"raised {foreign_text(exc)}, expected a sequence of waiting devices") from exc
+        raise BrokenPolicy(f"raised {raised_text(exc)}, expected a sequence of waiting devices") from exc
     if chosen is None:
         raise BrokenPolicy(f"got {type(result).__name__}, expected a sequence of waiting devices")
     if len(chosen) > num_places:

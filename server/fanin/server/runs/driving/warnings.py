@@ -3,7 +3,7 @@
     examples_capped     ``aggregation.max_examples`` cut the weight of an Update
     statistic_cut       the sum of a device is the bound of the statistic, so it may have been cut to it
     shared_partition    two devices report the same partition, so its examples count twice
-    scaffold_devices    ``num_devices`` of the stage scaffold is not the number of devices that take part
+    scaffold_devices    ``num_devices`` of scaffold or feddyn is not the number of devices that take part
     strategy_state      the state of the Flower strategy cannot be saved, so the Run cannot resume after a restart
     ranges_kept         a Version kept the ranges of the one before, because they could not be measured on the data set
 
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices
+from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices, named_devices
 from fanin.protos.messages import RunWarned
 from fanin.protos.plans import Plan
 from fanin.protos.texts import counted
@@ -58,8 +58,8 @@ class UpdateWarnings:
         compared = "more" if num_devices > declared else "far fewer"
         text = (
             f"{counted(num_devices, 'device')} took part, {compared} than {NUM_DEVICES} = {declared} of the stage "
-            f"scaffold, whose control variates assume that number; set {NUM_DEVICES} to the number of all devices "
-            "of the run"
+            f"{named_devices(self._plan.stages)}, whose states assume that number; set {NUM_DEVICES} to the number of "
+            "all devices of the run"
         )
         is_known = ("scaffold_devices", compared) in self._recorded
         return () if is_known else (RunWarned(code="scaffold_devices", subject=compared, text=text),)
