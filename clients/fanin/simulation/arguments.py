@@ -105,8 +105,8 @@ def check_devices(plan: Plan, num_clients: int) -> None:
     declared = declared_devices(plan.stages)
     if declared not in (None, num_clients):
         raise InvalidPlan(
-            f"simulate: plan: stages: {named_devices(plan.stages)}: got {NUM_DEVICES} {declared} and {num_clients} clients, expected "
-            f"{NUM_DEVICES} {num_clients}: it counts all clients",
+            f"simulate: plan: stages: {named_devices(plan.stages)}: got {NUM_DEVICES} {declared} and {num_clients} "
+            f"clients, expected {NUM_DEVICES} {num_clients}: it counts all clients",
             code="FN-1178",
         )
 

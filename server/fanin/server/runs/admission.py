@@ -380,7 +380,7 @@ def _check_num_devices(what: str, plan: Plan) -> None:
     concurrency, declared = plan.cohort.concurrency, declared_devices(plan.stages)
     if declared is not None and declared < concurrency:
         raise InvalidPlan(
-            f"{what}: got {named_devices(plan.stages)} {NUM_DEVICES} {declared} and cohort.concurrency {concurrency}, expected at least "
-            f"{concurrency}: {NUM_DEVICES} counts all devices of the Run",
+            f"{what}: got {named_devices(plan.stages)} {NUM_DEVICES} {declared} and cohort.concurrency {concurrency}, "
+            f"expected at least {concurrency}: {NUM_DEVICES} counts all devices of the Run",
             code="FN-0268",
         )
