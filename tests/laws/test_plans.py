@@ -40,11 +40,9 @@ def toml_of(plan: Plan) -> str:
         values = {name: getattr(part, name) for name in type(part).__slots__}
         if part == PrivacyPlan():
             continue
-        if isinstance(part, PrivacyPlan):
-            # A default out of the range of a key, as that of the rate of coins, cannot be written.
-            for name in ("sampling_rate", "target_quantile", "bits_noise"):
-                if not values[name]:
-                    values.pop(name)
+        if isinstance(part, PrivacyPlan) and not part.sampling_rate:
+            # The default of the rate of coins is out of its range, so it cannot be written.
+            values.pop("sampling_rate")
         lines += [
             f"[{table}]",
             *(f"{name} = {setting_toml(value)}" for name, value in values.items() if value is not None),

@@ -120,20 +120,23 @@ def test_a_reader_holds_no_more_after_ten_thousand_events() -> None:
     asyncio.run(main())
 
 
-def test_reasons_are_counted_by_code_and_bounded() -> None:
+def test_reasons_are_counted_by_text_and_bounded() -> None:
     failures = Failures()
     assert (failures.counts(), failures.newest) == ((), "")
-    for text in ("a [FN-0001]", "no code", "b [FN-0001]"):
+    for text in ("a [FN-0001]", "no code", "b [FN-0001]", "a [FN-0001]"):
         failures.note(text)
     assert [(each.code, each.num_times, each.newest) for each in failures.counts()] == [
         ("", 1, "no code"),
-        ("FN-0001", 2, "b [FN-0001]"),
+        ("FN-0001", 1, "b [FN-0001]"),
+        ("FN-0001", 2, "a [FN-0001]"),
     ]
-    assert failures.newest == "b [FN-0001]"
+    assert failures.newest == "a [FN-0001]"
+    assert not any(each.is_mixed for each in failures.counts())
     for number in range(5_000):
         failures.note(f"{'x' * 1_000} [FN-{number:04d}]")
-    assert len(failures.counts()) <= m.MAX_FAILURE_CODES
-    assert sum(each.num_times for each in failures.counts()) == 5_003
+    assert len(failures.counts()) <= m.MAX_FAILURES
+    assert sum(each.num_times for each in failures.counts()) == 5_004
+    assert [each.num_times for each in failures.counts() if each.is_mixed] == [5_004 - 4 - 16]
     assert all(len(each.newest) <= 200 and each.newest[-9:-6] == "[FN" for each in failures.counts() if each.code)
 
 

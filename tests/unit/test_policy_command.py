@@ -20,7 +20,10 @@ def fanin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 def test_the_owner_sets_shows_and_removes_keys(fanin: Fanin, tmp_path: Path) -> None:
     state = ("--state", tmp_path / "device")
     outcome = fanin("policy", "set", *state, "protocol=secagg", "min_survivors=20", "clip_norm=1")
-    assert (outcome.status, outcome.err) == (0, "")
+    # A folder whose name is mistyped has no device.
+    assert outcome.status == 0 and f"note: no device has used {tmp_path / 'device'} yet" in outcome.err
+    (tmp_path / "device" / "device.key").touch()
+    assert fanin("policy", "set", *state, "protocol=secagg").err == ""
     assert outcome.out.startswith("floor  protocol secagg (owner), min_survivors 20 (owner), clip_norm 1 (owner)\n")
     assert "needs no restart" in outcome.out
     assert read_policy(tmp_path / "device") == PrivacyFloor(protocol="secagg", min_survivors=20, clip_norm=1.0)

@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
+from support.epochs import reclaim_of
 from support.private import NUM_ROUNDS, begin, private, rested, story
 from support.scrape import Scrape
 from support.virtual import Place
@@ -16,7 +17,15 @@ from fanin.commands.control.describe import description_text
 from fanin.commands.display.rounds import RoundLine
 from fanin.commands.privacy import population_row, population_text
 from fanin.edge.noise.loss import Loss
-from fanin.protos.messages import SpentPrivacy, VersionPublished
+from fanin.protos.messages import (
+    LostInterval,
+    Principal,
+    PrincipalKind,
+    RunInfo,
+    SpentPrivacy,
+    VersionPublished,
+)
+from fanin.protos.wire import from_proto, to_proto
 from fanin.server.access.limits import Limits
 from fanin.server.care.certificates import local_certificates, utc_now
 from fanin.server.care.forecast import DiskWatch
@@ -30,7 +39,9 @@ from fanin.server.storage.sqlite.ledger.rows import SqliteLedger
 from fanin.server.telemetry.exposition import Exposition, MetricSources
 from fanin.server.telemetry.instruments import Instruments
 from fanin.server.web import reads
+from fanin.server.web.overview import budget_row
 from fanin.server.web.rendering import environment
+from fanin.v1 import control_pb2
 
 NUM_ROWS = 10_000
 
@@ -52,6 +63,9 @@ def test_epsilon_is_shown_after_each_round(tmp_path: Path) -> None:
             for row in rows
         ]
         assert len(spent) == NUM_ROUNDS
+        # No device of a private Run reports a loss or counts, so they are unknown and not zero.
+        row = event_row(entries[0])
+        assert [row[name] for name in ("train_loss", "num_saturated", "num_rounded", "total_examples")] == [None] * 4
         assert "epsilon 0.9000 of 1.75 at delta 1e-06 (0.8500 left)" in event_text(entries[0].event)
         assert event_row(entries[0])["privacy"] == asdict(rows_spent(spent))
         line = RoundLine(version=entries[0].event, num_devices=4).text()
@@ -98,6 +112,37 @@ def test_epsilon_is_shown_after_each_round(tmp_path: Path) -> None:
         scrape = Scrape(data.decode())
         assert scrape.value("fanin_privacy_epsilon", population="phones") == rows[-1].epsilon
         assert scrape.value("fanin_privacy_budget_epsilon", population="phones") == 1.75
+        assert scrape.value("fanin_privacy_charge_due", population="phones") == 0
+
+    story(tmp_path, tell)
+
+
+def test_an_epsilon_with_a_charge_due_is_shown_as_a_lower_bound(tmp_path: Path) -> None:
+    """After a reclaim, somebody else with the key may have released what the ledger lacks."""
+
+    async def tell(place: Place) -> None:
+        await begin(place, tmp_path, private(max_rounds=1))
+        await rested(place)
+        assert "charge due" not in await shown(place)
+        await place.runs.reclaim(await reclaim_of(place.runs, (await place.runs.view("run")).newest))
+        texts = await shown(place)
+        assert "epsilon at least 0.9000 of 1.8 at delta 1e-06 (charge due)" in texts
+        assert "at least epsilon 0.9000 at delta 1e-06 (charge due)" in texts
+        assert "epsilon at least 0.9000 of 1.8 at delta 1e-06; charge due for run" in texts
+        info = await place.runs.info("run")
+        assert info.privacy is not None and info.privacy.is_charge_due
+        assert from_proto(RunInfo, to_proto(info, control_pb2.RunInfo)) == info
+        assert run_row(info)["privacy"] == asdict(info.privacy)
+        lost = LostInterval(population="phones", rounds=0, after=1)
+        population = await place.runs.populations.charge(lost, Principal(kind=PrincipalKind.ADMIN, id="0123456789ab"))
+        assert population_row(population)["is_charge_due"] is False
+        assert "charge due" not in await shown(place)
+
+    async def shown(place: Place) -> str:
+        description = await place.runs.describe("run", 1)
+        (population,) = (await place.runs.populations.page("")).populations
+        name, text = budget_row(population)
+        return "\n".join([description_text(description), population_text(population), f"{name} {text}"])
 
     story(tmp_path, tell)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from support.private import NUM_ROUNDS, begin, num_rows, private, rested, story
 from support.staleness import devices, hang_up, settle
-from support.virtual import Place, open_place
+from support.virtual import PUBLISHER, Place, open_place
 
+from fanin.edge.bundles.versions import sign_version
 from fanin.protos import messages as m
 from fanin.protos.errors import Conflict, Corrupted, RuntimeMissing
 from fanin.protos.messages import Adopt, Command, Prune, Resume, RunState
@@ -53,6 +54,20 @@ def test_more_rounds_and_a_rollback_do_not_pass_the_budget(tmp_path: Path) -> No
         with pytest.raises(Conflict) as excinfo:
             await place.runs.command(Command(command_id="more", run_id="run", what=Resume(rounds=9)))
         assert excinfo.value.code == "FN-1660"
+        # Nor do more Rounds of a rollback, of another Run's Version or of one from outside. Each leaves no trace.
+        newest = await place.state.stores.runs.newest_version("run")
+        for index, adopt in enumerate((Adopt(number=1, rounds=5), Adopt(from_run_id="run", number=2, rounds=1))):
+            with pytest.raises(Conflict) as excinfo:
+                await place.runs.command(Command(command_id=f"more-{index}", run_id="run", what=adopt))
+            assert excinfo.value.code == "FN-1660"
+        bundle, parameters = newest.bundle_sha256, newest.parameters
+        outside = sign_version(PUBLISHER, parent=newest, run_id="run", bundle_sha256=bundle, parameters=parameters)
+        with pytest.raises(Conflict) as excinfo:
+            await place.runs.publish_version(outside, 4)
+        assert excinfo.value.code == "FN-1660"
+        assert await place.state.stores.runs.newest_version("run") == newest
+        # A Version without Rounds releases nothing.
+        await place.runs.command(Command(command_id="rest", run_id="run", what=Adopt(number=1)))
         events = place.state.runs.events("run")
         assert not any(isinstance(entry.event, m.RunResumed) for entry in events)
         info = await place.runs.info("run")

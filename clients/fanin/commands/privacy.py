@@ -25,7 +25,7 @@ from fanin.commands.console.terminal import (
 from fanin.commands.console.usage import WrongUsage, wrong_usage
 from fanin.commands.control.private import UNIT
 from fanin.protos.messages import LedgerRow, LostInterval, PrivacyPopulation
-from fanin.protos.texts import counted, epsilon_text, listed
+from fanin.protos.texts import CHARGE_DUE, counted, epsilon_text, listed
 from fanin.server.privacy.planning import (
     MECHANISMS,
     RELEASED,
@@ -176,6 +176,7 @@ def population_row(population: PrivacyPopulation) -> dict[str, object]:
         "epsilon_delta": population.delta if newest is None else newest.delta,
         "num_rows": 0 if newest is None else newest.number,
         "relation": population.relation,
+        "is_charge_due": bool(population.uncharged),
         "uncharged_runs": list(population.uncharged),
     }
 
@@ -183,7 +184,9 @@ def population_row(population: PrivacyPopulation) -> dict[str, object]:
 def population_text(population: PrivacyPopulation) -> str:
     """Return a population with what its Runs have spent as text."""
     newest = population.newest
+    due = population.uncharged
     spent = "nothing" if newest is None else f"epsilon {epsilon_text(newest.epsilon)} at delta {newest.delta:g}"
+    spent = f"at least {spent} ({CHARGE_DUE})" if due else spent
     lines = [
         f"population {population.name} of at least {counted(population.size, 'device')}",
         f"  budget  epsilon {population.epsilon:g} at delta {population.delta:g}, from run {population.run_id}",
@@ -205,7 +208,7 @@ def _populations_table(populations: Sequence[PrivacyPopulation]) -> Table:
         newest = each.newest
         table.add_row(
             each.name,
-            "0" if newest is None else epsilon_text(newest.epsilon),
+            ("at least " if each.uncharged else "") + ("0" if newest is None else epsilon_text(newest.epsilon)),
             f"{each.epsilon:g}",
             f"{each.delta:g}",
             f"{each.size:,}",

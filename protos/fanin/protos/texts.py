@@ -49,6 +49,10 @@ def lasted(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < DAYS_FROM_S else f"{seconds / 86400:.1f} d"
 
 
+CHARGE_DUE: Final = "charge due"
+"""What is shown beside an epsilon that is a lower bound, because the ledger of its population may lack releases."""
+
+
 def epsilon_text(epsilon: float, digits: int = 4) -> str:
     """Return an epsilon with so many digits after the point, rounded up: it is an upper bound."""
     return f"{math.ceil(epsilon * 10**digits) / 10**digits:.{digits}f}"

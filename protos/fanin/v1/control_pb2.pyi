@@ -704,6 +704,7 @@ class SpentPrivacy(_message.Message):
     DELTA_FIELD_NUMBER: _builtins.int
     BUDGET_FIELD_NUMBER: _builtins.int
     CLIP_NORM_FIELD_NUMBER: _builtins.int
+    IS_CHARGE_DUE_FIELD_NUMBER: _builtins.int
     population: _builtins.str
     epsilon: _builtins.float
     delta: _builtins.float
@@ -713,6 +714,8 @@ class SpentPrivacy(_message.Message):
     """The largest L2 norm of a device's change in the Round that published the newest Version, or in the first Round; 0: that
     Version is of no Round.
     """
+    is_charge_due: _builtins.bool
+    """Whether the ledger may lack releases that are not charged: epsilon is a lower bound until an administrator charges them."""
     def __init__(
         self,
         *,
@@ -721,10 +724,11 @@ class SpentPrivacy(_message.Message):
         delta: _builtins.float = ...,
         budget: _builtins.float = ...,
         clip_norm: _builtins.float = ...,
+        is_charge_due: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "population", b"population"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "clip_norm", b"clip_norm", "delta", b"delta", "epsilon", b"epsilon", "is_charge_due", b"is_charge_due", "population", b"population"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1140,22 +1144,26 @@ class FailureCount(_message.Message):
     CODE_FIELD_NUMBER: _builtins.int
     NUM_TIMES_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
+    IS_MIXED_FIELD_NUMBER: _builtins.int
     code: _builtins.str
-    """The code, such as FN-0843. Empty: reasons without one, and those beyond 20 codes."""
+    """The code, such as FN-0843. Empty: reasons without one, and those beyond 20 texts."""
     num_times: _builtins.int
     """How often it was the reason."""
     newest: _builtins.str
-    """The newest text, with its code."""
+    """The text, with its code; of several texts the newest one."""
+    is_mixed: _builtins.bool
+    """Whether other texts are counted with it, because there are more than 20."""
     def __init__(
         self,
         *,
         code: _builtins.str = ...,
         num_times: _builtins.int = ...,
         newest: _builtins.str = ...,
+        is_mixed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "newest", b"newest", "num_times", b"num_times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "is_mixed", b"is_mixed", "newest", b"newest", "num_times", b"num_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

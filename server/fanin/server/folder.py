@@ -4,6 +4,7 @@ fanin.db        the database
 spool/          uploads under way
 updates/        committed payloads
 blobs/          Chunks of Bundles and Versions
+fanin.place.0   with fanin.place.1: whether fanin.db is the newest one of this folder (``storage.sqlite.ledger.places``)
 release         the fanin that opened it last
 tls/            the local certificate authority (``access.authority``)
 tokens/         the first tokens, for the user who started the coordinator (``administration.token_files``)
@@ -140,9 +141,9 @@ def open_state(
     engine = open_engine(folder / "fanin.db", durability)
     for name in mark_copied(engine, wall()):
         LOG.warning(
-            "%s: is a copy of the folder that had the privacy ledger of the population %s; its runs wait until an "
-            "administrator charges what the other one released since: fanin privacy charge %s --rounds N, with 0 if "
-            "the folder was moved",
+            "%s: may lack rows of the privacy ledger of the population %s: the folder is a copy, files of it were put "
+            "back, or the owner or the permissions of its fanin.place files were changed; its runs wait until "
+            "an administrator charges what it lacks: fanin privacy charge %s --rounds N, with 0 if it lacks nothing",
             *(folder, name, name),
         )
     write_file(folder / RELEASE_FILE, f"{__version__}\n".encode())

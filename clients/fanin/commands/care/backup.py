@@ -116,7 +116,9 @@ def _restored_text(state: Path, restored: Restored) -> str:
         target = restored.waiting[0] if len(restored.waiting) == 1 else "--all"
         lines.append(f"    fanin reclaim {target} --key publisher.key --state {state}")
         if restored.uncharged:
-            lines.append("  an administrator charges what private runs released after the backup, N rounds or fewer:")
+            lines.append(
+                "  an administrator charges what private runs released after the backup, at least N rounds of each run:"
+            )
         lines += [f"    fanin privacy charge {name} --rounds N --state {state}" for name in restored.uncharged]
         lines.append(f"  then: fanin resume RUN --state {state}")
     return "\n".join(lines) + "\n"

@@ -36,7 +36,7 @@ from fanin.protos.messages import (
     VersionPublished,
 )
 from fanin.protos.plans.entries import BASE64
-from fanin.protos.texts import counted, epsilon_text
+from fanin.protos.texts import CHARGE_DUE, counted, epsilon_text
 
 WIDE_POINTS: Final = 5.0
 """Points of accuracy that int8 loses above which the text carries a warning; well-trained models lose less than 1."""
@@ -92,7 +92,9 @@ def privacy_text(spent: SpentPrivacy) -> str:
     """Return what a population has spent as text."""
     left = max(spent.budget - float(epsilon_text(spent.epsilon)), 0.0)
     norm = f", clip norm {spent.clip_norm:.6g}" if spent.clip_norm else ""
-    return f"epsilon {epsilon_text(spent.epsilon)} of {spent.budget:g} at delta {spent.delta:g} ({left:.4f} left){norm}"
+    least, rest = ("at least ", CHARGE_DUE) if spent.is_charge_due else ("", f"{left:.4f} left")
+    epsilon = f"epsilon {least}{epsilon_text(spent.epsilon)}"
+    return f"{epsilon} of {spent.budget:g} at delta {spent.delta:g} ({rest}){norm}"
 
 
 def evaluation_row(evaluation: VersionEvaluation) -> dict[str, object]:
@@ -146,12 +148,21 @@ def event_row(entry: LoggedEvent) -> dict[str, object]:
     """Return the JSON row of an event."""
     names = [field.name for field in fields(entry.event)]
     facts = {JSON_KEYS.get(name, name): _plain(getattr(entry.event, name)) for name in names}
+    if isinstance(entry.event, VersionPublished):
+        facts |= dict.fromkeys(_unknown(entry.event))
     return {
         "sequence": entry.sequence,
         "time_s": entry.time,
         "event": type(entry.event).__name__,
         **facts,
     }
+
+
+def _unknown(event: VersionPublished) -> tuple[str, ...]:
+    """Return the numbers of an event that no device reported. Under differential privacy none reports counts."""
+    loss = () if event.train_loss_examples else ("train_loss",)
+    counts = ("num_saturated", "num_rounded", "total_examples") if event.privacy is not None else ()
+    return (*loss, *counts)
 
 
 def _plain(value: object) -> object:

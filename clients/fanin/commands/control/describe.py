@@ -30,6 +30,7 @@ from fanin.protos.messages import (
     MAX_DESCRIBED_ROUNDS,
     Coverage,
     DiskReport,
+    FailureCount,
     RoundInfo,
     RunDescription,
     TrainingProgress,
@@ -164,7 +165,7 @@ def description_text(description: RunDescription) -> str:
         lines.append(f"  gave up   {live.num_gave_up} in this round")
     if live.num_refused:
         lines.append(f"  refused   {live.num_refused} in this round")
-    lines += [f"  reason    {each.num_times} x {each.newest!r}" for each in reversed(live.failures)]
+    lines += [_reason_line(each) for each in reversed(live.failures)]
     lines += [f"  warning   {warning.text}" for warning in description.warnings]
     if description.saturated.num_devices:
         lines.append(f"  saturated in version {info.version}: {saturated_text(description.saturated)}")
@@ -187,6 +188,11 @@ def disk_text(disk: DiskReport) -> str:
         return text
     left = "" if disk.days_left is None else f", full in {disk.days_left:,.0f} days"
     return f"{text}, {disk.bytes_per_day / 1e6:+,.1f} MB a day{left}"
+
+
+def _reason_line(count: FailureCount) -> str:
+    what = f"several reasons, the last: {count.newest!r}" if count.is_mixed else repr(count.newest)
+    return f"  reason    {count.num_times} x {what}"
 
 
 def _round_line(info: RoundInfo) -> str:

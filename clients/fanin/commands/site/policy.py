@@ -55,6 +55,11 @@ def _set(folder: Path, words: Sequence[str]) -> None:
     with wrong_usage():
         floor = parse_floor({name: value for name, value in row.items() if value != ""}, SECTION)
     write_policy(folder, floor)
+    if not (folder / "device.key").exists():
+        sys.stderr.write(
+            f"note: no device has used {folder} yet (it has no device.key): the floor holds for a device that starts "
+            f"with fanin join --state {folder}, and for no other folder\n"
+        )
 
 
 def _change(word: str) -> tuple[str, object]:

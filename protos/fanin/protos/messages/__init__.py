@@ -146,7 +146,7 @@ from fanin.protos.messages.reports import (
 )
 from fanin.protos.messages.runs import (
     MAX_DESCRIBED_ROUNDS,
-    MAX_FAILURE_CODES,
+    MAX_FAILURES,
     MAX_LIVE_DEVICES,
     MAX_PAGE_BYTES,
     MAX_PAGE_DEVICES,
@@ -221,8 +221,8 @@ __all__ = [
     "MAX_COUNT",
     "MAX_COUNTS",
     "MAX_DESCRIBED_ROUNDS",
+    "MAX_FAILURES",
     "MAX_FAILURE_CHARS",
-    "MAX_FAILURE_CODES",
     "MAX_GRID_EXPONENT",
     "MAX_KNOWN_STAGES",
     "MAX_LISTED_DEVICES",

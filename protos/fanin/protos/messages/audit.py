@@ -214,6 +214,7 @@ class SpentPrivacy:
         budget: The largest epsilon that the Plan of the Run allows.
         clip_norm: Largest L2 norm of a device's change in the Round that published the newest Version, or in the first
             one; 0: that Version is of no Round.
+        is_charge_due: Whether the ledger may lack releases that are not charged, so that ``epsilon`` is a lower bound.
     """
 
     population: str
@@ -221,6 +222,7 @@ class SpentPrivacy:
     delta: float
     budget: float
     clip_norm: float = 0.0
+    is_charge_due: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

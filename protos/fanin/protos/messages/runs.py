@@ -31,7 +31,7 @@ MAX_PAGE_DEVICES: Final = 10_000
 """Devices on one page of a Round's accepted devices."""
 MAX_LIVE_DEVICES: Final = 100
 """Devices at work that a message names: enough to look for one. A cohort of a million would not fit."""
-MAX_FAILURE_CODES: Final = 20
+MAX_FAILURES: Final = 20
 """Reasons of devices in one message. A device chooses its code."""
 MAX_SATURATED_DEVICES: Final = 50
 """Devices with many saturated values that an event names."""
@@ -211,14 +211,16 @@ class FailureCount:
     """The devices that gave up or were refused for one reason.
 
     Attributes:
-        code: The code of the reason. Empty for reasons without one, and for those beyond ``MAX_FAILURE_CODES``.
+        code: The code of the reason. Empty for reasons without one, and for those beyond ``MAX_FAILURES``.
         num_times: How often it was the reason.
-        newest: The newest text, with its code.
+        newest: The text, with its code; of several reasons the newest one.
+        is_mixed: Whether other texts are counted with it, because there are more than ``MAX_FAILURES``.
     """
 
     code: str
     num_times: int
     newest: str
+    is_mixed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

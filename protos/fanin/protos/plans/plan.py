@@ -307,11 +307,12 @@ def check_ranges(plan: Plan) -> None:
 def check_privacy(plan: Plan) -> None:
     """With `privacy.mechanism`, each Update has weight 1, and devices send nothing but their clipped change. So
     `aggregation.max_examples` is 1, `rule` and `max_staleness` of `[aggregation]` have their defaults,
-    `codec.name` is `fixed32` or `int8`, and `codec.max_shift` is 0. There are no stages, no statistics and no
-    `flower.strategy`, and `int8.ranges` is not `devices`. `participants.min_examples`, `stop.patience` and
-    `stop.max_int8_drop` are 0: devices report neither examples nor losses. With `central`, `round.protocol` is `plain`,
-    and `retention` has no `keep_updates` and no `keep_days`, because `privacy.keep_seed_rounds` says how long Updates
-    are kept. With `skellam` and `gaussian-shares`, `round.protocol` is `secagg`.
+    `codec.name` is `fixed32`, `int16`, `int8` or `int4`, and `codec.max_shift` is 0. There are no stages, no
+    statistics and no `flower.strategy`, and `int8.ranges` is not `devices`. `participants.min_examples`,
+    `stop.patience` and `stop.max_int8_drop` are 0: devices report neither examples nor losses. With `central`,
+    `round.protocol` is `plain`, and `retention` has no `keep_updates` and no `keep_days`, because
+    `privacy.keep_seed_rounds` says how long Updates are kept. With `skellam` and `gaussian-shares`, `round.protocol`
+    is `secagg`.
     Without coins, `privacy.population_size` is at least `cohort.buffer`.
 
     With `privacy.sampling = "coins"`, nothing but the coins decides who counts: `cohort.quorum` is 0, `min_report_s` is

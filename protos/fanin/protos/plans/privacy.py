@@ -142,7 +142,7 @@ class PrivacyPlan:
         Key(
             text="The clip norm moves from Round to Round towards this quantile of the norms of the devices' changes; "
             "0.5 is their median. 0: it stays.",
-            above=0,
+            at_least=0,
             below=1,
             see=f"{PAGE}#an-adaptive-clip-norm",
         ),
@@ -164,7 +164,7 @@ class PrivacyPlan:
             "within the clip norm. Above half of `noise_multiplier`. 0: a twentieth of the devices by which the mean "
             "divides.",
             unit="devices",
-            above=0,
+            at_least=0,
             at_most=MAX_BITS_NOISE,
             see=f"{PAGE}#an-adaptive-clip-norm",
         ),

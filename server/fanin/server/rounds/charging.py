@@ -178,4 +178,5 @@ async def spent_privacy(plan: Plan, stores: Stores, clip_norm: float) -> SpentPr
         delta=privacy.delta if newest is None else newest.delta,
         budget=privacy.epsilon,
         clip_norm=clip_norm,
+        is_charge_due=population is not None and bool(population.uncharged),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fanin.edge.floors.floor import POLICY_CODES
-from fanin.protos.messages import MAX_FAILURE_CODES, FailureCount, LiveRound, RunState, Version
+from fanin.protos.messages import MAX_FAILURES, FailureCount, LiveRound, RunState, Version
 from fanin.server.storage.protocols.runs import RunRecords
 from fanin.server.storage.records import RunRecord
 
@@ -77,9 +77,10 @@ def _code_of(reason: str) -> str:
 
 
 class Failures:
-    """Why devices gave up or were refused in a Round, by the code of the reason.
+    """Why devices gave up or were refused in a Round, by the text of the reason.
 
-    A device chooses its text and its code. So a text is cut, and codes beyond ``MAX_FAILURE_CODES`` count as none.
+    A device chooses its text. So a text is cut, and texts beyond ``MAX_FAILURES`` are counted with one of the same code
+    if there is one, and without a code otherwise.
     """
 
     def __init__(self) -> None:
@@ -95,12 +96,19 @@ class Failures:
         """Count a reason."""
         code = _code_of(text)
         end = f" [{code}]" if code else ""
-        if code not in self._counts and len(self._counts) >= MAX_FAILURE_CODES:
-            code = ""
-        before = self._counts.pop(code, None)
         newest = text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - len(end)]}{end}"
-        num_times = 1 if before is None else before.num_times + 1
-        self._counts[code] = FailureCount(code=code, num_times=num_times, newest=newest)
+        key = newest
+        if key not in self._counts and len(self._counts) >= MAX_FAILURES - 1:
+            # The last place is that of all other reasons.
+            key = next((known for known, each in self._counts.items() if each.code == code), "")
+            code = code if key else ""
+        before = self._counts.pop(key, None)
+        self._counts[key] = FailureCount(
+            code=code,
+            num_times=1 if before is None else before.num_times + 1,
+            newest=newest,
+            is_mixed=before is not None and (before.is_mixed or before.newest != newest),
+        )
 
     @property
     def num_by_policy(self) -> int:

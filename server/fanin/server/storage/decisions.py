@@ -296,9 +296,9 @@ def uncharged_text(population: str, runs: Sequence[str]) -> str:
     """Return why the Runs of a population wait, and what to do."""
     return (
         f"the privacy ledger of the population {population} may lack what run {listed(runs)} released elsewhere: after "
-        "the backup that was restored, in the folder of which this one is a copy, or before its publisher reclaimed "
-        f"it; an administrator charges it: fanin privacy charge {population} --rounds N, with at least the number of "
-        "rounds that closed there"
+        "the backup that was restored, in the folder of which this one is a copy, after files of this folder were put "
+        "back, or before its publisher reclaimed it; an administrator charges it: fanin privacy charge "
+        f"{population} --rounds N, with at least the number of rounds that closed there"
     )
 
 

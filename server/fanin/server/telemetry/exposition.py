@@ -114,6 +114,7 @@ class Exposition:
             newest = population.newest
             samples.add("fanin_privacy_epsilon", 0.0 if newest is None else newest.epsilon, population.name)
             samples.add("fanin_privacy_budget_epsilon", population.epsilon, population.name)
+            samples.add("fanin_privacy_charge_due", bool(population.uncharged), population.name)
         samples.add("fanin_ready", not sources.readiness.problem)
         states = Counter(view.state for view in views)
         for state in RunState:

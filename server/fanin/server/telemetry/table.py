@@ -58,6 +58,11 @@ METRICS: Final[Mapping[str, DeclaredMetric]] = MappingProxyType(
             ("fanin_build_info", "version", "The release of fanin; the value is 1."),
             ("fanin_privacy_epsilon", "population", "The epsilon that all Runs of a population have spent."),
             ("fanin_privacy_budget_epsilon", "population", "The largest epsilon of a population."),
+            (
+                "fanin_privacy_charge_due",
+                "population",
+                "1: the ledger may lack releases that are not charged, so its epsilon is a lower bound. Else 0.",
+            ),
             ("fanin_ready", "", "Whether the coordinator can write its state: 1 or 0."),
             ("fanin_runs", "state", "Runs of the record by state."),
             ("fanin_runs_unserved", "", "Runs that this coordinator could not continue, or that another one drives."),

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from fanin.protos.messages import MAX_NUMBER, PrivacyPopulation
 from fanin.protos.plans import RetentionPlan
 from fanin.protos.release import __version__
-from fanin.protos.texts import epsilon_text, listed
+from fanin.protos.texts import CHARGE_DUE, epsilon_text, listed
 from fanin.server.access.authority import RENEW_DAYS
 from fanin.server.access.limits import Limits
 from fanin.server.access.rates import Sources
@@ -96,7 +96,7 @@ class Overview:
         return {
             "Coordinator": own,
             "Audit log": (("Entries", number(log.num_entries)), ("Head, to keep elsewhere", log.head)),
-            **({"Privacy budgets": tuple(map(_budget, populations))} if populations else {}),
+            **({"Privacy budgets": tuple(map(budget_row, populations))} if populations else {}),
             "Disk": _disk(self.disk.forecast),
             "Backup": _backup(await asyncio.to_thread(last_backup, settings.state)),
             "Retention of Runs whose Plan has no limits": _retention(settings.retention),
@@ -109,10 +109,12 @@ class Overview:
         }
 
 
-def _budget(population: PrivacyPopulation) -> tuple[str, str]:
+def budget_row(population: PrivacyPopulation) -> tuple[str, str]:
+    """Return the name of a population, and what its Runs have spent."""
     newest = population.newest
-    spent = f"epsilon {epsilon_text(0.0 if newest is None else newest.epsilon)} of {population.epsilon:g}"
-    waits = f"; waits for a charge of {listed(population.uncharged)}" if population.uncharged else ""
+    least = "at least " if population.uncharged else ""
+    spent = f"epsilon {least}{epsilon_text(0.0 if newest is None else newest.epsilon)} of {population.epsilon:g}"
+    waits = f"; {CHARGE_DUE} for {listed(population.uncharged)}" if population.uncharged else ""
     return population.name, f"{spent} at delta {population.delta:g}{waits}"
 
 

@@ -75,7 +75,12 @@ class RunControl:
         """Raise Conflict for a Run that would rest again at once, because its next Round may not be released."""
         stores = self._stores
         if not await stores.control.is_done(command) and await stores.rounds.unfinished(command.run_id) is None:
-            await check_budget(self._driver.setup, stores, self._files)
+            await self._check_rounds(1)
+
+    async def _check_rounds(self, num_rounds: int) -> None:
+        """Raise Conflict for Rounds of which the first one may not be released. A Version without Rounds is none."""
+        if num_rounds:
+            await check_budget(self._driver.setup, self._stores, self._files)
 
     async def _publish(self, version: Version, num_rounds: int, by: Principal | None) -> None:
         runs = self._stores.runs
@@ -85,6 +90,7 @@ class RunControl:
             return
         newest = await runs.newest_version(version.run_id)
         check_next(version, newest, newest.epoch)
+        await self._check_rounds(num_rounds)
         event = VersionPublished(
             number=version.number, version_sha256=version.sha256, parent=version.parent, rounds=num_rounds, by=by
         )
@@ -117,6 +123,7 @@ class RunControl:
                 f"{source.bundle_sha256[:16]}, expected {ours[:16]}; only versions of one bundle can be adopted",
                 code="FN-0371",
             )
+        await self._check_rounds(adopt.rounds)
         signed = sign_version(
             driver.setup.run_key,
             parent=await stores.runs.newest_version(driver.run_id),

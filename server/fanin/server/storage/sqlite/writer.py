@@ -51,7 +51,7 @@ from fanin.server.storage.records import (
 )
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.engine import writing
-from fanin.server.storage.sqlite.ledger.rows import add_charge
+from fanin.server.storage.sqlite.ledger.rows import add_charge, note_rows
 from fanin.server.storage.sqlite.ledger.seeds import erase_old_seeds
 from fanin.server.storage.sqlite.messages import add_message, add_roster, find_roster, find_senders
 from fanin.server.storage.sqlite.rounds import (
@@ -177,7 +177,9 @@ class SqliteWriter:
             values = {"state": mark.value, "accepted": json.dumps(accepted)}
             connection.execute(update(schema.rounds).where(is_round(run_id, round_number)).values(values))
             add_event(connection, run_id, event, now_s)
-            return replace(record, mark=mark, accepted=accepted)
+        if charge is not None and mark is RoundMark.CLOSED:
+            note_rows(self._engine)
+        return replace(record, mark=mark, accepted=accepted)
 
     def publish(
         self,

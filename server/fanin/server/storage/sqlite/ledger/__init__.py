@@ -2,6 +2,7 @@
 
 Modules, in reading order:
 
+    places   whether the database is in the folder that wrote it
     rows     populations and the rows of their ledgers
     seeds    the seeds: recorded with a row, erased with the Updates, and left out of backups
 """

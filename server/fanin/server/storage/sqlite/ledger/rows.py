@@ -26,6 +26,7 @@ from fanin.server.storage.protocols.ledger import ChargedRound, LedgerCounts, Pr
 from fanin.server.storage.sqlite import schema
 from fanin.server.storage.sqlite.administration import append_audit
 from fanin.server.storage.sqlite.engine import writing
+from fanin.server.storage.sqlite.ledger.places import begin_place, count_rows, find_place
 from fanin.server.storage.sqlite.ledger.seeds import add_seed, find_seed
 
 _POPULATIONS: Final = schema.populations
@@ -98,6 +99,7 @@ class SqliteLedger:
             is_run = (table.c.population == name) & table.c.run_id.in_(list(runs))
             connection.execute(update(table).where(is_run).values(uncharged_at=None))
             append_audit(connection, [charge_fact(name, rows, runs, by)], now_s)
+        note_rows(self._engine)
 
 
 def begin_population(connection: Connection, start: StartRun, by: Principal | None, now_s: float) -> None:
@@ -121,7 +123,7 @@ def begin_population(connection: Connection, start: StartRun, by: Principal | No
             begun_at=now_s,
             relation=population.relation,
             num_rows=0,
-            place=_place(connection),
+            place=_token(connection),
         )
     )
     append_audit(connection, [begun_fact(population, by)], now_s)
@@ -185,33 +187,60 @@ def find_uncharged(connection: Connection, name: str) -> tuple[str, ...]:
 
 
 def mark_copied(engine: Engine, now_s: float) -> tuple[str, ...]:
-    """Let the Runs of the populations wait for a charge whose ledgers were written in another database file.
+    """Let the Runs of the populations wait for a charge whose ledgers were written in another place (``places``).
 
-    This file is a copy then, and the other folder may have released more. A file keeps its number in its file system
-    when it is renamed. Two numbers, of the file and of its folder, because file systems give out the same ones.
+    The folder is a copy then, or its database was put back: more may have been released than the ledgers have.
 
     Returns:
         The populations.
     """
-    runs = schema.runs
+    folder, runs = _folder(engine), schema.runs
+    with engine.connect() as connection:
+        rows = _all_rows(connection)
+    place = find_place(folder)
+    if place is None or place.rows > rows:
+        # Before the transaction: a kill between the two leaves populations with another token, which wait, too.
+        place = begin_place(folder, rows)
+    elif place.rows < rows:
+        count_rows(folder, place, rows)
     with writing(engine) as connection:
-        place = _place(connection)
-        is_copied = _POPULATIONS.c.place.is_not(None) & (_POPULATIONS.c.place != place)
+        is_copied = _POPULATIONS.c.place.is_not(None) & (_POPULATIONS.c.place != place.token)
         query = select(_POPULATIONS.c.population).where(is_copied).order_by(_POPULATIONS.c.population)
         names = tuple(connection.execute(query).scalars())
         connection.execute(update(runs).where(runs.c.population.in_(names)).values(uncharged_at=now_s))
-        connection.execute(update(_POPULATIONS).where(_POPULATIONS.c.place.is_distinct_from(place)).values(place=place))
+        is_new = _POPULATIONS.c.place.is_distinct_from(place.token)
+        connection.execute(update(_POPULATIONS).where(is_new).values(place=place.token))
     return names
 
 
+def note_rows(engine: Engine) -> None:
+    """Record outside of the database how many rows the ledgers have, after a transaction that appended one.
+
+    Raises StorageFull, StorageUnavailable.
+    """
+    place = find_place(_folder(engine))
+    if place is not None:
+        with engine.connect() as connection:
+            count_rows(_folder(engine), place, _all_rows(connection))
+
+
 def forget_place(connection: Connection) -> None:
-    """Forget the database file in the transaction of a restore, which decides itself what is not charged."""
+    """Forget the place in the transaction of a restore, which decides itself what is not charged."""
     connection.execute(update(_POPULATIONS).values(place=None))
 
 
-def _place(connection: Connection) -> str:
-    path = Path(str(connection.engine.url.database))
-    return f"{path.stat().st_ino} in {path.parent.stat().st_ino}"
+def _folder(engine: Engine) -> Path:
+    return Path(str(engine.url.database)).parent
+
+
+def _token(connection: Connection) -> str | None:
+    """Return the token of the place; None in a database that no coordinator serves from."""
+    place = find_place(_folder(connection.engine))
+    return None if place is None else place.token
+
+
+def _all_rows(connection: Connection) -> int:
+    return int(connection.execute(select(func.sum(_POPULATIONS.c.num_rows))).scalar() or 0)
 
 
 def _num_rows(connection: Connection, name: str) -> int:
