@@ -12,7 +12,17 @@ from support.nightly import in_ci
 
 from fanin.clients.data.examples import Examples
 from fanin.protos.errors import Conflict
-from fanin.simulation import ClientFailed, Iid, Partition, Result, RoundRow, SimulationSettings, partition, simulate
+from fanin.simulation import (
+    ClientFailed,
+    ClientWork,
+    Iid,
+    Partition,
+    Result,
+    RoundRow,
+    SimulationSettings,
+    partition,
+    simulate,
+)
 
 PLAN = {"training.learning_rate": 0.1}
 COHORT, ROUNDS = 3, 3
@@ -24,8 +34,8 @@ def clients() -> Partition:
     return partition(Examples(inputs={"x": x}, y=y), 6, Iid())
 
 
-def run(folder: Path, on_round: Callable[[RoundRow], None] | None = None) -> Result:
-    settings = SimulationSettings(plan=PLAN, resume=folder, quiet=True)
+def run(folder: Path | None, on_round: Callable[[RoundRow], None] | None = None, **options: object) -> Result:
+    settings = SimulationSettings(**{"plan": PLAN, "resume": folder, "quiet": True} | options)  # type: ignore[arg-type]
     settings = settings if on_round is None else replace(settings, on_round=on_round)
     return simulate(app_of("mlp"), clients(), cohort=COHORT, rounds=ROUNDS, settings=settings)
 
@@ -52,6 +62,39 @@ def test_a_record_that_cannot_be_written_ends_a_simulation_and_not_the_training_
     with pytest.raises(ClientFailed, match=text) as failed:
         run(tmp_path / "record", replace_folder)
     assert [row.round for row in failed.value.result.rounds] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"work": ClientWork(steps=lambda client, number: 1 + client % 2)},
+        pytest.param(
+            {"plan": {**PLAN, "statistics": [{"name": "train.version_loss", "bound": 10**9}]}},
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param({"plan": {**PLAN, "stages": [{"name": "evaluate_only"}]}}, marks=pytest.mark.nightly),
+    ],
+)
+def test_a_record_with_other_trainings_changes_no_result(tmp_path: Path, other: dict[str, object]) -> None:
+    """Twice: the record of the first one has no such training, and that of the second one has all of them."""
+    run(tmp_path / "record")
+    expected = run(None, **other)
+    for _ in range(2):
+        result = run(tmp_path / "record", **other)
+        assert result.digests == expected.digests and result.failures == expected.failures
+        assert [replace(row, seconds=0.0) for row in result.clients] == [
+            replace(row, seconds=0.0) for row in expected.clients
+        ]
+
+
+def test_the_ranges_that_devices_count_are_recorded(tmp_path: Path) -> None:
+    x, y = samples(20, seed=6)
+    with_nll = {**PLAN, "evaluation.metrics": [{"name": "nll"}]}
+    options = {"plan": {**with_nll, "int8.ranges": "devices"}, "test": Examples(inputs={"x": x}, y=y)}
+    first, again = (run(tmp_path / "record", **options) for _ in range(2))
+    assert [row.metrics["nll_int8"] for row in first.rounds] == [row.metrics["nll_int8"] for row in again.rounds]
+    stale = run(None, **options | {"plan": with_nll})
+    assert first.rounds[-1].metrics["nll_int8"] != stale.rounds[-1].metrics["nll_int8"]
 
 
 def test_a_second_simulation_of_one_record_is_refused_at_once(tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ if TYPE_CHECKING:
     from fanin.simulation.federation.member import Member
     from fanin.simulation.federation.scenario import Outcome, Scenario, play
     from fanin.simulation.federation.synthetic import SyntheticTrainer, synthetic_bundle
-    from fanin.simulation.grids.study import Method, Study, StudyResult
+    from fanin.simulation.grids.results import StudyResult
+    from fanin.simulation.grids.study import Method, Study, StudyData
     from fanin.simulation.queries.simulated import simulate_statistics
     from fanin.simulation.result import BestVersion, ClientFailed, KeptVersion, Result, RunStopped
     from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, SimulationEvent
@@ -138,7 +139,8 @@ _MODULES = {
     "SimulationSettings": "settings",
     "SpreadRow": "studies.seeds",
     "Study": "grids.study",
-    "StudyResult": "grids.study",
+    "StudyData": "grids.study",
+    "StudyResult": "grids.results",
     "SyntheticTrainer": "federation.synthetic",
     "Trace": "devices.availability",
     "Traces": "devices.traces",
@@ -215,6 +217,7 @@ __all__ = [
     "SimulationSettings",
     "SpreadRow",
     "Study",
+    "StudyData",
     "StudyResult",
     "SyntheticTrainer",
     "Trace",

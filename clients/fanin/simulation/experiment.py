@@ -57,7 +57,7 @@ from fanin.simulation.rows import ClientFailure, RoundRow, SimulationEvent
 from fanin.simulation.settings import SimulationSettings, checked
 from fanin.simulation.simulated_run import EvaluateNewest, RowLists, SimulatedRun, local_by_name, run_to_end
 from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
-from fanin.simulation.studies.records import RecordedTrainings, hold_record
+from fanin.simulation.studies.records import hold_record, recorded
 from fanin.simulation.studies.tests import TestedArrays
 from fanin.simulation.studies.versions import TestedRanges, TestedVersions, model_examples
 from fanin.simulation.trainers import ClientRuntime, SimulationEnded
@@ -220,7 +220,7 @@ def _simulated(prepared: Preparation, plan: Plan, settings: SimulationSettings, 
         work=parts.work,
         devices=settings.devices,
         engine=parts.engine,
-        trainings=parts.trainings if prepared.record is None else RecordedTrainings(parts.trainings, prepared.folder),
+        trainings=recorded(parts.trainings, prepared.record, settings.work),
         runtime=parts.runtime,
         evaluate=parts.evaluate,
         score=parts.score,

@@ -3,5 +3,6 @@
 Reading order:
 
 - ``points``: one simulation of a study, and its file
-- ``study``: ``Study``, its simulations one after the other, and ``StudyResult``
+- ``results``: ``StudyResult``, the best values of the grid and the Rounds to a target
+- ``study``: ``Study``, its simulations one after the other
 """

@@ -18,7 +18,7 @@ from fanin.protos.plans import Plan
 from fanin.protos.wire import to_proto
 from fanin.v1 import plan_pb2
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class StudyPoint:
     """One simulation of a study.
 
     Attributes:
+        data: The name of its data set; "" if the study has one without a name.
         method: The name of the method.
         values: The values of the grid, by key of the Plan.
         seed: The seed.
@@ -35,6 +36,7 @@ class StudyPoint:
         table: The Rounds as columns by name, as ``Result.columns`` returns them.
     """
 
+    data: str = ""
     method: str
     values: Mapping[str, object]
     seed: int
@@ -50,6 +52,12 @@ class StudyPoint:
     def last(self, column: str) -> float:
         """Return the last finite value of a column; NaN without one."""
         return next((value for value in reversed(self.table.get(column, ())) if math.isfinite(value)), math.nan)
+
+    def first_round(self, column: str, target: float, higher_is_better: bool) -> float:
+        """Return the first Round whose value of a column reaches a target; infinity if none does."""
+        pairs = zip(self.table["round"], self.table.get(column, ()), strict=False)
+        reached = (number for number, value in pairs if (value >= target if higher_is_better else value <= target))
+        return next(reached, math.inf)
 
     def write(self, path: Path) -> None:
         """Write the point."""

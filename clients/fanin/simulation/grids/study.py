@@ -11,16 +11,14 @@ goes on (``SimulationSettings.resume``). When the point has ended, its trainings
 kept with it, and the next point begins. A further call reads the points that are complete, and runs the others.
 """
 
-import csv
 import logging
-import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fanin.edge.files import held
 from fanin.protos.errors import FaninError, InvalidInput
@@ -28,18 +26,17 @@ from fanin.protos.names import check_name
 from fanin.protos.plans.keys import shown
 from fanin.simulation.arguments import plan_of
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.devices.work import ClientWork
 from fanin.simulation.experiment import simulate
 from fanin.simulation.flower import FlowerSubject
 from fanin.simulation.grids.points import StudyPoint, plan_digest
+from fanin.simulation.grids.results import StudyResult
 from fanin.simulation.preparation import ModuleSubject, subject_for
 from fanin.simulation.result import ClientFailed, RunStopped
 from fanin.simulation.settings import SimulationSettings
-from fanin.simulation.studies.comparison import PlotForm, plot_results
 from fanin.simulation.studies.digests import digest_of
 from fanin.simulation.studies.records import subject_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fanin.simulation.studies.tests import TestData
 
 LOG: Final = logging.getLogger("fanin.simulation.study")
 NO_RESULT: Final = frozenset(
@@ -55,10 +52,10 @@ NO_RESULT: Final = frozenset(
         "on_event",
         "on_failure",
         "quiet",
+        "work",
     }
 )
-"""Settings that are in the Plan or the seed of a point, or that change no value of its table."""
-ORDERS: Final = {True: max, False: min}
+"""Settings that are in the Plan, the seed or the work of a point, or that change no value of its table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +65,30 @@ class Method:
     Attributes:
         plan: Its keys of the Plan, beside those of the settings and of the grid.
         app: Its App; None for that of the study. A method may need other graphs, such as ``Recipe(scaffold=True)``.
+        work: The work of its clients; None for that of the settings. FedProx may count the partial work of stragglers
+            that FedAvg drops.
     """
 
     plan: Mapping[str, object] = field(default_factory=dict)
     app: object = None
+    work: ClientWork | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyData:
+    """A data set of a study.
+
+    Attributes:
+        clients: The examples of each client, or the number of clients of a Flower app.
+        test: Its test data, as in SimulationSettings; None for those of the settings.
+    """
+
+    clients: Partition | int
+    test: "TestData | Mapping[str, TestData] | None" = None
+
+
+OfStudy = Partition | int | Mapping[str, StudyData | Partition | int]
+"""One data set, or several by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +118,12 @@ class Study:
                     f"study: grid: {key}: got {shown(values)}, expected a sequence of values such as (0.01, 0.1)",
                     code="FN-1896",
                 )
+        given: object = self.seeds
+        if isinstance(given, str) or not isinstance(given, Sequence) or not all(map(_is_seed, given)):
+            raise InvalidInput(
+                f"study: seeds: got {shown(given)}, expected a sequence of integers of 0 or more, such as (0, 1, 2)",
+                code="FN-1172",
+            )
         seeds = list(self.seeds)
         if not seeds or len(set(seeds)) < len(seeds) or not self.methods:
             raise InvalidInput(
@@ -114,13 +137,15 @@ class Study:
     def run(
         self,
         app: object,
-        clients: Partition | int,
+        clients: OfStudy,
         *,
         cohort: int,
         rounds: int,
         settings: SimulationSettings | None = None,
-    ) -> "StudyResult":
+    ) -> StudyResult:
         """Run the points that have no complete file. Arguments are those of ``simulate``.
+
+        ``clients`` may be several data sets by name, each a ``StudyData`` or a Partition.
 
         Ctrl-C ends the study: the result then has the points before it.
 
@@ -137,58 +162,90 @@ class Study:
             for number, job in enumerate(jobs, 1):
                 before = StudyPoint.read(job.path)
                 is_kept = before is not None and not before.error
-                point = before if is_kept else job.run(clients, cohort, rounds)
+                point = before if is_kept else job.run(cohort, rounds)
                 if point is None:
                     break
                 points.append(point)
                 if not base.quiet:
                     sys.stderr.write(f"study: {number} of {len(jobs)}{' (kept)' if is_kept else ''}: {_line(point)}\n")
-        return StudyResult(points=tuple(points), is_complete=len(points) == len(jobs))
+        directions = {name: metric.higher_is_better for name, metric in base.own_metrics.items()}
+        return StudyResult(points=tuple(points), is_complete=len(points) == len(jobs), directions=directions)
 
     def _jobs(
-        self, app: object, clients: Partition | int, limits: Mapping[str, int | None], base: SimulationSettings
+        self, app: object, clients: OfStudy, limits: Mapping[str, int | None], base: SimulationSettings
     ) -> "Iterator[_Job]":
         """Yield the points of the study, each with its checked Plan."""
-        (points_folder := Path(self.folder) / "points").mkdir(exist_ok=True)
-        apps: list[object] = []
+        (Path(self.folder) / "points").mkdir(exist_ok=True)
+        # Apps by identity: two of them may be equal and have other code.
+        apps: list[tuple[object, str]] = []
         facts: dict[int, str] = {}
-        results = {each.name: getattr(base, each.name) for each in fields(base) if each.name not in NO_RESULT}
-        common = digest_of(results)
-        for name, given in self.methods.items():
+        for data, name in product(data_sets(clients), self.methods):
+            given, part = self.methods[name], data_sets(clients)[data]
             method = given if isinstance(given, Method) else Method(plan=given)
             own = app if method.app is None else method.app
-            if not any(each is own for each in apps):
-                apps.append(own)
-            number = next(index for index, each in enumerate(apps) if each is own)
-            subject = subject_for(own, clients, base)
+            if not any(each is own and of == data for each, of in apps):
+                apps.append((own, data))
+            number = next(index for index, (each, of) in enumerate(apps) if each is own and of == data)
+            work = base.work if method.work is None else method.work
+            settings = replace(base, work=work, test=base.test if part.test is None else part.test)
+            subject = subject_for(own, part.clients, settings)
             if number not in facts:
                 facts[number] = _facts(subject, own)
             resumes = isinstance(subject, ModuleSubject) and base.trainer is None
             record = Path(self.folder) / f"app-{number}" if resumes else None
-            for chosen, seed in product(product(*self.grid.values()), self.seeds):
-                values = dict(zip(self.grid, chosen, strict=True))
-                keys = {**_keys(base), **method.plan, **values}
-                settings = replace(base, plan=keys, seed=seed, resume=record, processes=self.processes, quiet=True)
-                plan = plan_of(subject.name, subject.num_clients, limits, settings)
-                point = StudyPoint(method=name, values=values, seed=seed, plan_sha256=plan_digest(plan))
-                digest = digest_of((point.plan_sha256, seed, name, facts[number], common))
-                yield _Job(app=own, point=point, settings=settings, path=points_folder / f"{digest}.json")
+            settings = replace(settings, resume=record, processes=self.processes, quiet=True)
+            job = _Job(app=own, data=data, method=name, clients=part.clients, settings=settings)
+            yield from self._of_method(job, method, (facts[number], limits, subject))
+
+    def _of_method(
+        self,
+        job: "_Job",
+        method: Method,
+        about: tuple[str, Mapping[str, int | None], ModuleSubject | FlowerSubject],
+    ) -> "Iterator[_Job]":
+        """Yield the points of a method on a data set."""
+        facts, limits, subject = about
+        base = job.settings
+        common = digest_of({each.name: getattr(base, each.name) for each in fields(base) if each.name not in NO_RESULT})
+        for chosen, seed in product(product(*self.grid.values()), self.seeds):
+            values = dict(zip(self.grid, chosen, strict=True))
+            settings = replace(base, plan={**_keys(base), **method.plan, **values}, seed=seed)
+            sha256 = plan_digest(plan_of(subject.name, subject.num_clients, limits, settings))
+            point = StudyPoint(data=job.data, method=job.method, values=values, seed=seed, plan_sha256=sha256)
+            work = base.work or ClientWork()
+            digest = digest_of((sha256, seed, job.data, job.method, facts, work, common))
+            path = Path(self.folder) / "points" / f"{digest}.json"
+            yield replace(job, settings=settings, place=(point, path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """A point to run: its App, its settings and its file."""
+    """A point to run: its App, its data set and settings, and its file."""
 
     app: object
-    point: StudyPoint
+    data: str
+    method: str
+    clients: Partition | int
     settings: SimulationSettings
-    path: Path
+    place: tuple[StudyPoint, Path] | None = None
 
-    def run(self, clients: Partition | int, cohort: int, rounds: int) -> StudyPoint | None:
+    @property
+    def point(self) -> StudyPoint:
+        """The point, without its result."""
+        assert self.place is not None, "a job of a point"
+        return self.place[0]
+
+    @property
+    def path(self) -> Path:
+        """The file of the point."""
+        assert self.place is not None, "a job of a point"
+        return self.place[1]
+
+    def run(self, cohort: int, rounds: int) -> StudyPoint | None:
         """Run the simulation and write its file. Return None after Ctrl-C."""
         began_s, error = time.monotonic(), ""
         try:
-            result = simulate(self.app, clients, cohort=cohort, rounds=rounds, settings=self.settings)
+            result = simulate(self.app, self.clients, cohort=cohort, rounds=rounds, settings=self.settings)
         except KeyboardInterrupt:
             return None
         except (RunStopped, ClientFailed) as exc:
@@ -210,119 +267,34 @@ class _Job:
         return point
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyCurve:
-    """The points of a method with the same values of the grid: its seeds.
-
-    Attributes:
-        method: The method.
-        values: The values of the grid.
-        points: The complete points, one for each seed.
-    """
-
-    method: str
-    values: Mapping[str, object]
-    points: tuple[StudyPoint, ...]
-
-    def columns(self) -> Mapping[str, Sequence[float]]:
-        """Return the Rounds of all seeds as columns by name, for ``plot_results``."""
-        names = list(dict.fromkeys(name for point in self.points for name in point.table))
-        table: dict[str, list[float]] = {name: [] for name in names}
-        for point in self.points:
-            num_rounds = len(point.table["round"])
-            for name in names:
-                table[name] += point.table.get(name, [math.nan] * num_rounds)
-        return table
-
-    def mean(self, column: str) -> float:
-        """Return the mean over the seeds of the last value of a column; NaN if a seed has none."""
-        return math.fsum(point.last(column) for point in self.points) / len(self.points)
+def data_sets(clients: OfStudy) -> dict[str, StudyData]:
+    """Return the data sets by name. One without a name has the name ""."""
+    several = clients if isinstance(clients, Mapping) else {"": clients}
+    for name in several if isinstance(clients, Mapping) else ():
+        check_name("study: data sets", name)
+    if not several:
+        raise InvalidInput("study: got no data set, expected at least one", code="FN-1896")
+    return {name: each if isinstance(each, StudyData) else StudyData(clients=each) for name, each in several.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyResult:
-    """The result of a study.
-
-    Attributes:
-        points: The points in the order of the study: methods, then the grid, then seeds.
-        is_complete: Whether all points have run. False after Ctrl-C.
-    """
-
-    points: tuple[StudyPoint, ...]
-    is_complete: bool
-
-    @property
-    def failures(self) -> tuple[StudyPoint, ...]:
-        """The points that failed."""
-        return tuple(point for point in self.points if point.error)
-
-    @property
-    def curves(self) -> tuple[StudyCurve, ...]:
-        """The complete points, by method and values. One of which a seed failed or is missing is left out."""
-        groups: dict[str, list[StudyPoint]] = {}
-        for point in self.points:
-            groups.setdefault(repr((point.method, dict(point.values))), []).append(point)
-        num_seeds = max((len(group) for group in groups.values()), default=0)
-        return tuple(
-            StudyCurve(method=group[0].method, values=group[0].values, points=tuple(group))
-            for group in groups.values()
-            if len(group) == num_seeds and not any(point.error for point in group)
-        )
-
-    def best(self, column: str, *, higher_is_better: bool = True) -> dict[str, StudyCurve]:
-        """Return the curve of each method with the best mean of the last values of a column.
-
-        Raises:
-            InvalidInput: No complete point has such a column.
-        """
-        curves = [curve for curve in self.curves if math.isfinite(curve.mean(column))]
-        if not curves:
-            known = sorted({name for point in self.points for name in point.table})
-            raise InvalidInput(
-                f"study: got the column {shown(column)}, expected one with a number in each seed of a point: {known}",
-                code="FN-1896",
-            )
-        choose = ORDERS[higher_is_better]
-        return {
-            method: choose((each for each in curves if each.method == method), key=lambda curve: curve.mean(column))
-            for method in dict.fromkeys(curve.method for curve in curves)
-        }
-
-    def plot(
-        self,
-        path: Path | str | None,
-        columns: str | Sequence[str],
-        *,
-        higher_is_better: bool = True,
-        form: PlotForm | None = None,
-    ) -> "Figure":
-        """Draw the best curve of each method by the first column, with a band over its seeds. See ``plot_results``."""
-        first = columns if isinstance(columns, str) else columns[0]
-        curves = self.best(first, higher_is_better=higher_is_better)
-        return plot_results(curves, path, columns=columns, form=form)
-
-    def write_csv(self, path: Path | str) -> None:
-        """Write a row for each point: its method, values, seed and Plan, its last values, and its error."""
-        keys = list(dict.fromkeys(key for point in self.points for key in point.values))
-        names = list(dict.fromkeys(name for point in self.points for name in point.table if name != "seed"))
-        with Path(path).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["method", *keys, "seed", "plan_sha256", "seconds", "error", *names])
-            for point in self.points:
-                about = [point.seed, point.plan_sha256, point.seconds, point.error]
-                row = [point.method, *(point.values.get(key, "") for key in keys), *about]
-                writer.writerow([*row, *(point.last(name) for name in names)])
+def _is_seed(seed: object) -> bool:
+    return isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0
 
 
 def _check_base(base: SimulationSettings) -> None:
     """Raise InvalidInput if the settings have what a study sets itself."""
+    if not isinstance(base.plan, Mapping):
+        raise InvalidInput(
+            f"study: settings: plan: got {shown(base.plan)}, expected keys of the Plan as a dict, such as "
+            "{'training.learning_rate': 0.1}",
+            code="FN-1896",
+        )
     extra = [name for name in ("seed", "seeds", "resume") if getattr(base, name) not in (0, (), None)]
     extra += ["processes"] if base.processes != 1 else []
-    if extra or not isinstance(base.plan, Mapping):
-        received = ", ".join(extra) or "a Plan"
+    if extra:
         raise InvalidInput(
-            f"study: settings: got {received}, expected none: a study has folder, seeds, processes and keys of the "
-            "Plan of its own; give the keys of the Plan as a dict",
+            f"study: settings: got {', '.join(extra)}, expected none: a study has folder, seeds and processes of its "
+            "own",
             code="FN-1896",
         )
 
@@ -342,4 +314,4 @@ def _keys(base: SimulationSettings) -> Mapping[str, object]:
 def _line(point: StudyPoint) -> str:
     values = "".join(f", {key} {value}" for key, value in point.values.items())
     end = point.error or f"{point.last('round'):g} rounds in {point.seconds:.1f} s"
-    return f"{point.method}{values}, seed {point.seed}: {end}"
+    return f"{point.data}{', ' if point.data else ''}{point.method}{values}, seed {point.seed}: {end}"

@@ -19,6 +19,7 @@ from fanin.protos.errors import InvalidInput
 from fanin.protos.plans.keys import shown
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ROUND: Final = "round"
@@ -91,10 +92,29 @@ def plot_results(
         InvalidInput: There is no result or no such column, or matplotlib does not know the format.
         ModuleNotFoundError: matplotlib is not installed.
     """
-    if not results:
+    return plot_panels({"": results}, path, columns=columns, form=form)
+
+
+def plot_panels(
+    panels: "Mapping[str, Mapping[str, HasColumns]]",
+    path: Path | str | None = None,
+    *,
+    columns: str | Sequence[str] = (),
+    form: PlotForm | None = None,
+) -> "Figure":
+    """Draw results of several data sets, each with axes of its own. See ``plot_results``.
+
+    Args:
+        panels: The results by name, by the title of their axes.
+        path: See ``plot_results``.
+        columns: See ``plot_results``. Several columns have a row of axes each.
+        form: See ``plot_results``.
+    """
+    if not panels or not all(panels.values()):
         raise InvalidInput("plot: got no results, expected at least one", code="FN-1147")
     form = form or PlotForm()
-    tables = {name: result.columns() for name, result in results.items()}
+    parts = {title: {name: result.columns() for name, result in each.items()} for title, each in panels.items()}
+    tables = {f"{title} {name}".strip(): table for title, each in parts.items() for name, table in each.items()}
     names = [columns] if isinstance(columns, str) else list(columns)
     names = names or [_usual(list(tables.values()))]
     for name in (*names, form.x):
@@ -107,30 +127,37 @@ def plot_results(
     from fanin.simulation.data.figures import new_figure, save_figure
 
     figure, first = new_figure()
-    axes = [first]
-    if len(names) > 1:
+    axes, places = [first], [(title, name) for name in names for title in parts]
+    if len(places) > 1:
         figure.clear()
-        num_wide = min(NUM_WIDE, len(names))
+        num_wide = len(parts) if len(parts) > 1 else min(NUM_WIDE, len(places))
+        num_high = -(-len(places) // num_wide)
         width, height = figure.get_size_inches()
-        figure.set_size_inches(width * (1 + num_wide) / 3, height * -(-len(names) // num_wide))
-        axes = [figure.add_subplot(-(-len(names) // num_wide), num_wide, 1 + index) for index in range(len(names))]
-    for place, name in zip(axes, names, strict=True):
-        for index, (result, table) in enumerate(tables.items()):
-            points = points_of(table, name, form)
-            xs = [point.x for point in points]
-            place.plot(xs, [point.mean for point in points], color=f"C{index}", label=result)
-            if any(point.low < point.high for point in points):
-                low, high = [point.low for point in points], [point.high for point in points]
-                place.fill_between(xs, low, high, color=f"C{index}", alpha=0.2, linewidth=0.0)
-        if "x" in form.log:
-            place.set_xscale("log")
-        if "y" in form.log:
-            place.set_yscale("log")
-        place.set_xlabel(form.x.replace("_", " "))
-        place.set_ylabel(name.replace("_", " "))
+        figure.set_size_inches(width * (1 + num_wide) / 3, height * num_high)
+        axes = [figure.add_subplot(num_high, num_wide, 1 + index) for index in range(len(places))]
+    for place, (title, name) in zip(axes, places, strict=True):
+        _draw(place, parts[title], name, form)
+        place.set_title(title)
     axes[0].legend(fontsize="small")
     save_figure(figure, path)
     return figure
+
+
+def _draw(place: "Axes", tables: Mapping[str, Mapping[str, Sequence[float]]], name: str, form: PlotForm) -> None:
+    """Draw a column of several results."""
+    for index, (result, table) in enumerate(tables.items()):
+        points = points_of(table, name, form)
+        xs = [point.x for point in points]
+        place.plot(xs, [point.mean for point in points], color=f"C{index}", label=result)
+        if any(point.low < point.high for point in points):
+            low, high = [point.low for point in points], [point.high for point in points]
+            place.fill_between(xs, low, high, color=f"C{index}", alpha=0.2, linewidth=0.0)
+    if "x" in form.log:
+        place.set_xscale("log")
+    if "y" in form.log:
+        place.set_yscale("log")
+    place.set_xlabel(form.x.replace("_", " "))
+    place.set_ylabel(name.replace("_", " "))
 
 
 def points_of(table: Mapping[str, Sequence[float]], column: str, form: PlotForm) -> list[BandPoint]:

@@ -8,8 +8,9 @@ A simulation is a function of its arguments, so a resumed one plays the same Run
 completed trainings are read from the record, and only the others are computed. Each file is complete when it has its
 name, so the simulation may be killed at any moment.
 
-A training is a function of the client, the Version, the client's personal parameters, the Assignment and the inputs of
-its stages. ``KEY`` is their digest. A Run with more Rounds or other devices can therefore use the same record.
+A training is a function of the client and its work, the Version, the client's personal parameters, the Assignment and
+the inputs of its stages. ``KEY`` is their digest. A Run with more Rounds, other devices or other work can therefore use
+the same record.
 """
 
 import hashlib
@@ -27,11 +28,11 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle, open_folder
 from fanin.edge.files import disk_problem, held, replace_file, without_foreign
-from fanin.edge.runtimes.evaluations import OF_VALIDATION
 from fanin.protos import messages as m
 from fanin.protos.chunks import short
 from fanin.protos.errors import InvalidBundle, InvalidInput
 from fanin.simulation.data.partitioning import Partition
+from fanin.simulation.devices.work import ClientWork
 from fanin.simulation.studies.digests import digest_of
 from fanin.simulation.workers import PendingTraining, RecordFailed, Trainings
 
@@ -111,15 +112,22 @@ class RecordFolder:
 
 
 class RecordedTrainings:
-    """Trainings whose results are recorded. A recorded training does not run again."""
+    """Trainings whose results are recorded. A recorded training does not run again.
 
-    def __init__(self, trainings: Trainings, folder: Path) -> None:
+    Args:
+        trainings: The trainings.
+        folder: The folder of the record.
+        work: The work of the clients. None: all steps.
+    """
+
+    def __init__(self, trainings: Trainings, folder: Path, work: ClientWork | None = None) -> None:
         self._trainings = trainings
         self._folder = folder / "trainings"
+        self._work = digest_of(work or ClientWork())
 
     def begin(self, client: int, model: OpenedModel, assignment: m.Assignment, due_s: float = 0.0) -> PendingTraining:
         """See Trainings."""
-        path = self._folder / f"{_key(client, model, assignment)}.npz"
+        path = self._folder / f"{_key(client, self._work, model, assignment)}.npz"
         change = _read(path)
         if change is not None:
             return lambda: change
@@ -136,6 +144,11 @@ class RecordedTrainings:
             return result
 
         return finish
+
+
+def recorded(trainings: Trainings, record: RecordFolder | None, work: ClientWork | None) -> Trainings:
+    """Return trainings whose results are recorded, if there is a record."""
+    return trainings if record is None else RecordedTrainings(trainings, record.folder, work)
 
 
 def subject_of(app: "App", clients: Partition) -> dict[str, Fact]:
@@ -157,16 +170,19 @@ def _shown(fact: Fact) -> str:
     return f"{SHA256}{short(str(fact).removeprefix(SHA256))}" if is_digest else repr(fact)
 
 
-def _key(client: int, model: OpenedModel, assignment: m.Assignment) -> str:
+def _key(client: int, work: str, model: OpenedModel, assignment: m.Assignment) -> str:
     """Return the digest of everything that a training depends on, except for the subject."""
-    digest = hashlib.sha256(repr((client, assignment.round, assignment.training)).encode())
-    # The statistics of a training depend on the metrics that the Plan declares.
-    digest.update(" ".join(each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)).encode())
+    # A trainer counts the statistics that the Plan declares, and a stage may replace the training by an evaluation.
+    names = [[each.name for each in several] for several in (assignment.statistics, assignment.stages)]
+    values = (client, work, assignment.round, assignment.training, assignment.range_examples, names)
+    digest = hashlib.sha256(repr(values).encode())
     digest.update(model.parameters.tobytes())
     if model.local is not None:
         digest.update(b"local" + model.local.tobytes())
-    for name, values in sorted(model.inputs.items()):
-        digest.update(name.encode() + values.tobytes())
+    if model.ranges is not None:
+        digest.update(b"ranges" + model.ranges.tobytes())
+    for name, array in sorted(model.inputs.items()):
+        digest.update(name.encode() + array.tobytes())
     return digest.hexdigest()
 
 
@@ -178,6 +194,7 @@ def _store(path: Path, change: Change) -> None:
                 "counts": {name: int(count) for name, count in change.counts.items()},
                 "num_steps": change.num_steps,
                 "planned_steps": change.planned_steps,
+                "ranges": {"cells": change.ranges.cells, "counts": change.ranges.counts},
             }
         )
         local = np.empty(0, np.float32) if change.local is None else change.local
@@ -192,7 +209,8 @@ def _read(path: Path) -> Change | None:
             values, about = archive["values"], json.loads(archive["about"].tobytes())
             local = archive["local"] if archive["local"].size else None
         steps = {name: about[name] for name in ("num_steps", "planned_steps")}
-        return Change(values=values, counts=about["counts"], local=local, **steps)
+        ranges = m.RangeCounts(**{name: tuple(numbers) for name, numbers in about["ranges"].items()})
+        return Change(values=values, counts=about["counts"], local=local, ranges=ranges, **steps)
     except (OSError, EOFError, ValueError, LookupError, TypeError, InvalidInput, zipfile.BadZipFile):
         # The files are not synced, so a power failure may leave them empty or partly written.
         return None
