@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -67,6 +67,7 @@ class Bench:
     timeout_s: float = TIMEOUT_S
     command: Sequence[str] = COMMAND
     name: str = NAME
+    others: Mapping[str, Path] = field(default_factory=dict)
     state: CoordinatorState = field(init=False)
     runs: Runs = field(init=False)
     bundle: Bundle = field(init=False)
@@ -77,7 +78,7 @@ class Bench:
         """Start the coordinator and the evaluator."""
         place = self.folder / "state"
         self.state = open_state(place, Durability.PROCESS, (inline, inline), lambda: 5.0)
-        sets = DataSets(blobs=place / "blobs", paths={self.name: self.data}, command=self.command)
+        sets = DataSets(blobs=place / "blobs", paths={self.name: self.data, **self.others}, command=self.command)
         self.runs = Runs(self.state.stores, self.state.files, LogObserver(), Parts(data=sets))
         await self.runs.start()
         self.process = EvaluatorProcess(self.command, self.timeout_s)

@@ -124,7 +124,9 @@ class JobEvaluator:
             LOG.exception("evaluation failed")
             # Its text may name files of this machine, and the problem reaches operators elsewhere.
             problem = f"{type(exc).__name__}; the coordinator's log has its text"
-        return EvaluationReply(problem=problem.replace(str(job.data), job.data.name))
+        for path in (job.data, *job.sets.values()):
+            problem = problem.replace(str(path), path.name)
+        return EvaluationReply(problem=problem)
 
     def _evaluate(self, job: EvaluationJob) -> EvaluationReply:
         began_s = time.monotonic()
@@ -132,17 +134,28 @@ class JobEvaluator:
         bundle = open_bundle(job.bundle, blobs)
         # onnxruntime if it is installed and the Bundle has graphs for it.
         runtime = open_format(bundle.manifest.signatures["infer"].graphs)
-        data = self._open(job.data)
-        examples = model_examples(data.examples, bundle, runtime)
+        metrics = metrics_of(job.metrics)
         if job.version is None:
             version = VersionValues(parameters=bundle.initial_parameters())
-            examples = examples.take(np.arange(min(len(examples), bundle.manifest.batch_size)))
         else:
             version = load_version(blobs, job.version, bundle.manifest)
-        batches = batches_in_order(examples, bundle.manifest.batch_size, bundle.manifest.lengths)
-        metrics = metrics_of(job.metrics)
-        evaluation = evaluate_version(runtime, bundle, version, batches, metrics)
-        score = score_of(job.best, evaluation.values, metrics)
+        values, digests, num_examples = dict[str, float](), list[str](), 0
+        for name, path in {"": job.data, **job.sets}.items():
+            try:
+                data = self._open(path)
+                examples = model_examples(data.examples, bundle, runtime)
+                if job.version is None:
+                    examples = examples.take(np.arange(min(len(examples), bundle.manifest.batch_size)))
+                batches = batches_in_order(examples, bundle.manifest.batch_size, bundle.manifest.lengths)
+                evaluation = evaluate_version(runtime, bundle, version, batches, metrics)
+            except (FaninError, ValueError) as exc:
+                if not name:
+                    raise
+                raise InvalidInput(f"evaluation.sets: {name}: {exc}", code="FN-1847") from exc
+            num_examples = num_examples or evaluation.num_examples
+            digests.append(data.sha256)
+            values |= {f"{name}.{key}" if name else key: value for key, value in evaluation.values.items()}
+        score = score_of(job.best, values, metrics)
         if job.version is not None and math.isnan(score):
             raise InvalidInput(
                 f"metric {job.best!r}: has no value on this data set, expected one for evaluation.best; use data with "
@@ -150,10 +163,11 @@ class JobEvaluator:
                 code="FN-1892",
             )
         return EvaluationReply(
-            values={name: value for name, value in evaluation.values.items() if not math.isnan(value)},
+            values={name: value for name, value in values.items() if not math.isnan(value)},
             score=0.0 if math.isnan(score) else score,
-            num_examples=evaluation.num_examples,
-            data_sha256=data.sha256,
+            num_examples=num_examples,
+            # Another file of any set makes other results, which are not compared for the best Version.
+            data_sha256=digests[0] if not job.sets else hashlib.sha256("".join(digests).encode()).hexdigest(),
             runtime=runtime.name,
             seconds=time.monotonic() - began_s,
         )

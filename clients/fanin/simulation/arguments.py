@@ -217,6 +217,12 @@ def _check_evaluation(evaluation: EvaluationPlan, settings: SimulationSettings) 
             "they are the data on which a simulation evaluates Versions",
             code="FN-1181",
         )
+    if missing := sorted({each.name for each in evaluation.sets} - settings.tests.keys()):
+        raise InvalidInput(
+            f"simulate: test: got a plan with evaluation.sets {', '.join(missing)}, and no test examples of that name; "
+            "set test in the settings to examples by name, the first of which are those of evaluation.data",
+            code="FN-1846",
+        )
     own = settings.own_metrics
     metrics_of(metric.name for metric in evaluation.metrics if metric.name not in own)
 

@@ -705,6 +705,7 @@ class EvaluationPlan(_message.Message):
     EVERY_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    SETS_FIELD_NUMBER: _builtins.int
     data: _builtins.str
     """The data set, by the name that the coordinator's operator gave it; empty: no evaluation."""
     every: _builtins.int
@@ -715,6 +716,10 @@ class EvaluationPlan(_message.Message):
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___Metric]:
         """Further metrics."""
 
+    @_builtins.property
+    def sets(self) -> _containers.RepeatedCompositeFieldContainer[Global___EvaluationSet]:
+        """Further data sets. Their metrics are SET.METRIC."""
+
     def __init__(
         self,
         *,
@@ -722,10 +727,11 @@ class EvaluationPlan(_message.Message):
         every: _builtins.int | None = ...,
         best: _builtins.str | None = ...,
         metrics: _abc.Iterable[Global___Metric] | None = ...,
+        sets: _abc.Iterable[Global___EvaluationSet] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_every", b"_every", "best", b"best", "every", b"every"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_every", b"_every", "best", b"best", "data", b"data", "every", b"every", "metrics", b"metrics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best", b"_best", "_every", b"_every", "best", b"best", "data", b"data", "every", b"every", "metrics", b"metrics", "sets", b"sets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best: _TypeAlias = _typing.Literal["best"]  # noqa: Y015
     _WhichOneofArgType__best: _TypeAlias = _typing.Literal["_best", b"_best"]  # noqa: Y015
@@ -756,6 +762,29 @@ class Metric(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Metric: _TypeAlias = Metric  # noqa: Y015
+
+@_typing.final
+class EvaluationSet(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    data: _builtins.str
+    """As EvaluationPlan.data."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        data: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationSet: _TypeAlias = EvaluationSet  # noqa: Y015
 
 @_typing.final
 class Retention(_message.Message):

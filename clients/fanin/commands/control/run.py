@@ -201,7 +201,8 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
         check_training("plan", plan, {}, replace(facts_of(app), has_control=False))
         if plan.evaluation.data:
             names = [each.name for each in plan.evaluation.metrics]
-            check_best(plan.evaluation.best, names, has_labels=bool(app.num_classes))
+            sets = [each.name for each in plan.evaluation.sets]
+            check_best(plan.evaluation.best, names, sets=sets, has_labels=bool(app.num_classes))
             check_target(plan, metrics_of(names))
     exported = export(app, out, publisher, max_drop=max_int8_drop)
     print_notes(exported.notes)

@@ -34,6 +34,8 @@ def plan_sections(plan: Plan) -> list[tuple[str, str]]:
                 rows.append((name, text))
     if metrics := plan.evaluation.metrics:
         rows.append(("evaluation.metrics", ", ".join(metric.name for metric in metrics)))
+    if sets := plan.evaluation.sets:
+        rows.append(("evaluation.sets", ", ".join(f"{each.name} ({each.data})" for each in sets)))
     return rows
 
 

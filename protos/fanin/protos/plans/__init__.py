@@ -22,7 +22,7 @@ Modules in reading order:
 """
 
 from fanin.protos.plans.cohort import MAX_COHORT, CohortPlan
-from fanin.protos.plans.evaluation import EvaluationPlan, MetricSpec
+from fanin.protos.plans.evaluation import EvaluationPlan, EvaluationSet, MetricSpec
 from fanin.protos.plans.flower import FlowerPlan
 from fanin.protos.plans.participants import ParticipantsPlan
 from fanin.protos.plans.plan import (
@@ -100,6 +100,7 @@ __all__ = [
     "CodecSpec",
     "CohortPlan",
     "EvaluationPlan",
+    "EvaluationSet",
     "FlowerPlan",
     "Int8Plan",
     "MetricSpec",

@@ -10,6 +10,7 @@ from fanin.protos.plans.sections import DATA, MAX_TIMES, StopPlan
 
 PAGE: Final = "../howto/evaluate.md"
 MAX_METRICS: Final = 16
+MAX_SETS: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,30 @@ class MetricSpec:
         Key(
             text="Its name: `macro_f1`, `balanced_accuracy`, `absolute_error`, or a metric that is installed at the "
             "coordinator.",
+            form=NAME_FORM,
+            is_valid=is_name,
+            see=PAGE,
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSet:
+    """One further data set of each evaluation."""
+
+    name: Annotated[
+        str,
+        Key(
+            text="Its name, before the names of its metrics: `NAME.accuracy`.",
+            form=f"{NAME_FORM}, without a dot",
+            is_valid=lambda text: is_name(text) and "." not in text,
+            see=PAGE,
+        ),
+    ]
+    data: Annotated[
+        str,
+        Key(
+            text="Its data, a name as in `evaluation.data`.",
             form=NAME_FORM,
             is_valid=is_name,
             see=PAGE,
@@ -63,14 +88,18 @@ class EvaluationPlan:
     ] = "loss"
 
     metrics: tuple[MetricSpec, ...] = ()
+    sets: tuple[EvaluationSet, ...] = ()
 
     def __post_init__(self) -> None:
         problem = range_problem(self, "evaluation")
         for index, metric in enumerate(self.metrics):
             problem = problem or range_problem(metric, f"evaluation.metrics.{index}")
+        for index, each in enumerate(self.sets):
+            problem = problem or range_problem(each, f"evaluation.sets.{index}")
         if problem:
             raise InvalidPlan(f"plan: {problem}", code="FN-0201")
         check_metrics(self)
+        check_sets(self)
 
 
 def check_metrics(evaluation: EvaluationPlan) -> None:
@@ -82,6 +111,30 @@ def check_metrics(evaluation: EvaluationPlan) -> None:
             "some",
             code="FN-0220",
         )
+
+
+def check_sets(evaluation: EvaluationPlan) -> None:
+    """There are at most 16 sets in `evaluation.sets`, each once, and `evaluation.data` is there, too."""
+    names = [each.name for each in evaluation.sets]
+    if len(names) > MAX_SETS or len(set(names)) < len(names):
+        raise InvalidPlan(
+            f"plan: evaluation.sets: got {shown(names)}, expected at most {MAX_SETS} of different names; rename or "
+            "remove some",
+            code="FN-0220",
+        )
+    if names and not evaluation.data:
+        raise InvalidPlan(
+            f"plan: got evaluation.sets {shown(names)} without evaluation.data, expected the data set of the metrics "
+            "without a prefix; add evaluation.data",
+            code="FN-1845",
+        )
+    for metric in evaluation.metrics:
+        if metric.name.partition(".")[0] in names and "." in metric.name:
+            raise InvalidPlan(
+                f"plan: evaluation.sets: got the metric {metric.name!r}, which is also a name of a metric of the set "
+                f"{metric.name.partition('.')[0]!r}; rename the set",
+                code="FN-1845",
+            )
 
 
 def check_data(evaluation: EvaluationPlan, ranges: str, stop: StopPlan) -> None:

@@ -21,7 +21,7 @@ from fanin.protos.errors import InvalidPlan
 from fanin.protos.fields import Mark
 from fanin.protos.names import NAME_FORM, is_name
 from fanin.protos.plans.cohort import CohortPlan, check_quorum
-from fanin.protos.plans.evaluation import EvaluationPlan, check_data, check_metrics
+from fanin.protos.plans.evaluation import EvaluationPlan, check_data, check_metrics, check_sets
 from fanin.protos.plans.flower import FlowerPlan, memory_notes, strategy_keys
 from fanin.protos.plans.keys import Key, keys_of, range_problem, shown
 from fanin.protos.plans.participants import ParticipantsPlan
@@ -378,6 +378,7 @@ CONSTRAINTS: Final = (
     check_strategy,
     check_ranges,
     check_metrics,
+    check_sets,
     check_retention,
     check_participants,
     check_privacy,

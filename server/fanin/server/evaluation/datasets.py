@@ -74,6 +74,7 @@ class DataSets:
             bundle=bundle,
             best=plan.best,
             metrics=tuple(metric.name for metric in plan.metrics),
+            sets={each.name: self.paths[each.data] for each in plan.sets},
             version=version,
             measures=measures,
         )

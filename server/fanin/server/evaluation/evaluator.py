@@ -21,6 +21,7 @@ from fanin.server.evaluation.jobs import EvaluationJob, EvaluationReply
 from fanin.server.evaluation.process import EvaluatorProcess
 from fanin.server.rounds.troubles import patience_s, pause_s, reason_of
 from fanin.server.runs.catalog import Runs
+from fanin.server.runs.data import data_names
 from fanin.server.runs.view import RunView
 from fanin.server.storage.stores import Stores
 
@@ -131,7 +132,7 @@ class HeldOutEvaluator:
         for run_id in sorted(views, key=lambda run_id: turns.get(run_id, -1)):
             view = views[run_id]
             plan = view.record.start.plan.evaluation
-            if not plan.data or not self._has_data(run_id, plan.data):
+            if not plan.data or not all(self._has_data(run_id, name) for name in data_names(plan)):
                 continue
             await self._look(run_id, view.newest.number, plan.every)
             if due := self._due.get(run_id):

@@ -25,6 +25,7 @@ class EvaluationJob:
         bundle: The Bundle.
         best: The metric that ranks Versions.
         metrics: The names of further metrics.
+        sets: The files of further data sets by their names in the Plan.
         version: The Version to evaluate. None to check the data set: all examples, and one batch with Version 0.
         measures: Whether ranges of activations are measured: for a Version instead of the evaluation, else after it.
     """
@@ -34,6 +35,7 @@ class EvaluationJob:
     bundle: BundleRef
     best: str
     metrics: tuple[str, ...] = ()
+    sets: Mapping[str, Path] = field(default_factory=dict)
     version: Version | None = None
     measures: bool = False
 
@@ -47,6 +49,7 @@ class EvaluationJob:
             "bundle": bundle,
             "best": self.best,
             "metrics": self.metrics,
+            "sets": {name: str(path) for name, path in self.sets.items()},
             "version": version,
             "measures": self.measures,
         }
@@ -63,6 +66,7 @@ class EvaluationJob:
             bundle=from_proto(BundleRef, fleet_pb2.BundleRef.FromString(base64.b64decode(row["bundle"]))),
             best=row["best"],
             metrics=tuple(row["metrics"]),
+            sets={name: Path(path) for name, path in row["sets"].items()},
             measures=row["measures"],
             version=None
             if version is None
@@ -78,7 +82,7 @@ class EvaluationReply:
         values: The metrics by name, finite.
         score: The value that ranks Versions, larger is better.
         num_examples: Examples of the data set.
-        data_sha256: The digest of the file.
+        data_sha256: The digest of the file. With sets, the digest of the digests of all files.
         runtime: The inference library and its version.
         seconds: Duration of the evaluation.
         ranges: The ranges of the activations, float32 in base64; "" if they are not measured.

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from fanin.protos.errors import InvalidPlan
 from fanin.protos.messages import BundleRef, StartRun, Version
-from fanin.protos.plans import Plan
+from fanin.protos.plans import EvaluationPlan, Plan
 from fanin.server.storage.records import MeasuredRanges
 
 
@@ -57,14 +57,20 @@ def no_data(name: str) -> MeasuredRanges:
     return MeasuredRanges(data=name, problem=f"got no data set {name!r}, expected fanin serve --data {name}=PATH")
 
 
+def data_names(evaluation: EvaluationPlan) -> tuple[str, ...]:
+    """Return the names of all data sets of a Plan, those of its metrics without a prefix first."""
+    return (*filter(None, (evaluation.data,)), *(each.data for each in evaluation.sets))
+
+
 def check_data_name(what: str, plan: Plan, known: Collection[str]) -> None:
     """Raise InvalidPlan if a Plan names a data set that this coordinator does not have."""
-    data = plan.evaluation.data
-    if not data or data in known:
+    unknown = [name for name in data_names(plan.evaluation) if name not in known]
+    if not unknown:
         return
+    key = "data" if unknown[0] == plan.evaluation.data else "sets"
     names = f"one of {sorted(known)}" if known else "none: this coordinator has no data sets"
     raise InvalidPlan(
-        f"{what}: evaluation.data: got {data!r}, expected {names}; its operator registers data sets with "
+        f"{what}: evaluation.{key}: got {unknown[0]!r}, expected {names}; its operator registers data sets with "
         "fanin serve --data NAME=PATH",
         code="FN-0250",
     )
