@@ -274,6 +274,7 @@ def frames() -> dict[str, Frame]:
         "assigned-privacy": m.Assigned(assignment=replace(assignment(), privacy=PRIVACY)),
         "wait": wait,
         "newest": replace(wait, newest=NEWEST),
+        "finished": replace(wait, finished=assignment().training),
         "upgrade": m.Rejected(reason=m.RejectReason.UPGRADE, text="install another fanin"),
         "unsuitable": m.Rejected(reason=m.RejectReason.UNSUITABLE, text="codec"),
     }

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fanin.clients.device.embed import DeviceSettings, join
     from fanin.clients.device.storage.seeds import app_seed
     from fanin.clients.device.training.trainer import RuntimeTrainer
+    from fanin.clients.device.training.tuning import FineTuning
     from fanin.clients.device.updates import Change, Trainer
     from fanin.clients.flower.task import FlowerSettings
     from fanin.clients.operator import Operator
@@ -46,6 +47,7 @@ __all__ = [
     "DeviceSettings",
     "ExampleStore",
     "Examples",
+    "FineTuning",
     "FlowerSettings",
     "Interrupted",
     "MemoryStore",
@@ -66,6 +68,7 @@ _MODULES = {
     "DeviceSettings": "device.embed",
     "ExampleStore": "data.stores",
     "Examples": "data.examples",
+    "FineTuning": "device.training.tuning",
     "FlowerSettings": "flower.task",
     "Interrupted": "device.conditions",
     "MemoryStore": "data.stores",

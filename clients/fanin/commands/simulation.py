@@ -23,14 +23,8 @@ from fanin.clients.planfile import (
 )
 from fanin.commands.console.result_files import ResultFiles
 from fanin.commands.console.simulated import SimulationText
-from fanin.commands.console.splits import SimulationData
-from fanin.commands.console.terminal import (
-    JsonOption,
-    QuietOption,
-    prints_text,
-    run_command,
-    write_json,
-)
+from fanin.commands.console.splits import SimulationData, with_tests
+from fanin.commands.console.terminal import JsonOption, QuietOption, prints_text, run_command, write_json
 from fanin.commands.console.usage import wrong_usage
 from fanin.commands.display.screen import print_notes
 from fanin.commands.display.steps import progress
@@ -38,11 +32,7 @@ from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.tensors import Array
 from fanin.protos.errors import InvalidInput
 from fanin.protos.texts import counted
-from fanin.simulation import (
-    ClientFailed,
-    Partition,
-    RunStopped,
-)
+from fanin.simulation import ClientFailed, Partition, RunStopped
 from fanin.simulation.host import interrupted_by_sigterm
 
 if TYPE_CHECKING:
@@ -124,6 +114,12 @@ def _simulate(
     validation: Annotated[
         float, typer.Option("--validation", metavar="SHARE", help="Share that each client holds out; 0: none.")
     ] = 0.1,
+    client_test: Annotated[
+        float, typer.Option("--client-test", metavar="SHARE", help="Share of each client's own test examples.")
+    ] = 0.0,
+    tune: Annotated[
+        int, typer.Option("--fine-tune", metavar="EPOCHS", min=0, help="Epochs of each client after the last round.")
+    ] = 0,
     cohort: Annotated[int | None, typer.Option("--cohort", min=1, help="Clients of a round; default: 10.")] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds to run; default: 20.")] = None,
     by: ByOption = "dirichlet",
@@ -189,6 +185,9 @@ def _simulate(
     clients_csv: Annotated[
         Path | None, typer.Option("--clients-csv", help="Write a row for each client and round to a CSV file.")
     ] = None,
+    per_client_csv: Annotated[
+        Path | None, typer.Option("--per-client-csv", help="With --client-test: write the quality for each client.")
+    ] = None,
     quiet: QuietOption = False,
     json: JsonOption = "",
 ) -> int:
@@ -199,9 +198,8 @@ def _simulate(
     from fanin.simulation.arguments import check_validation_fraction
     from fanin.simulation.engines.choice import check_engine_name
 
-    files = ResultFiles(
-        out=out, csv=csv, clients_csv=clients_csv, events=events, tensorboard=tensorboard, plot=plot, json=json
-    )
+    tables = {"csv": csv, "clients_csv": clients_csv, "per_client_csv": per_client_csv}
+    files = ResultFiles(**tables, out=out, events=events, tensorboard=tensorboard, plot=plot, json=json)
     names = _FlowerNames(app=flower, initial=initial, keep=keep or (), node_config=node_config, run_config=run_config)
     split = SimulationData(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
     with wrong_usage():
@@ -246,6 +244,7 @@ def _simulate(
             result = _simulate_flower(names, clients, settings)
         else:
             loaded, parts = split.load(seed or 0)
+            parts, settings = with_tests(settings, parts, client_test, tune)
             step(f"loading the App {app}")
             result = _simulate_app(app, parts, replace(settings, test=loaded.test))
     files.write(result)

@@ -20,6 +20,7 @@ Reading order:
 - ``backends/``: where the trainings run, in this process or in others
 - ``engines/``: the choice of the engine, and ``vmap``
 - ``result``, ``rows``: the tables of a simulation, and its event log
+- ``after/``: what follows the last Round: the evaluation by each client, and the baseline
 - ``studies/``: seeds, a baseline, figures, and simulations that resume
 - ``queries/``: ``simulate_statistics``, the statistics of simulated clients
 - ``grids/``: ``Study``, a grid of Plans for several methods and seeds
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from fanin.simulation.settings import SimulationSettings
     from fanin.simulation.studies.baseline import BaselineRow
     from fanin.simulation.studies.comparison import PlotForm, plot_results
+    from fanin.simulation.studies.per_client import ClientQuality, QualitySummary
     from fanin.simulation.studies.seeds import SpreadRow
 
 _MODULES = {
@@ -94,6 +96,7 @@ _MODULES = {
     "ClientFailure": "rows",
     "ClientRow": "rows",
     "DailyWindow": "devices.availability",
+    "ClientQuality": "studies.per_client",
     "ClientWork": "devices.work",
     "DeviceModel": "devices.models",
     "DeviceTrace": "devices.traces",
@@ -125,6 +128,7 @@ _MODULES = {
     "Partitioner": "data.partitioners",
     "PlotForm": "studies.comparison",
     "Pathological": "data.partitioners",
+    "QualitySummary": "studies.per_client",
     "Quantity": "data.partitioners",
     "Rate": "devices.availability",
     "RayCluster": "backends.ray_cluster",
@@ -170,6 +174,7 @@ __all__ = [
     "BestVersion",
     "ClientFailed",
     "ClientFailure",
+    "ClientQuality",
     "ClientRow",
     "ClientWork",
     "DailyWindow",
@@ -203,6 +208,7 @@ __all__ = [
     "Partitioner",
     "Pathological",
     "PlotForm",
+    "QualitySummary",
     "Quantity",
     "Rate",
     "RayCluster",

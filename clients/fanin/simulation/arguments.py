@@ -25,7 +25,7 @@ from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.engines.choice import check_engine
 from fanin.simulation.settings import SimulationSettings, is_integer, keys_of
-from fanin.simulation.studies.tests import TestData, check_tests
+from fanin.simulation.studies.tests import check_client_tests, check_tests
 
 if TYPE_CHECKING:
     from fanin.edge.export.app.app import App
@@ -37,7 +37,7 @@ TARGET: Final = "stop.target"
 DATA: Final = "evaluation.data"
 RANGES: Final = "int8.ranges"
 REPORT_FACTOR: Final = "cohort.report_factor"
-OF_GRAPHS: Final = ("metrics", "baseline", "resume", "trainer", "work")
+OF_GRAPHS: Final = ("metrics", "baseline", "resume", "trainer", "work", "client_test", "fine_tune")
 """Settings that need the graphs of an App."""
 
 
@@ -72,7 +72,8 @@ def check_arguments(app: object, clients: object, settings: SimulationSettings) 
             code="FN-1171",
         )
     check_tests(settings.tests, of_flower=False)
-    _check_data(app, clients, settings.tests)
+    check_client_tests(settings.client_test, settings.fine_tune, len(clients))
+    _check_data(app, clients, settings)
     return CheckedArguments(app=app, clients=clients)
 
 
@@ -336,10 +337,13 @@ def check_flower_settings(settings: SimulationSettings) -> None:
         )
 
 
-def _check_data(app: "App", clients: Partition, tests: Mapping[str, TestData]) -> None:
+def _check_data(app: "App", clients: Partition, settings: SimulationSettings) -> None:
     """Raise InvalidInput unless the model can use the examples. ``preprocess`` checks the shape of raw ones."""
     target, dtype = app.target_shape, str(app.target_dtype).removeprefix("torch.")
+    tests = settings.tests
     named = {f"test: {name}" if name else "test": each for name, each in tests.items() if isinstance(each, Examples)}
+    if settings.client_test is not None:
+        named["client_test"] = settings.client_test.examples
     for what, examples in {"clients": clients.examples, **named}.items():
         for name, value in app.inputs.items():
             accepted = {str(part.dtype).removeprefix("torch.") for part in (value, app.raw_data) if part is not None}

@@ -12,7 +12,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import num_held_out
@@ -22,7 +21,6 @@ from fanin.edge.bundles.manifest import NO_GRAPHS
 from fanin.edge.codecs.grid import first_change_notes
 from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.tensors import Float32s
-from fanin.protos.errors import FaninError
 from fanin.protos.plans import Plan
 from fanin.protos.plans.named import passing
 from fanin.server.evaluation.metrics import VersionMetrics
@@ -32,6 +30,8 @@ from fanin.server.runs.recorded_setup import check_names
 from fanin.server.selection.policies import POLICIES
 from fanin.server.storage.protocols.files import BlobReader
 from fanin.server.strategies.process import Strategies
+from fanin.simulation.after.baseline import with_baseline
+from fanin.simulation.after.per_client import PerClient
 from fanin.simulation.arguments import check_devices, check_plan, plan_of
 from fanin.simulation.backends.backend import Backend, ThisProcess
 from fanin.simulation.backends.opening import open_backend
@@ -53,10 +53,9 @@ from fanin.simulation.result import (
     text_of,
     total_of,
 )
-from fanin.simulation.rows import ClientFailure, RoundRow, SimulationEvent
+from fanin.simulation.rows import ClientFailure, OnFailure, RoundRow, SimulationEvent
 from fanin.simulation.settings import SimulationSettings, checked
 from fanin.simulation.simulated_run import EvaluateNewest, RowLists, SimulatedRun, local_by_name, run_to_end
-from fanin.simulation.studies.baseline import Baseline, BaselineRow, pooled
 from fanin.simulation.studies.records import hold_record, recorded
 from fanin.simulation.studies.tests import TestedArrays
 from fanin.simulation.studies.versions import TestedRanges, TestedVersions, model_examples
@@ -69,8 +68,6 @@ from fanin.simulation.workers import (
     SharedGraphs,
     Trainings,
 )
-
-INTERRUPTED: Final = "Ctrl-C"
 
 
 def simulate(
@@ -177,7 +174,7 @@ class _Parts:
         evaluate_newest: Lets clients evaluate the newest Version; None if they evaluate before they train alone.
         folder: The folder that a strategy of the Plan is imported from; None for the working directory.
         data: Returns the data set of the Plan, over the blobs of the coordinator.
-        baseline: Adds the centralized baseline to a result.
+        after: Adds to a result what follows the last Round.
     """
 
     engine: str
@@ -190,7 +187,7 @@ class _Parts:
     evaluate_newest: EvaluateNewest | None = None
     folder: Path | None = None
     data: Callable[[BlobReader], DataSource] = lambda blobs: NoData()
-    baseline: Callable[[Result], Result] = lambda result: result
+    after: Callable[[Result, RowLists], Result] = lambda result, rows: result
 
 
 def _simulated(prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend, label: str) -> Result:
@@ -213,14 +210,14 @@ def _simulated(prepared: Preparation, plan: Plan, settings: SimulationSettings, 
     if isinstance(prepared.subject, FlowerSubject):
         parts = _flower_parts(prepared, plan, settings, backend)
     else:
-        parts = _graph_parts(prepared, plan, settings, backend)
+        parts = _graph_parts(prepared, plan, settings, backend, note_failure)
     run = SimulatedRun(
         bundle=prepared.bundle,
         plan=plan,
         work=parts.work,
         devices=settings.devices,
         engine=parts.engine,
-        trainings=recorded(parts.trainings, prepared.record, settings.work),
+        trainings=parts.trainings,
         runtime=parts.runtime,
         evaluate=parts.evaluate,
         score=parts.score,
@@ -252,9 +249,9 @@ def _simulated(prepared: Preparation, plan: Plan, settings: SimulationSettings, 
         raise RunStopped(text_of(exc), _result(prepared, plan, parts.engine, rows), code=code_of(exc)) from exc
     result = _result(prepared, plan, parts.engine, rows)
     if rows.reason:
-        raise RunStopped(f"simulate: {rows.reason}", parts.baseline(result), code="FN-1188")
+        raise RunStopped(f"simulate: {rows.reason}", parts.after(result, rows), code="FN-1188")
     # After Ctrl-C, the user wants the result.
-    return parts.baseline(result) if rows.is_complete else result
+    return parts.after(result, rows) if rows.is_complete else result
 
 
 def _flower_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
@@ -280,7 +277,9 @@ def _flower_parts(prepared: Preparation, plan: Plan, settings: SimulationSetting
     )
 
 
-def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend) -> _Parts:
+def _graph_parts(
+    prepared: Preparation, plan: Plan, settings: SimulationSettings, backend: Backend, fail: OnFailure
+) -> _Parts:
     subject = prepared.subject
     assert isinstance(subject, ModuleSubject), "a Flower app has no graphs"
     assert prepared.graphs is not None, "an App has a runtime"
@@ -322,6 +321,14 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
         if isinstance(each, Examples)
     }
     evaluation = TestedVersions(bundle=bundle, graphs=graphs, tests=tests, plan=plan, own=metrics)
+    trainings = recorded(trainings, prepared.record, settings.work)
+    each = PerClient(
+        prepared=prepared, clients=clients, settings=settings, evaluation=evaluation, trainings=trainings, fail=fail
+    )
+
+    def after(result: Result, rows: RowLists) -> Result:
+        return with_baseline(prepared, clients, evaluation, settings, each.added(result, rows))
+
     return _Parts(
         engine=chosen.engine,
         trainings=trainings,
@@ -331,38 +338,8 @@ def _graph_parts(prepared: Preparation, plan: Plan, settings: SimulationSettings
         score=evaluation.score,
         reached=evaluation.reached,
         data=partial(TestedRanges, evaluation),
-        baseline=partial(_with_baseline, prepared, clients, evaluation, settings),
+        after=after,
     )
-
-
-def _with_baseline(
-    prepared: Preparation,
-    clients: Partition,
-    evaluation: TestedVersions,
-    settings: SimulationSettings,
-    result: Result,
-) -> Result:
-    """Return the result with the centralized baseline, if the settings ask for one.
-
-    An error or Ctrl-C ends the baseline alone: the result of the federation is complete.
-    """
-    if not settings.baseline:
-        return result
-    bundle, graphs = prepared.bundle, evaluation.graphs
-    rows: list[BaselineRow] = []
-    try:
-        prepared.progress.step("training the centralized baseline")
-        train = model_examples(pooled(clients, settings.validation_fraction), bundle, graphs)
-        baseline = Baseline(bundle=bundle, graphs=graphs, train=train, test=evaluation.test, plan=evaluation.plan)
-        for row in baseline.rows(result.rounds, result.clients):
-            rows.append(row)
-            prepared.progress.baseline(row, result.rounds[-1].round)
-    except FaninError as exc:
-        prepared.progress.show(f"the baseline ended early: {exc}")
-        return replace(result, baseline=tuple(rows), baseline_end=str(exc))
-    except KeyboardInterrupt:
-        return replace(result, baseline=tuple(rows), baseline_end=INTERRUPTED, is_complete=False)
-    return replace(result, baseline=tuple(rows))
 
 
 def _version(prepared: Preparation, row: RoundRow, parameters: Float32s) -> KeptVersion:

@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +20,7 @@ from fanin.simulation.rows import EVALUATED, ClientFailure, OnFailure, RoundRow,
 
 if TYPE_CHECKING:
     from fanin.simulation.studies.baseline import BaselineRow
+    from fanin.simulation.studies.per_client import QualitySummary
 
 LOGGER: Final = logging.getLogger(__name__)
 SHOWN_EVERY_S: Final = 15.0
@@ -137,6 +138,17 @@ def line_of_baseline(row: "BaselineRow") -> str:
     tested = f"  test loss {row.test_loss:.4f}" if math.isfinite(row.test_loss) else ""
     tested += f"  accuracy {row.test_accuracy:.4f}" if math.isfinite(row.test_accuracy) else ""
     return f"{counted(row.num_steps, 'step')}{tested}"
+
+
+def line_of_clients(summary: "Mapping[str, QualitySummary]") -> str:
+    """Return the accuracy for each client, or the loss without one, as one line of text."""
+    metric = "accuracy" if any(name.endswith(".accuracy") for name in summary) else "loss"
+    parts = [
+        f"{name.partition('.')[0]} {metric} {each.mean:.4f}, worst decile {each.worst_decile:.4f}"
+        for name, each in summary.items()
+        if name.endswith(f".{metric}")
+    ]
+    return f"clients: {'; '.join(parts)}"
 
 
 def evaluation_text(row: RoundRow) -> str:

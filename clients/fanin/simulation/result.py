@@ -14,6 +14,7 @@ from fanin.protos.plans.named import raised_text
 from fanin.simulation.rows import ClientFailure, ClientRow, RoundRow, SimulationEvent, cells
 from fanin.simulation.studies.baseline import BaselineRow
 from fanin.simulation.studies.boards import open_board, write_scalars
+from fanin.simulation.studies.per_client import ClientQuality, QualitySummary, quality_columns
 from fanin.simulation.studies.seeds import SpreadRow, spread_of, write_spread
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class Result:
         baseline: The rows of the centralized baseline, if the settings enable it.
         baseline_end: Why the baseline ended before the last Round; empty if it did not.
         local: The personal parameters of each client that has trained, by its index and by name.
+        per_client: The quality of the last Version for each client, with ``SimulationSettings.client_test``.
+        per_client_summary: Mean, weighted mean and worst decile of its columns, such as ``personal.accuracy``.
         versions: The newest Versions by number, as many as ``SimulationSettings.keep_versions``.
         repeats: The results of all seeds, if the settings have ``seeds``. This one is the first of them.
         layout: The names of a Flower app's arrays in its order, and the initial values of those that do not travel.
@@ -112,6 +115,8 @@ class Result:
     baseline_end: str = ""
     repeats: "tuple[Result, ...]" = ()
     local: Mapping[int, Mapping[str, Float32s]] = field(default_factory=dict)
+    per_client: tuple[ClientQuality, ...] = ()
+    per_client_summary: Mapping[str, QualitySummary] = field(default_factory=dict)
     versions: Mapping[int, KeptVersion] = field(default_factory=dict)
     layout: ArrayLayout | None = None
 
@@ -200,6 +205,28 @@ class Result:
         """Write the clients of each Round as a CSV file."""
         _write_csv(path, self.client_columns())
 
+    def write_per_client_csv(self, path: Path | str) -> None:
+        """Write the quality of the last Version for each client as a CSV file."""
+        _write_csv(path, self.per_client_columns())
+
+    def plot_per_client(self, path: Path | str | None = None, metric: str = "accuracy") -> object:
+        """Draw the share of the clients whose value is at most x, for the Version and for the personal models.
+
+        Args:
+            path: The file to write, in the format of its suffix. None writes none.
+            metric: The metric.
+
+        Returns:
+            The matplotlib Figure, which a notebook shows.
+
+        Raises:
+            InvalidInput: No client has the metric, or matplotlib does not know the format.
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        from fanin.simulation.studies.plots import plot_shares
+
+        return plot_shares(self.per_client_columns(), metric, path)
+
     def write_events(self, path: Path | str) -> None:
         """Write the event log as JSON lines."""
         Path(path).write_text(
@@ -213,6 +240,10 @@ class Result:
     def client_columns(self) -> Columns:
         """Return the clients of each Round as columns by name: ``pandas.DataFrame(result.client_columns())``."""
         return _columns([row for each in self._seeds for row in each.clients])
+
+    def per_client_columns(self) -> Columns:
+        """Return the quality for each client as columns by name: ``global.METRIC`` and ``personal.METRIC``."""
+        return quality_columns([row for each in self._seeds for row in each.per_client])
 
     @property
     def _seeds(self) -> "tuple[Result, ...]":

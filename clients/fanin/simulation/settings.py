@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from fanin.clients.device.training.tuning import FineTuning
 from fanin.clients.planfile import Override, leaves_of, override_of
 from fanin.edge.codecs import codec, stages
 from fanin.edge.metrics.graphs import metric_of
@@ -23,6 +24,7 @@ from fanin.protos.plans.named import PREFIX, Factory, PassedParts, RecordFactory
 from fanin.server.aggregation import outer, rules
 from fanin.server.selection.policies import POLICIES, SelectionPolicy
 from fanin.simulation.backends.ray_cluster import RayCluster
+from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.devices.models import DeviceModel
 from fanin.simulation.devices.work import ClientWork
 from fanin.simulation.rows import OnEvent, OnFailure, RoundRow
@@ -93,6 +95,10 @@ class SimulationSettings:
         cluster: The Ray cluster that trains the clients, instead of ``processes``. The Versions are the same.
         stop_on_failure: Whether an error in the training of a client ends the simulation.
         devices: The speed, the connection and the availability of the devices.
+        client_test: Test examples of each client's own, as ``Partition.split`` returns them. After the last Round, each
+            client evaluates the last Version and its personal model on them (``Result.per_client``).
+        fine_tune: How each client trains the last Version for itself before that (``FineTuning``). It needs
+            ``client_test``. None: the personal model is the Version with the client's personal parameters.
         work: Epochs or steps of each client, and the share of stragglers (docs/howto/work.md). None: all
             clients do all steps.
         on_round: Called with each row as soon as its Round has ended. The row of a Flower app has no evaluation by the
@@ -121,6 +127,8 @@ class SimulationSettings:
     cluster: RayCluster | None = None
     stop_on_failure: bool = False
     devices: DeviceModel = field(default_factory=DeviceModel)
+    client_test: Partition | None = None
+    fine_tune: FineTuning | None = None
     work: ClientWork | None = None
     on_round: Callable[[RoundRow], None] = lambda row: None
     on_version: "Callable[[KeptVersion], None]" = lambda version: None

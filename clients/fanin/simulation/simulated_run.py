@@ -79,6 +79,7 @@ class RowLists:
         events: The event log.
         digests: The SHA-256 of each Version.
         parameters: The parameters of the newest Version (num_values,).
+        newest: The newest Version, its parameters and its ranges.
         local: The newest personal parameters of each client that has trained (num_local_values,), once the Run has
             ended.
         best: The row of the best Version on the test data, and its parameters (num_values,); None without test data.
@@ -95,6 +96,7 @@ class RowLists:
     events: list[SimulationEvent] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     parameters: Float32s = field(default_factory=lambda: np.empty(0, np.float32))
+    newest: tuple[Version, VersionValues] | None = None
     local: dict[int, Float32s] = field(default_factory=dict)
     best: tuple[RoundRow, Float32s] | None = None
     reason: str = ""
@@ -203,7 +205,7 @@ class SimulatedRun:
             plan = replace(self.plan, evaluation=EvaluationPlan(data=data), stop=stop)
             await federation.start_run(RUN, plan, self.bundle, publisher)
             rows.digests.append(self.bundle.manifest.artifacts[self.bundle.manifest.initial].sha256)
-            parameters, quality = await self._evaluated(federation, 0)
+            parameters, quality = await self._evaluated(federation, 0, rows)
             rows.add(self._shown(initial_row(quality, self._statistics)), parameters, self.score(quality))
             self.on_round(rows.rounds[0])
 
@@ -268,7 +270,7 @@ class SimulatedRun:
                 case RoundFailed():
                     self._note(rows, "round failed", event.round, detail=event.reason)
                 case VersionPublished():
-                    parameters, quality = await self._evaluated(federation, event.number)
+                    parameters, quality = await self._evaluated(federation, event.number, rows)
                     updates = await federation.state.stores.rounds.updates(RUN, event.round)
                     now = asyncio.get_running_loop().time()
                     num_classes = self.bundle.manifest.num_classes
@@ -335,11 +337,12 @@ class SimulatedRun:
         rows.events.append(noted)
         self.on_event(noted)
 
-    async def _evaluated(self, federation: Federation, number: int) -> tuple[Float32s, VersionMetrics]:
-        """Return the parameters and the metrics of a Version."""
+    async def _evaluated(self, federation: Federation, number: int, rows: RowLists) -> tuple[Float32s, VersionMetrics]:
+        """Return the parameters and the metrics of a Version. It is the newest one of the rows from now on."""
         version, blobs = await federation.state.stores.runs.version(RUN, number), federation.state.blobs
         assert version is not None, "the event of a version follows its record"
         values = load_version(blobs, version, self.bundle.manifest)
+        rows.newest = version, values
         return values.parameters, self.evaluate(number, values)
 
 

@@ -383,12 +383,17 @@ class CheckInRequest(_message.Message):
     SERVED_FIELD_NUMBER: _builtins.int
     CONDITION_FIELD_NUMBER: _builtins.int
     FANIN_VERSION_FIELD_NUMBER: _builtins.int
+    AWAITS_END_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """1."""
     wait_s: _builtins.float
     """Seconds that the device will wait for an answer."""
     fanin_version: _builtins.str
     """The version of fanin; empty: another program. At most 128 printable characters."""
+    awaits_end: _builtins.bool
+    """With `served`: this device wants to know when the Run of that Version has finished. The answer then comes at once, and
+    has `finished`. Leave it out after that answer.
+    """
     @_builtins.property
     def capabilities(self) -> Global___Capabilities: ...
     @_builtins.property
@@ -410,10 +415,11 @@ class CheckInRequest(_message.Message):
         served: Global___ServedVersion | None = ...,
         condition: Global___DeviceCondition | None = ...,
         fanin_version: _builtins.str = ...,
+        awaits_end: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "condition", b"condition", "served", b"served"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "condition", b"condition", "fanin_version", b"fanin_version", "protocol", b"protocol", "served", b"served", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["awaits_end", b"awaits_end", "capabilities", b"capabilities", "condition", b"condition", "fanin_version", b"fanin_version", "protocol", b"protocol", "served", b"served", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -496,6 +502,7 @@ class CheckInReply(_message.Message):
     WAIT_FIELD_NUMBER: _builtins.int
     REJECTED_FIELD_NUMBER: _builtins.int
     NEWEST_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def assigned(self) -> Global___Assignment: ...
     @_builtins.property
@@ -506,6 +513,12 @@ class CheckInReply(_message.Message):
     def newest(self) -> Global___Publication:
         """With wait or rejected, for a device that sent `served`: the newest Version of its Run, if it is newer."""
 
+    @_builtins.property
+    def finished(self) -> Global___Training:
+        """With wait or rejected, for a device that sent `awaits_end`: present if the Run has finished and `served` is its last
+        Version. It has the settings of training of the last Round, with which a device may train on for itself.
+        """
+
     def __init__(
         self,
         *,
@@ -513,10 +526,11 @@ class CheckInReply(_message.Message):
         wait: Global___Wait | None = ...,
         rejected: Global___Rejected | None = ...,
         newest: Global___Publication | None = ...,
+        finished: Global___Training | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assigned", b"assigned", "newest", b"newest", "rejected", b"rejected", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assigned", b"assigned", "finished", b"finished", "newest", b"newest", "rejected", b"rejected", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assigned", b"assigned", "newest", b"newest", "rejected", b"rejected", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "assigned", b"assigned", "finished", b"finished", "newest", b"newest", "rejected", b"rejected", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["assigned", "wait", "rejected"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015

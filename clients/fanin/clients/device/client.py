@@ -33,6 +33,7 @@ from fanin.clients.device.session.tracing import DeviceTraces
 from fanin.clients.device.session_driver import DriverParts, SessionDriver
 from fanin.clients.device.site.journal import Journal
 from fanin.clients.device.storage.cache import Cache
+from fanin.clients.device.training.tuner import DeviceTuner
 from fanin.clients.device.updates import Change, Trainer, progress_of
 from fanin.clients.machine import condition_of
 from fanin.clients.transport import ReadPayload, Transport
@@ -43,8 +44,7 @@ from fanin.protos import messages as m
 from fanin.protos.chunks import ChunkRef
 from fanin.protos.errors import FaninError, NotFound, PermissionDenied, Unauthenticated
 
-MAX_DELAY_S: Final = 0.3
-"""Longest delay before an upload with a ``delay_seed``."""
+MAX_DELAY_S: Final = 0.3  # before an upload with a ``delay_seed``
 LOG = logging.getLogger("fanin.clients")
 T = TypeVar("T")
 
@@ -60,6 +60,7 @@ class ClientParts:
         trusted: Public keys (hex) of the publishers whose Bundles the device runs.
         rng: Source of the session's random pauses.
         serving: The model for ``predict``; None for a client that only trains.
+        tuner: Fine-tunes the last Version of a Run for ``predict``; None for no fine-tuning.
         traces: The spans of this device; None for no traces.
         journal: Writes the state of the device for its owner; None for none.
         identity: The device, for protocols with messages; None without a key.
@@ -71,6 +72,7 @@ class ClientParts:
     trusted: Collection[str]
     rng: random.Random
     serving: Serving | None = None
+    tuner: DeviceTuner | None = None
     traces: DeviceTraces | None = None
     journal: Journal | None = None
     identity: DeviceIdentity | None = None
@@ -128,6 +130,7 @@ class Client:
                 rng=parts.rng,
                 conditions=self._conditions,
                 serving=parts.serving,
+                tuner=parts.tuner,
                 partition=options.partition,
                 identity=parts.identity,
                 condition=condition_of if options.shares_condition else lambda: None,
@@ -168,10 +171,9 @@ class Client:
             NotFound: There is no Version yet.
             ValueError: An input is missing or has another shape or type, or this client has no ``serving``.
         """
-        serving = self._parts.serving
-        if serving is None:
+        if self._parts.serving is None:
             raise ValueError("predict: this client was made without serving; give ClientParts a Serving")
-        return serving.predict(inputs)
+        return self._parts.serving.predict(inputs)
 
     def stop(self) -> None:
         """Make ``run`` return: a training or a transfer ends within one batch or piece."""
@@ -244,8 +246,7 @@ class _ClientHost:
             self._journal.observe(action, event)
         if isinstance(event, e.UpdateStored) and event.warning:
             LOG.warning("%s: %s", action.label, event.warning)
-        line = progress(session, event)
-        if line is not None:
+        if (line := progress(session, event)) is not None:
             LOG.info(line)
 
     async def guard(self, action: e.SessionAction, work: Awaitable[e.SessionEvent]) -> e.SessionEvent:
@@ -262,8 +263,8 @@ class _ClientHost:
                 # Once: the same error may come back at every attempt, and ``observe`` logs each in one line.
                 LOG.exception("%s: unexpected error", action.label)
             self._logged = action.label, reason
-        is_work = isinstance(action, e.Refresh | e.Fetch | e.SendMessage | e.Train | e.Send)
-        return e.Unable(reason=reason) if is_work else e.Lost(reason=reason, is_local=True)
+        is_call = isinstance(action, e.Enroll | e.Poll | e.Abandon | e.EndSession)
+        return e.Lost(reason=reason, is_local=True) if is_call else e.Unable(reason=reason)
 
 
 def _note_work(assignment: m.Assignment | None) -> None:
@@ -328,9 +329,8 @@ class Heartbeat:
         self._send = send
         self._trainer = trainer
         self._conditions = conditions
-        self._changed = threading.Condition()
+        self._changed, self._is_over = threading.Condition(), False
         self._assignment: m.Assignment | None = None
-        self._is_over = False
         self._thread: threading.Thread | None = None
 
     def follow(self, assignment: m.Assignment | None) -> None:

@@ -23,6 +23,8 @@ from fanin.clients.device.site.record import SitePlace
 from fanin.clients.device.storage.cache import DEFAULT_MAX_BYTES, Cache, hold_folder
 from fanin.clients.device.training.resuming import DEFAULT_SAVE_S, SavePolicy
 from fanin.clients.device.training.trainer import RuntimeTrainer
+from fanin.clients.device.training.tuner import tuner_of
+from fanin.clients.device.training.tuning import FineTuning
 from fanin.clients.device.training.work import WorkPolicy, all_steps
 from fanin.clients.transport import Connection, GrpcTransport
 from fanin.edge.runtimes.available import open_runtime
@@ -48,6 +50,8 @@ class DeviceSettings:
         save_s: Seconds after which a training is saved at the end of its next epoch; infinity for never.
         shares_condition: Whether check-ins report battery and network of this machine, for the coordinator's operators.
         work: Returns how many of its steps the device does in a Round, such as ``WorkLimit(epochs=0.5)``.
+        fine_tune: How the device trains the last Version for its own app once the Run has finished. ``predict`` then
+            uses the result. None: it does not.
     """
 
     server: str
@@ -60,6 +64,7 @@ class DeviceSettings:
     save_s: float = DEFAULT_SAVE_S
     shares_condition: bool = True
     work: WorkPolicy = all_steps
+    fine_tune: FineTuning | None = None
 
 
 @contextmanager
@@ -95,13 +100,15 @@ def join(
         key = cache.key()
         trainer = RuntimeTrainer(runtime, store, policy=SavePolicy(save_s=settings.save_s), work=settings.work)
         place = SitePlace(server=settings.server, runtime=trainer.runtime, publishers=(settings.publisher,))
+        serving = Serving(runtime, cache, (settings.publisher,))
         parts = ClientParts(
             transport=GrpcTransport(line, key),
             cache=cache,
             trainer=trainer,
             trusted=(settings.publisher,),
             rng=random.Random(),
-            serving=Serving(runtime, cache, (settings.publisher,)),
+            serving=serving,
+            tuner=tuner_of(settings.fine_tune, cache, serving, trainer),
             journal=Journal(settings.folder, place, device_id_of(key.public)),
             identity=identity_of(key, certificate=cache.certificate()),
         )

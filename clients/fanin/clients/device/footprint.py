@@ -19,8 +19,10 @@ from typing import Final
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training.statistics import answers_queries
+from fanin.clients.device.training.tuner import own_ranges
 from fanin.clients.device.updates import Change, Trainer, progress_of, row_sizes
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.tensors import Float32s
 from fanin.protos.messages import Assignment, TrainingProgress
 
 SMAPS: Final = Path("/proc/self/smaps")
@@ -73,6 +75,10 @@ class SparingTrainer:
     def progress_of(self, assignment_id: str) -> TrainingProgress:
         """See ReportsSteps."""
         return progress_of(self._trainer, assignment_id)
+
+    def own_ranges(self, model: OpenedModel, should_continue: ShouldContinue) -> Float32s | None:
+        """See MeasuresRanges."""
+        return own_ranges(self._trainer, model, should_continue)
 
     def train(self, model: OpenedModel, assignment: Assignment, should_continue: ShouldContinue) -> Change:
         """See Trainer."""

@@ -8,7 +8,8 @@ the served one only if all checks pass:
 3. It returns finite numbers for a probe.
 4. The record that names it is on disk, so that a restart serves it again.
 
-Slots are filled from the Version and from the newest personal parameters of the device, if the Bundle has any.
+Slots are filled from the Version and from the newest personal parameters of the device, if the Bundle has any. After
+the end of the Run they may be filled from the parameters that the device has fine-tuned (``training.tuner``).
 
 Otherwise the last good Version stays in service. The swap is one assignment of one reference, so a call in progress
 ends on the model with which it started.
@@ -17,7 +18,7 @@ ends on the model with which it started.
 import logging
 import threading
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from fanin.clients.device.models import (
     verify_version,
 )
 from fanin.clients.device.storage.cache import Cache
-from fanin.clients.device.storage.personal import local_values
+from fanin.clients.device.storage.personal import local_values, tuned_model
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.ranges import RANGES
 from fanin.edge.runtimes.base import NamedInputs, Predict, Preprocess, Runtime
@@ -57,6 +58,8 @@ class Served:
     """Allows one call at a time: a runtime's graph has one set of buffers."""
     chunks: tuple[str, ...]
     """The digests of the Chunks that a restart needs."""
+    is_tuned: bool = False
+    """Whether the parameters are fine-tuned on this device."""
 
 
 class Serving:
@@ -74,6 +77,18 @@ class Serving:
         """(run id, number) of the served Version; None before the first one."""
         served = self._served
         return None if served is None else (served.publication.run_id, served.publication.version.number)
+
+    @property
+    def publication(self) -> Publication | None:
+        """The Publication of the served Version; None before the first one."""
+        served = self._served
+        return None if served is None else served.publication
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the served parameters are fine-tuned on this device."""
+        served = self._served
+        return served is not None and served.is_tuned
 
     @property
     def bundle(self) -> Bundle | None:
@@ -135,6 +150,10 @@ class Serving:
         self._served = candidate
         return True
 
+    def tune(self, publication: Publication, model: OpenedModel) -> None:
+        """Serve a fine-tuned and stored model of the served Version. Raises InvalidVersion if it fails the checks."""
+        self._served = replace(self._open(publication, model), is_tuned=True)
+
     def skip(self, publication: Publication) -> None:
         """Do not request this Version again in this process, for example because it does not verify."""
         version, latest = publication.version, self._latest
@@ -179,7 +198,11 @@ class Serving:
             local = local_values(self._cache.locals, bundle, publication.run_id)
             ranges = open_ranges(publication, bundle, self._cache.chunks.read)
             model = OpenedModel(bundle=bundle, parameters=parameters, local=local, ranges=ranges)
-            self._served = self._open(publication, model)
             self.skip(publication)
+            own = tuned_model(self._cache.tuned, publication.version, model)
+            if own is None:
+                self._served = self._open(publication, model)
+            else:
+                self.tune(publication, own)
         except (FaninError, ValueError) as exc:
             LOG.warning("serving: the version of the last time is not served (%s)", exc)

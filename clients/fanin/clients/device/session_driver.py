@@ -23,14 +23,15 @@ from fanin.clients.device.exchanges import DeviceExchanges
 from fanin.clients.device.models import OpenedModel, file_chunks, served_files, trained_files
 from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
-from fanin.clients.device.session.known import known_protocols, protocol_of, reported_failure
+from fanin.clients.device.session.known import protocol_of, reported_failure
 from fanin.clients.device.session.machine import Session
 from fanin.clients.device.session.outcomes import UnfitBundle, event_of
 from fanin.clients.device.session.protocols import DeviceIdentity
 from fanin.clients.device.storage.personal import keep_local, local_values, trim_local
 from fanin.clients.device.storage.protocols import DeviceFolder
 from fanin.clients.device.storage.seeds import device_seed
-from fanin.clients.device.training.statistics import formats_of
+from fanin.clients.device.training.statistics import capabilities_of
+from fanin.clients.device.training.tuner import DeviceTuner, TuningCalls
 from fanin.clients.device.updates import (
     Change,
     Trainer,
@@ -44,7 +45,6 @@ from fanin.clients.device.updates import (
 )
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.codec import codec_of
-from fanin.edge.codecs.known import known_codecs, known_stages
 from fanin.edge.codecs.stage import Stage
 from fanin.edge.codecs.stages import layout_of, stages_of
 from fanin.edge.floors.floor import POLICY_CODES
@@ -102,6 +102,7 @@ class DriverParts:
         rng: Source of the session's random pauses.
         conditions: Whether the device may work now.
         serving: The model for ``predict``; None for a device that only trains.
+        tuner: Fine-tunes the last Version of a Run; None for a device that does not.
         partition: The number of the device's part of all data, for the telemetry; None if its operator gave it none.
         condition: Returns battery and network of the device, for check-ins; None: they are not reported.
         identity: The device, for protocols with messages; None without a key.
@@ -115,6 +116,7 @@ class DriverParts:
     rng: random.Random
     conditions: Conditions
     serving: Serving | None = None
+    tuner: DeviceTuner | None = None
     partition: int | None = None
     condition: Callable[[], m.DeviceCondition | None] = lambda: None
     identity: DeviceIdentity | None = None
@@ -125,8 +127,7 @@ class SessionDriver:
 
     def __init__(self, parts: DriverParts, session: Session | None = None) -> None:
         self.session = session or Session()
-        self._parts = parts
-        self._secret = parts.store.secret
+        self._parts, self._secret = parts, parts.store.secret
         self._model: OpenedModel | None = None
         self._stages: Mapping[str, Stage] = {}
         self._unfit: UnfitBundle | None = None
@@ -207,6 +208,10 @@ class SessionDriver:
             case e.Refresh():
                 await self._fetch(action.publication, Wanted(files=self._served_files))
                 return e.Refreshed()
+            case e.Tune():
+                assert self._parts.tuner is not None, "no other device awaits the end of a Run"
+                tuning = TuningCalls(self._fetch_tuned, self._parts.host.train, self._parts.conditions.should_continue)
+                return await self._parts.tuner.tune(action.training, tuning)
             case e.Fetch():
                 self._parts.store.guard.check_assignment(action.assignment)
                 self._check_fit(action.assignment)
@@ -256,23 +261,15 @@ class SessionDriver:
             raise InvalidInput(reason, code="FN-0843") from exc
 
     def _check_in(self) -> m.CheckIn:
-        trainer, serving = self._parts.trainer, self._parts.serving
-        capabilities = m.Capabilities(
-            codecs=known_codecs(),
-            runtimes=(trainer.runtime,),
-            graph_formats=formats_of(trainer),
-            stages=known_stages(),
-            reports_progress=True,
-            round_protocols=known_protocols(),
-        )
-        served = None if serving is None else serving.latest
+        serving, tuner = self._parts.serving, self._parts.tuner
         return m.CheckIn(
             protocol=m.PROTOCOL,
-            capabilities=capabilities,
+            capabilities=capabilities_of(self._parts.trainer),
             wait_s=CHECK_IN_WAIT_S,
-            served=served,
+            served=None if serving is None else serving.latest,
             condition=self._parts.condition(),
             fanin_version=__version__,
+            awaits_end=tuner is not None and tuner.awaits_end,
         )
 
     def _served_files(self, bundle: Bundle) -> frozenset[str]:
@@ -301,6 +298,11 @@ class SessionDriver:
             keep = [ref.sha256 for ref in needed]
             served = () if serving is None else serving.chunks
             self._parts.store.chunks.trim((*keep, *(f"{sha256}.part" for sha256 in keep), *served))
+
+    async def _fetch_tuned(self, publication: m.Publication, assignment: m.Assignment) -> OpenedModel:
+        await self._fetch(publication, Wanted(files=partial(self._trained_files, assignment)))
+        assert self._model is not None, "it is fetched"
+        return self._model
 
     async def _train(self, assignment: m.Assignment) -> e.UpdateStored:
         store, stored = self._parts.store, e.UpdateStored()

@@ -22,6 +22,7 @@ class ResultFiles:
     out: Path | None
     csv: Path | None
     clients_csv: Path | None
+    per_client_csv: Path | None
     events: Path | None
     tensorboard: Path | None
     plot: Path | None
@@ -30,7 +31,8 @@ class ResultFiles:
     @property
     def names(self) -> tuple[Path | None, ...]:
         """The files that are named; None for the others."""
-        return self.out, self.csv, self.clients_csv, self.tensorboard, self.plot, self.events
+        tables = self.csv, self.clients_csv, self.per_client_csv
+        return self.out, *tables, self.tensorboard, self.plot, self.events
 
     def check(self) -> None:
         """Raise InvalidInput unless the files can be written: a training may take long."""
@@ -40,6 +42,7 @@ class ResultFiles:
             ("--out", self.out),
             ("--csv", self.csv),
             ("--clients-csv", self.clients_csv),
+            ("--per-client-csv", self.per_client_csv),
             ("--events", self.events),
         )
         for option, path in files:
@@ -80,6 +83,8 @@ class ResultFiles:
             result.write_spread_csv(self.csv) if result.repeats else result.write_csv(self.csv)
         if self.clients_csv is not None:
             result.write_clients_csv(self.clients_csv)
+        if self.per_client_csv is not None:
+            result.write_per_client_csv(self.per_client_csv)
         if self.tensorboard is not None:
             result.tensorboard(self.tensorboard)
         if self.json:
@@ -114,6 +119,9 @@ def _result_row(result: "Result") -> dict[str, object]:
         row["baseline"] = [asdict(each) for each in result.baseline]
     if result.baseline_end:
         row["baseline_end"] = result.baseline_end
+    if result.per_client:
+        row["per_client"] = [asdict(each) for each in result.per_client]
+        row["per_client_summary"] = {name: asdict(each) for name, each in result.per_client_summary.items()}
     if result.repeats:
         row["spread"] = [asdict(each) for each in result.spread]
         row["repeats"] = [_result_row(each) for each in result.repeats]

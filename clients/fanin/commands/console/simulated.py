@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from fanin.commands.console.terminal import prints_text
 from fanin.protos.texts import counted
-from fanin.simulation.progress import FirstFailures, line_of, line_of_baseline, line_of_evaluation
+from fanin.simulation.progress import FirstFailures, line_of, line_of_baseline, line_of_clients, line_of_evaluation
 from fanin.simulation.rows import EVALUATED
 
 if TYPE_CHECKING:
@@ -40,9 +40,11 @@ class SimulationText:
             self._print(f"{line_of_evaluation(event)}\n")
 
     def result(self, result: "Result") -> None:
-        """Print the baseline of each seed, and the number of failed trainings."""
+        """Print the quality for each client and the baseline of each seed, and the number of failed trainings."""
         for each in result.repeats or (result,):
             seed = f"seed {each.rounds[0].seed}: " if self._has_seeds else ""
+            if each.per_client:
+                self._print(f"{seed}{line_of_clients(each.per_client_summary)}\n")
             if each.baseline:
                 self._print(f"{seed}baseline: {line_of_baseline(each.baseline[-1])}\n")
             if each.baseline_end:

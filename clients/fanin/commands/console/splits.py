@@ -2,13 +2,17 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
 
+from fanin.clients import FineTuning
 from fanin.commands.console.usage import wrong_usage
 from fanin.protos.errors import InvalidInput
 from fanin.simulation import LoadedData, Natural, Partition, Partitioner, load_data, partition
 from fanin.simulation.data.loading import check_name
+
+if TYPE_CHECKING:
+    from fanin.simulation import SimulationSettings
 
 DEFAULT_ALPHA: Final = 0.3
 WITH_ALPHA: Final = ("dirichlet", "label_skew", "quantity")
@@ -46,6 +50,34 @@ class SimulationData:
         if self.by == "natural" and loaded.ids is not None and not values:
             return Natural(ids=loaded.ids)
         return partitioner_of(self.by, values)
+
+
+def with_tests(
+    settings: "SimulationSettings", clients: Partition, share: float, epochs: int
+) -> "tuple[Partition, SimulationSettings]":
+    """Return the clients without their own test examples, and the settings with them.
+
+    Args:
+        settings: The settings.
+        clients: The examples of the clients.
+        share: The share of test examples; 0 for none.
+        epochs: Epochs of the fine-tuning; 0 for none.
+
+    Raises:
+        WrongUsage: The share is wrong, or a client has too few examples. Or there is a fine-tuning without a share.
+    """
+    with wrong_usage():
+        if epochs and not share:
+            raise InvalidInput(
+                "--fine-tune: got it without --client-test, expected test examples of each client; add --client-test "
+                "0.2",
+                code="FN-1837",
+            )
+        if not share:
+            return clients, settings
+        train, test = clients.split(share, settings.seed)
+        fine_tune = FineTuning(epochs=epochs) if epochs else None
+    return train, replace(settings, client_test=test, fine_tune=fine_tune)
 
 
 def _option(text: str) -> tuple[str, float]:

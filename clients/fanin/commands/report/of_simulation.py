@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import NotRequired, TypedDict, cast
 
 from fanin.clients.textfiles import reason_of
 from fanin.commands.report.content import Chart, Content, Grid, Point
@@ -32,6 +32,13 @@ class SimulatedRow(TypedDict):
     metrics: Mapping[str, float | None]
 
 
+class SimulatedQuality(TypedDict):
+    """The quality for a client of the JSON."""
+
+    of_version: Mapping[str, float | None]
+    personal: Mapping[str, float | None]
+
+
 class SimulatedResult(TypedDict):
     """The JSON of a simulation, as far as a report has it."""
 
@@ -42,6 +49,8 @@ class SimulatedResult(TypedDict):
     rounds: list[SimulatedRow]
     versions: list[str]
     failures: list[Mapping[str, object]]
+    per_client: NotRequired[list[SimulatedQuality]]
+    per_client_summary: NotRequired[Mapping[str, Mapping[str, float]]]
 
 
 def find_result(what: Path) -> Path | None:
@@ -105,8 +114,12 @@ def _content(name: str, result: SimulatedResult) -> Content:
         is_good=result["is_complete"],
         figures=[each for each in figures if each[1] != "-"],
         warnings=failures,
-        charts=_charts(rows),
-        tables=[Grid(title="Settings", head=(), rows=settings), _table(rows, result["versions"])],
+        charts=[*_charts(rows), *_client_charts(result.get("per_client", []))],
+        tables=[
+            Grid(title="Settings", head=(), rows=settings),
+            *_client_tables(result.get("per_client_summary", {})),
+            _table(rows, result["versions"]),
+        ],
     )
 
 
@@ -140,6 +153,36 @@ def _charts(rows: Sequence[SimulatedRow]) -> list[Chart]:
         *charts,
         Chart(title="Clients of a Round", x_label=ROUND, series={"accepted updates": clients}, is_amount=True),
     ]
+
+
+def _client_charts(clients: Sequence[SimulatedQuality]) -> list[Chart]:
+    """Return the accuracy of each client, the worst one first; none without accuracies."""
+    series: dict[str, list[Point]] = {}
+    for name, values in (
+        ("global", [each["of_version"].get("accuracy") for each in clients]),
+        ("personal", [each["personal"].get("accuracy") for each in clients]),
+    ):
+        ordered = sorted(value for value in values if value is not None)
+        if ordered:
+            series[name] = list(enumerate(ordered, 1))
+    title = "Accuracy of each client on its own test data"
+    return [Chart(title=title, x_label="Clients, worst first", series=series)] if series else []
+
+
+def _client_tables(summary: Mapping[str, Mapping[str, float]]) -> list[Grid]:
+    if not summary:
+        return []
+    head = ("metric", "mean", "weighted mean", "worst decile", "clients")
+    cells = [
+        (
+            name,
+            *(_number(row[column]) for column in ("mean", "weighted_mean", "worst_decile")),
+            str(row["num_clients"]),
+        )
+        for name, row in summary.items()
+    ]
+    note = "The last Version (global) and the own model of each client (personal), on the client's own test examples."
+    return [Grid(title="Clients", head=head, rows=cells, note=note)]
 
 
 def _table(rows: Sequence[SimulatedRow], digests: Sequence[str]) -> Grid:

@@ -13,13 +13,18 @@ from typing import Final
 import numpy as np
 
 from fanin.clients.data.examples import Examples
-from fanin.clients.data.stores import MIN_EXAMPLES, MemoryStore, memory_store
+from fanin.clients.data.partitions import held_out_rows
+from fanin.clients.data.stores import MIN_EXAMPLES, MemoryStore, memory_store, num_held_out
 from fanin.edge.tensors import Int64s
 from fanin.protos.errors import InvalidInput
+from fanin.protos.numbers import is_number
+from fanin.protos.texts import counted
 from fanin.simulation.data.partitioners import LabelSkew, Partitioner, Quantity
 
 STREAM: Final = 0x70617274
 """Separates the generator of a partition from all other generators of a seed."""
+TEST_STREAM: Final = 0x74657374
+"""Separates the choice of the test examples of clients from all other generators of a seed."""
 MAX_EXPONENT: Final = 3
 """The largest alpha that an error suggests is below 10,000."""
 MAX_NAMED: Final = 8
@@ -54,6 +59,37 @@ class Partition:
 
     def __iter__(self) -> Iterator[Examples]:
         return (self[client] for client in range(len(self)))
+
+    def split(self, fraction: float, seed: int = 0) -> "tuple[Partition, Partition]":
+        """Split the examples of each client into training and test examples with the same mix of labels.
+
+        Args:
+            fraction: Share of each client's examples that are test examples: at least one, and not all.
+            seed: Seed of the choice, 0 or more.
+
+        Returns:
+            The training examples and the test examples of the clients.
+
+        Raises:
+            InvalidInput: The share is not between 0 and 1, or a client has too few examples.
+        """
+        if not is_number(fraction) or not 0.0 < fraction < 1.0:
+            raise InvalidInput(
+                f"partition: split: got {fraction!r}, expected a share above 0 and below 1, such as 0.2", code="FN-1835"
+            )
+        if small := [client for client, size in enumerate(self.sizes) if size <= MIN_EXAMPLES]:
+            raise InvalidInput(
+                f"partition: split: got {counted(self.sizes[small[0]], 'example')} of client {small[0]}, expected more "
+                f"than {MIN_EXAMPLES}: one to test, and {MIN_EXAMPLES} to train and to validate; use fewer clients",
+                code="FN-1835",
+            )
+        parts = []
+        for client, own in enumerate(self.indices):
+            num_tested = min(num_held_out(len(own), fraction), len(own) - MIN_EXAMPLES)
+            rng = np.random.default_rng((TEST_STREAM, seed, client))
+            parts.append([own[rows] for rows in held_out_rows(self.examples.y[own], num_tested, rng)])
+        trained, tested = (tuple(each) for each in zip(*parts, strict=True))
+        return replace(self, indices=trained), replace(self, indices=tested)
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -156,5 +156,6 @@ class MemoryFolder:
         self.exchanges = MemoryExchanges()
         self.journals = MemoryJournals()
         self.locals = MemoryStates()
+        self.tuned = MemoryStates()
         self.records = MemoryRecords()
         self.guard = PrivacyGuard()

@@ -5,9 +5,11 @@ Figure.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
+
+from fanin.protos.errors import InvalidInput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,6 +64,31 @@ def plot_rounds(result: "HasSpread", path: Path | str | None) -> "Figure":
         handles, names = handles + more_handles, names + more_names
     # Below the axes it covers no curve.
     figure.legend(handles, names, fontsize="small", loc="outside lower center", ncols=3)
+    save_figure(figure, path)
+    return figure
+
+
+def plot_shares(columns: "Mapping[str, Sequence[float]]", metric: str, path: Path | str | None) -> "Figure":
+    """Draw the distribution of a metric over the clients. See ``Result.plot_per_client``."""
+    from fanin.simulation.data.figures import new_figure, save_figure
+
+    figure, axes = new_figure()
+    for part, form in (("global", "C0-"), ("personal", "C1-")):
+        values = sorted(value for value in columns.get(f"{part}.{metric}", ()) if math.isfinite(value))
+        if values:
+            shares = [(index + 1) / len(values) for index in range(len(values))]
+            axes.step([values[0], *values], [0.0, *shares], form, where="post", label=f"{part} model")
+    if not axes.lines:
+        known = sorted({name.partition(".")[2] for name in columns if "." in name})
+        raise InvalidInput(
+            f"plot: got the metric {metric!r}, expected one of {known} that clients have; set client_test in the "
+            "settings for test examples of each client",
+            code="FN-1838",
+        )
+    axes.set_xlabel(metric)
+    axes.set_ylabel("share of the clients with at most this value")
+    axes.set_ylim(0.0, 1.0)
+    axes.legend(fontsize="small")
     save_figure(figure, path)
     return figure
 

@@ -14,12 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fanin.clients.data.examples import Examples
+from fanin.clients.device.training.tuning import FineTuning
 from fanin.edge.bundles.arrays import ArrayLayout
 from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.tensors import Array, TensorTable
 from fanin.protos.errors import InvalidInput
 from fanin.protos.names import check_name
 from fanin.server.evaluation.metrics import VersionMetrics, score_of
+from fanin.simulation.data.partitioning import Partition
 
 TestFunction = Callable[[Mapping[str, Array]], Mapping[str, float]]
 """Evaluates the arrays of a Flower app by name, as ``Result.arrays`` has them."""
@@ -45,6 +47,27 @@ def check_tests(tests: Mapping[str, TestData], *, of_flower: bool) -> None:
                 "Examples(inputs={'x': x}, y=y), or load_data(name).test",
                 code="FN-1134",
             )
+
+
+def check_client_tests(tests: object, fine_tune: object, num_clients: int) -> None:
+    """Raise InvalidInput unless the test examples are a partition of as many clients, and a fine-tuning has some."""
+    if fine_tune is not None and not isinstance(fine_tune, FineTuning):
+        raise InvalidInput(f"simulate: fine_tune: got {fine_tune!r}, expected FineTuning(epochs=...)", code="FN-1836")
+    if tests is None:
+        if fine_tune is None:
+            return
+        raise InvalidInput(
+            "simulate: got fine_tune without client_test, expected test examples of each client; write train, test = "
+            "clients.split(0.2), and pass test as client_test",
+            code="FN-1837",
+        )
+    if not isinstance(tests, Partition) or len(tests) != num_clients:
+        received = f"{len(tests)} clients" if isinstance(tests, Partition) else type(tests).__name__
+        raise InvalidInput(
+            f"simulate: client_test: got {received}, expected a Partition of the {num_clients} clients; write train, "
+            "test = clients.split(0.2)",
+            code="FN-1837",
+        )
 
 
 def joined_values(sets: Mapping[str, VersionMetrics]) -> VersionMetrics:

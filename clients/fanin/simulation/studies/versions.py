@@ -49,25 +49,25 @@ class TestedVersions:
     def quality(self, number: int, version: VersionValues) -> VersionMetrics:
         """Return the metrics of a Version; NaN without test data, or if the Version is not due."""
         if not self.tests or number % self.plan.evaluation.every:
-            return unknown_values(self._metrics)
+            return unknown_values(self.metrics)
         manifest, sets = self.bundle.manifest, {}
         for name, examples in self.tests.items():
             batches = batches_in_order(examples, manifest.batch_size, manifest.lengths)
-            sets[name] = evaluate_version(self.graphs, self.bundle, version, batches, self._metrics)
+            sets[name] = evaluate_version(self.graphs, self.bundle, version, batches, self.metrics)
         return joined_values(sets)
 
     def score(self, metrics: VersionMetrics) -> float:
         """Return the number that ranks Versions. Raises InvalidPlan if the Plan names no metric of the model."""
         if not metrics.num_examples:
             return math.nan
-        return score_of(self.plan.evaluation.best, metrics.values, self._metrics)
+        return score_of(self.plan.evaluation.best, metrics.values, self.metrics)
 
     def reached(self, number: int, values: Mapping[str, float]) -> str:
         """Return the text of a Version that has reached the Plan's target; empty if it has not."""
-        return target_text(self.plan, number, values, self._metrics)
+        return target_text(self.plan, number, values, self.metrics)
 
     @property
-    def _metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> dict[str, Metric]:
         """The further metrics of the Plan and of the settings, by name."""
         installed = metrics_of(each.name for each in self.plan.evaluation.metrics if each.name not in self.own)
         return installed | dict(self.own)

@@ -10,6 +10,7 @@ from fanin.protos.messages.assignments import Assignment
 from fanin.protos.messages.devices import DeviceCondition
 from fanin.protos.messages.versions import Publication, ServedVersion
 from fanin.protos.names import MAX_NAME_CHARS, check_key, check_text_line
+from fanin.protos.plans import Training
 
 PROTOCOL: Final = 1
 """Number of the device protocol. It increases when an old peer could misunderstand a new one."""
@@ -84,6 +85,7 @@ class CheckIn:
         served: The Version that the device serves. If it is set, the answer announces a newer one.
         condition: Battery and network, for the record; None if the device keeps them back.
         fanin_version: The version of fanin; "" for another program.
+        awaits_end: Whether the device wants to know when the Run of the served Version has finished.
     """
 
     protocol: int
@@ -92,6 +94,7 @@ class CheckIn:
     served: ServedVersion | None = None
     condition: DeviceCondition | None = None
     fanin_version: str = ""
+    awaits_end: bool = False
 
     def __post_init__(self) -> None:
         if self.fanin_version:
@@ -116,6 +119,7 @@ class Wait:
     retry_min_s: float
     retry_max_s: float
     newest: Annotated[Publication | None, Mark.BESIDE] = None
+    finished: Annotated[Training | None, Mark.BESIDE] = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.retry_min_s <= self.retry_max_s < float("inf"):
@@ -141,6 +145,7 @@ class Rejected:
     reason: Annotated[RejectReason, Otherwise(member=RejectReason.UNSUITABLE)]
     text: str
     newest: Annotated[Publication | None, Mark.BESIDE] = None
+    finished: Annotated[Training | None, Mark.BESIDE] = None
 
 
 CheckInAnswer = Assigned | Wait | Rejected

@@ -46,7 +46,7 @@ def evaluate_version(
         runtime: Runs the graphs.
         bundle: Has the graphs.
         version: The parameters of the Version (num_values,) and its ranges. Personal parameters have their initial
-            values.
+            values, unless the parameters are those of a device with its own (num_model_values,).
         batches: The data set.
         metrics: Further metrics by name.
 
@@ -63,8 +63,9 @@ def evaluate_version(
         InvalidPlan: A metric raised an error, or its value is not finite.
     """
     rows = MetricRows(metrics)
-    complete = replace(version, parameters=bundle.completed(version.parameters))
-    quality = measure(runtime, bundle, complete, batches, rows)
+    if len(version.parameters) == bundle.manifest.table.num_values:
+        version = replace(version, parameters=bundle.completed(version.parameters))
+    quality = measure(runtime, bundle, version, batches, rows)
     values = _values(quality, has_output_targets(bundle.manifest)) | rows.values(bundle.manifest.num_classes)
     return VersionMetrics(num_examples=quality.num_examples, values=values)
 

@@ -3,7 +3,8 @@
 Every answer without work names the newest Version of the Run that the device serves, if the device has an older one.
 While the Run opens Rounds this is soon enough, because the next Version follows anyway. When the Run rests, no work
 will end the wait. So a device with an older Version is answered at once, and parked check-ins are answered when the
-last Version is published. These devices download within a window that is as long as all their downloads take.
+last Version is published. These devices download within a window that is as long as all their downloads take. A device
+that awaits the end of its Run hears of it in the same way.
 """
 
 from typing import Final
@@ -36,11 +37,28 @@ class Bulletin:
         publications = self._behind(check_in)
         return None if publications is None else publications.publish(device)
 
-    def due(self, check_in: m.CheckIn, num_devices: int) -> m.Wait | None:
-        """Return the answer for a device with an older Version of a Run that rests, or None to let it wait for work.
+    def finished(self, check_in: m.CheckIn) -> m.Training | None:
+        """Return the settings of training of the Run whose last Version a device serves, if the device awaits them.
 
-        The caller adds the Version. About ``num_devices`` devices are answered at the same time.
+        None while the Run may publish another Version, and for a device that has an older one.
         """
+        served = check_in.served
+        if served is None or not check_in.awaits_end:
+            return None
+        publications = self._runs.find_publications(served.run_id)
+        if publications is None or publications.is_newer(served):
+            return None
+        return publications.training if publications.view.state is m.RunState.FINISHED else None
+
+    def due(self, check_in: m.CheckIn, num_devices: int) -> m.Wait | None:
+        """Return the answer for a device that hears of a Run that rests, or None to let it wait for work.
+
+        That is a device with an older Version, or one that awaits the end of the Run.
+
+        The caller adds the Version and the settings. About ``num_devices`` devices are answered at the same time.
+        """
+        if self.finished(check_in) is not None:
+            return m.Wait(retry_min_s=0.0, retry_max_s=refresh_window(num_devices, 0))
         publications = self._behind(check_in)
         if publications is None or publications.view.state is m.RunState.RUNNING:
             return None

@@ -68,7 +68,8 @@ class CheckIns:
         if isinstance(answer, m.Assigned):
             work = answer.assignment
             return m.Assigned(assignment=await self._runs.driver(work.run_id).intake.with_state(device, work))
-        return replace(answer, newest=self._bulletin.newer(device, check_in))
+        finished = self._bulletin.finished(check_in)
+        return replace(answer, newest=self._bulletin.newer(device, check_in), finished=finished)
 
     def on_change(self) -> None:
         """Answer the devices that a change of a Run concerns."""

@@ -43,6 +43,11 @@ class Publications:
         """The Run's newest Version."""
         return self.view.newest
 
+    @property
+    def training(self) -> m.Training:
+        """The settings of training of the Round that published the newest Version. Failed Rounds do not count."""
+        return self._setup.plan.training_in(max(self.newest.number, 1))
+
     async def read(self) -> RunView:
         """Read the Run from the record, and return it. Called whenever it may have changed."""
         view = await read_view(self._setup.start.run_id, self._runs)

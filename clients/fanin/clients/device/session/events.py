@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
+from fanin.edge.runtimes.quality import Quality
 from fanin.protos.messages import (
     MAX_SATURATED_SHARE,
     Assignment,
     CheckInAnswer,
     ExchangeOutcome,
     Publication,
+    Training,
     UploadReply,
 )
 from fanin.protos.texts import counted
@@ -29,6 +31,7 @@ class SessionPhase(Enum):
     EXCHANGING = "exchanging"
     TRAINING = "training"
     SENDING = "sending"
+    TUNING = "tuning"
     REPORTING = "reporting"
     STOPPED = "stopped"
 
@@ -146,10 +149,25 @@ class WorkPaused:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """The last Version of a Run is fine-tuned, stored and served.
+
+    ``before`` and ``after`` are the quality of the Version and of the result on the validation part.
+    """
+
+    run_id: str
+    version: int
+    epochs: int
+    before: Quality
+    after: Quality
+
+
 SessionEvent = (
     Enrolled
     | Answered
     | Refreshed
+    | Tuned
     | Fetched
     | Exchanged
     | UpdateStored
@@ -182,6 +200,14 @@ class Refresh:
 
     label: ClassVar[str] = "refresh"
     publication: Publication
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tune:
+    """Train the last Version of a Run for this device alone, and serve the result."""
+
+    label: ClassVar[str] = "finetune"
+    training: Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +261,7 @@ class EndSession:
     code: str
 
 
-SessionAction = Enroll | Poll | Refresh | Fetch | SendMessage | Train | Send | Abandon | EndSession
+SessionAction = Enroll | Poll | Refresh | Tune | Fetch | SendMessage | Train | Send | Abandon | EndSession
 """``label`` names the action in the log."""
 
 

@@ -14,7 +14,8 @@ A device whose training fails reports it and gives up its Assignment. The coordi
 ``max_failures`` the session stops after that many failed trainings in a row.
 
 The answer to a check-in without work may name a newer Version than the served one: IDLE -> REFRESHING -> IDLE. A
-failure there returns to IDLE after the same doubling pause, because work is more important than a newer Version.
+failure there returns to IDLE after the same doubling pause, because work is more important than a newer Version. Or
+the answer says that the Run has finished. A device then fine-tunes the last Version: IDLE -> TUNING -> IDLE.
 
 A device whose conditions no longer hold stops within a step and returns to IDLE. It keeps its folder and its place in
 the Round. Once the conditions hold again, it checks in like a device that restarts. While the Round is open, the
@@ -53,6 +54,8 @@ from fanin.clients.device.session.events import (
     SessionPhase,
     Step,
     Train,
+    Tune,
+    Tuned,
     Unable,
     UpdateStored,
     WorkPaused,
@@ -66,6 +69,7 @@ from fanin.protos.messages import (
     Publication,
     Rejected,
     RejectReason,
+    Training,
     UpdateState,
     Wait,
 )
@@ -89,6 +93,7 @@ class Session:
         phase: The current phase.
         assignment: The Assignment under way.
         newest: The Version to refresh to.
+        finished: The settings of the Run that has finished, whose last Version is fine-tuned.
         exchanges: The phases whose messages come next.
         after: The phases with messages after the Update is accepted.
         is_accepted: Whether the Update of the Assignment is accepted.
@@ -104,6 +109,7 @@ class Session:
     phase: SessionPhase = SessionPhase.ENROLLING
     assignment: Assignment | None = None
     newest: Publication | None = None
+    finished: Training | None = None
     exchanges: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     is_accepted: bool = False
@@ -135,6 +141,9 @@ def _action_of(state: Session) -> SessionAction:
     if state.phase is SessionPhase.REFRESHING:
         assert state.newest is not None, "refreshing without a version"
         return Refresh(publication=state.newest)
+    if state.phase is SessionPhase.TUNING:
+        assert state.finished is not None, "tuning without settings"
+        return Tune(training=state.finished)
     if state.phase is SessionPhase.STOPPED:
         return EndSession(reason=state.failure, code=state.code)
     assert state.assignment is not None, f"{state.phase} without an assignment"
@@ -181,29 +190,30 @@ def _answered(state: Session, event: SessionEvent, rng: random.Random) -> tuple[
     match event.answer:
         case Assigned():
             return _to(replace(state, assignment=event.answer.assignment), SessionPhase.FETCHING)
-        case Wait(newest=newest) as wait:
-            return _wait(state, newest, rng.uniform(wait.retry_min_s, wait.retry_max_s))
+        case Wait() as wait:
+            return _wait(state, wait, rng.uniform(wait.retry_min_s, wait.retry_max_s))
         case Rejected(reason=RejectReason.UPGRADE, text=text):
             return _stop(state, text)
-        case Rejected(newest=newest):
+        case Rejected() as rejected:
             # No current Run fits this device; a later one may.
-            return _wait(state, newest, rng.uniform(LONGEST_PAUSE_S / 2, LONGEST_PAUSE_S))
+            return _wait(state, rejected, rng.uniform(LONGEST_PAUSE_S / 2, LONGEST_PAUSE_S))
 
 
-def _wait(state: Session, newest: Publication | None, pause_s: float) -> tuple[Session, Step]:
-    if newest is None:
+def _wait(state: Session, answer: Wait | Rejected, pause_s: float) -> tuple[Session, Step]:
+    if answer.newest is None and answer.finished is None:
         return _to(state, SessionPhase.IDLE, pause_s)
     # Keep num_lost: if only the download fails, its pauses must double too.
-    after = replace(state, phase=SessionPhase.REFRESHING, newest=newest)
+    phase = SessionPhase.TUNING if answer.newest is None else SessionPhase.REFRESHING
+    after = replace(state, phase=phase, newest=answer.newest, finished=answer.finished)
     return after, Step(action=_action_of(after), pause_s=pause_s)
 
 
 def _refreshed(state: Session, _event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
-    return _to(replace(state, newest=None), SessionPhase.IDLE)
+    return _to(replace(state, newest=None, finished=None), SessionPhase.IDLE)
 
 
 def _not_refreshed(state: Session, event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
-    return _lost(replace(state, phase=SessionPhase.IDLE, newest=None), event, rng)
+    return _lost(replace(state, phase=SessionPhase.IDLE, newest=None, finished=None), event, rng)
 
 
 def _fetched(state: Session, event: SessionEvent, _rng: random.Random) -> tuple[Session, Step]:
@@ -258,7 +268,7 @@ def _moot(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[Ses
 
 def _paused(state: Session, _event: SessionEvent, rng: random.Random) -> tuple[Session, Step]:
     # The stored Update is kept (no ``forget``): the check-in may return the same Assignment.
-    after = replace(state, assignment=None, newest=None, exchanges=(), after=(), is_accepted=False)
+    after = replace(state, assignment=None, newest=None, finished=None, exchanges=(), after=(), is_accepted=False)
     return _to(after, SessionPhase.IDLE, rng.uniform(FIRST_PAUSE_S / 2, FIRST_PAUSE_S))
 
 
@@ -308,6 +318,7 @@ _CALLING: Final = (
     SessionPhase.ENROLLING,
     SessionPhase.IDLE,
     SessionPhase.REFRESHING,
+    SessionPhase.TUNING,
     SessionPhase.FETCHING,
     SessionPhase.EXCHANGING,
     SessionPhase.SENDING,
@@ -315,6 +326,7 @@ _CALLING: Final = (
 )
 _WORKING: Final = (
     SessionPhase.REFRESHING,
+    SessionPhase.TUNING,
     SessionPhase.FETCHING,
     SessionPhase.EXCHANGING,
     SessionPhase.TRAINING,
@@ -326,8 +338,13 @@ TRANSITIONS: Final[Mapping[tuple[SessionPhase, type[SessionEvent]], SessionTrans
     {
         (SessionPhase.ENROLLING, Enrolled): _enrolled,
         (SessionPhase.IDLE, Answered): _answered,
-        **{(SessionPhase.REFRESHING, kind): _not_refreshed for kind in (Lost, Moot, Unable)},
+        **{
+            (phase, kind): _not_refreshed
+            for phase in (SessionPhase.REFRESHING, SessionPhase.TUNING)
+            for kind in (Lost, Moot, Unable)
+        },
         (SessionPhase.REFRESHING, Refreshed): _refreshed,
+        (SessionPhase.TUNING, Tuned): _refreshed,
         (SessionPhase.FETCHING, Fetched): _fetched,
         (SessionPhase.FETCHING, Moot): _moot,
         (SessionPhase.FETCHING, Unable): _unable,

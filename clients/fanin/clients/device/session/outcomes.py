@@ -46,7 +46,7 @@ def event_of(action: e.SessionAction, error: FaninError | OSError) -> e.SessionE
             # The coordinator's own state is damaged, and its operator can repair it. Until then all other devices would
             # fail, too, so this one keeps its Assignment.
             return e.Lost(reason=reason, code=code)
-        case e.Refresh() | e.Fetch() | e.SendMessage() | e.Send():
+        case e.Refresh() | e.Tune() | e.Fetch() | e.SendMessage() | e.Send():
             is_moot = isinstance(error, NotFound | Conflict)
             return e.Moot(reason=reason, code=code) if is_moot else e.Unable(reason=reason, code=code)
         case e.Abandon():

@@ -8,6 +8,7 @@ from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
 from fanin.edge.floors.floor import POLICY_CODES
 from fanin.protos.messages import Assigned, ExchangeAnswer, ExchangeEnd, UpdateState, UploadReply
+from fanin.protos.texts import counted
 
 
 def progress(session: s.Session, event: e.SessionEvent) -> str | None:
@@ -23,6 +24,8 @@ def progress(session: s.Session, event: e.SessionEvent) -> str | None:
             return f"{_round(session)}: training"
         case e.Exchanged(outcome=ExchangeEnd(reason=reason)):
             return f"{_round(session)}: over ({reason}); waiting for work"
+        case e.Tuned():
+            return f"run {event.run_id}: {tuned_text(event)}"
         case e.Fetched():
             return f"{_round(session)}: training"
         case e.UpdateStored():
@@ -45,6 +48,19 @@ def progress(session: s.Session, event: e.SessionEvent) -> str | None:
             return f"{_round(session)}: given up; waiting for work"
         case _:
             return None
+
+
+def tuned_text(event: e.Tuned) -> str:
+    """Return the result of a fine-tuning, with the quality of both models on the validation part."""
+    before, after, epochs = event.before, event.after, counted(event.epochs, "epoch")
+    text = f"version {event.version} fine-tuned for {epochs}"
+    if not after.num_examples:
+        return f"{text}; this device has no validation part"
+    pair = (before.loss_sum / before.num_examples, after.loss_sum / after.num_examples)
+    name, (first, second) = "loss", pair
+    if after.num_predictions:
+        name, first, second = "accuracy", before.accuracy_float, after.accuracy_float
+    return f"{text}; {name} {first:.4f} before and {second:.4f} after, on {counted(after.num_examples, 'example')}"
 
 
 def _round(session: s.Session) -> str:

@@ -28,6 +28,7 @@ from fanin.clients.device.site.record import (
     SiteLink,
     SitePlace,
     SiteRecord,
+    SiteTuned,
     SiteWork,
     read_record,
     to_json,
@@ -75,6 +76,7 @@ class Journal:
             phase=e.SessionPhase.ENROLLING.value,
             place=place,
             link=SiteLink(since=now),
+            tuned=before.tuned,
             sent=before.sent,
             errors=before.errors,
             leaving=known,
@@ -145,6 +147,8 @@ class Journal:
                 self._link(is_connected=True)
         if isinstance(event, e.Answered) and isinstance(event.answer, Assigned):
             self._assigned(event.answer.assignment)
+        if isinstance(event, e.Tuned):
+            self._tuned(event)
         if isinstance(event, e.Replied) and event.reply.update_state is UpdateState.ACCEPTED:
             self._add(num_rounds=1)
 
@@ -165,6 +169,20 @@ class Journal:
             work = replace(self._record.work, sent_bytes=sent_bytes, update_bytes=update_bytes)
             self._change(replace(self._record, work=work))
         self._add(num_bytes=num_bytes)
+
+    def _tuned(self, event: e.Tuned) -> None:
+        before, after = event.before, event.after
+        tuned = SiteTuned(run=event.run_id, version=event.version, at=self._wall(), epochs=event.epochs)
+        if after.num_predictions:
+            pair = before.accuracy_float, after.accuracy_float
+            tuned = replace(tuned, metric="accuracy", personal_int8=after.accuracy_int8)
+        else:
+            num = max(1, after.num_examples)
+            pair = before.loss_sum / num, after.loss_sum / num
+            tuned = replace(tuned, metric="loss")
+        with self._changed:
+            tuned = replace(tuned, num_examples=after.num_examples, global_model=pair[0], personal_model=pair[1])
+            self._change(replace(self._record, tuned=tuned))
 
     def _assigned(self, work: m.Assignment) -> None:
         with self._changed:

@@ -70,6 +70,33 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiteTuned:
+    """The last fine-tuning on this device; ``run`` is "" for none.
+
+    Attributes:
+        run: The Run.
+        version: The Version from which it started.
+        at: When it ended.
+        epochs: Its epochs.
+        num_examples: Validation examples of this device; 0: the numbers below are unknown.
+        metric: ``accuracy``, or ``loss`` for a model of values.
+        global_model: The metric of the Version. Personal parameters have their initial values.
+        personal_model: That of the fine-tuned model, in float.
+        personal_int8: Its accuracy as the int8 model that the device serves; 0 for a model of values.
+    """
+
+    run: str = ""
+    version: int = 0
+    at: float = 0.0
+    epochs: int = 0
+    num_examples: int = 0
+    metric: str = ""
+    global_model: float = 0.0
+    personal_model: float = 0.0
+    personal_int8: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PastError:
     """An error: when it came, the action of the device, its code and its text. ``times`` counts repetitions."""
 
@@ -133,12 +160,13 @@ class SiteRecord:
     place: SitePlace = SitePlace()
     link: SiteLink = SiteLink()
     work: SiteWork = SiteWork()
+    tuned: SiteTuned = SiteTuned()
     sent: Mapping[str, Sent] = field(default_factory=dict)
     errors: tuple[PastError, ...] = ()
     leaving: Leaving = Leaving()
 
 
-T = TypeVar("T", SiteLink, SiteWork, Sent, PastError, Leaving, SitePlace, SiteRecord)
+T = TypeVar("T", SiteLink, SiteWork, SiteTuned, Sent, PastError, Leaving, SitePlace, SiteRecord)
 
 
 def to_json(record: SiteRecord) -> str:
@@ -160,6 +188,7 @@ def from_json(text: str) -> SiteRecord:
         "place": _part(SitePlace, row.get("place")),
         "link": _part(SiteLink, row.get("link")),
         "work": _part(SiteWork, row.get("work")),
+        "tuned": _part(SiteTuned, row.get("tuned")),
         "leaving": _part(Leaving, row.get("leaving")),
         "sent": {run: _part(Sent, each) for run, each in sent.items()} if isinstance(sent, dict) else {},
         "errors": tuple(_part(PastError, each, at=0.0, action="", code="", text="") for each in errors)

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from fanin.clients.device.site.privacy import SitePrivacy, site_privacy
-from fanin.clients.device.site.record import PastError, SiteRecord, SiteWork, read_record
+from fanin.clients.device.site.record import PastError, SiteRecord, SiteTuned, SiteWork, read_record
 from fanin.edge.files import is_held
 from fanin.protos.codes import entries
 from fanin.protos.errors import InvalidInput
@@ -18,6 +18,12 @@ from fanin.protos.texts import counted
 
 NUM_SHOWN_ERRORS = 5
 KILLED = "it was killed, or the machine lost power"
+WITHOUT_WORK = {
+    "idle": "waits for work",
+    "enrolling": "enrolls",
+    "refreshing": "downloads a newer version",
+    "tuning": "fine-tunes a model for this device alone",
+}
 UNWRITTEN = "its state could not be written, or no device has run here yet"
 
 
@@ -87,6 +93,8 @@ class SiteView:
         yield "trusts", ", ".join(f"publisher {key[:16]}.." for key in place.publishers) or "unknown publishers"
         if record.served:
             yield "serves", f"version {record.served}"
+        if record.tuned.run:
+            yield "fine-tuned", tuned_text(record.tuned)
 
     def _work_rows(self) -> Iterator[tuple[str, str]]:
         record = self.record
@@ -129,12 +137,22 @@ def site_view(folder: Path, now: float) -> SiteView:
     return SiteView(folder=str(folder), state=state, record=record, privacy=site_privacy(folder), now=now)
 
 
+def tuned_text(tuned: SiteTuned) -> str:
+    """Return the result of a fine-tuning."""
+    text = f"version {tuned.run}/{tuned.version} for {counted(tuned.epochs, 'epoch')} at {_time(tuned.at)}"
+    if not tuned.num_examples:
+        return f"{text}; no validation examples"
+    int8 = f" ({tuned.personal_int8:.4f} in int8)" if tuned.metric == "accuracy" else ""
+    return (
+        f"{text}; {tuned.metric} on {counted(tuned.num_examples, 'validation example')}: global model "
+        f"{tuned.global_model:.4f}, own model {tuned.personal_model:.4f}{int8}"
+    )
+
+
 def now_text(phase: str, work: SiteWork) -> str:
     """Return what a device does now."""
     if not work.run:
-        return {"idle": "waits for work", "enrolling": "enrolls", "refreshing": "downloads a newer version"}.get(
-            phase, phase
-        )
+        return WITHOUT_WORK.get(phase, phase)
     steps = f", step {work.step} of {work.num_steps}" if work.num_steps else ""
     epoch = f", epoch {work.epoch} of {work.num_epochs}" if work.num_epochs else ""
     sent = f", {size_text(work.sent_bytes)} of {size_text(work.update_bytes)}" if work.update_bytes else ""

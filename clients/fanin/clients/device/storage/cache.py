@@ -53,6 +53,7 @@ class Cache:
         exchanges: The exchanges of the Assignment under way.
         journals: The journals of round protocols.
         locals: The personal parameters (``personal``).
+        tuned: The models that this device has fine-tuned for itself.
         trainings: The unfinished training.
         records: The highest Version of each Run, and the served Publication.
         guard: The floor of this device's privacy, and its ledger.
@@ -70,6 +71,7 @@ class Cache:
         self.exchanges = ExchangeStore(folder / "exchanges")
         self.journals = JournalStore(folder / "journals")
         self.locals = StateStore(folder / "locals", MAX_LOCAL_RUNS)
+        self.tuned = StateStore(folder / "tuned")
         self.trainings = TrainingStore(folder / "trainings")
         self.records = Records(folder)
         self.guard = PrivacyGuard(folder)

@@ -106,6 +106,9 @@ class DeviceFolder(Protocol):
     def locals(self) -> StoredStates: ...
 
     @property
+    def tuned(self) -> StoredStates: ...
+
+    @property
     def trainings(self) -> StoredTrainings | None:
         """None in a simulation, whose trainings are not killed in the middle."""
         ...

@@ -7,4 +7,5 @@ Reading order:
 - ``statistics``: the answer to the query of a statistics Run, instead of a training
 - ``resuming``: when the state of a training is saved, and how a training resumes from it
 - ``work``: how many of its steps a device does
+- ``tuning``: the training of the last Version that a device keeps for itself; ``tuner``: its course on a device
 """

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from fanin.clients.data.batching import batches_in_order
-from fanin.clients.data.examples import Examples, Y
+from fanin.clients.data.examples import Examples, Y, calibration_part
 from fanin.clients.data.stores import ExampleStore, MemoryStore, snapshot
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.graphs import BundleGraphs
@@ -29,11 +29,12 @@ from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.updates import UnfitExamples
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.statistics import range_counts_of
-from fanin.edge.ranges import columns
+from fanin.edge.ranges import columns, initial_ranges
 from fanin.edge.runtimes.base import PaddedBatch, Preprocess, VersionValues
 from fanin.edge.runtimes.evaluations import OF_VALIDATION, VERSION_LOSS, counts_of, metric_count
-from fanin.edge.runtimes.measure import measure, measure_ranges
+from fanin.edge.runtimes.measure import measure, measure_data, measure_ranges
 from fanin.edge.runtimes.models import check_targets, model_inputs
+from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import Diverged, InvalidBundle, InvalidInput
 
@@ -188,6 +189,27 @@ class LocalData:
             # A runtime of another package may lack what this graph needs. The training needs no ranges.
             LOG.warning("%s; this device reports no ranges", exc)
             return m.RangeCounts()
+
+    def own_ranges(self, model: OpenedModel, should_continue: ShouldContinue) -> Float32s | None:
+        """Return the ranges of a model's activations on the training examples (2 * activations,).
+
+        They are for a model of this device alone: all values count, where those of a Version leave out rare ones. An
+        activation of another format keeps its range. Without activations of this format, the ranges are the model's.
+
+        Raises the errors of ``should_continue``.
+        """
+        manifest = model.bundle.manifest
+        if not columns(manifest.activations, self._graphs.graph_format).size:
+            return model.ranges
+        some = calibration_part(self.examples(model.bundle).train)
+        in_order = interruptible(batches_in_order(some, manifest.batch_size, manifest.lengths), should_continue)
+        try:
+            measured = measure_data(self._graphs, model.bundle, model.values(), in_order).ravel()
+        except InvalidBundle as exc:
+            LOG.warning("%s; the ranges of the version are used", exc)
+            return model.ranges
+        before = initial_ranges(manifest.activations) if model.ranges is None else model.ranges
+        return np.where(np.isnan(measured), before, measured).astype(np.float32)
 
     def _has_changed(self, seen: Mapping[str, weakref.ref[Examples]]) -> bool:
         """Return whether the store has other parts than these."""

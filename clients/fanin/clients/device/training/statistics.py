@@ -15,8 +15,10 @@ from fanin.clients.data.examples import Y
 from fanin.clients.data.stores import ExampleStore, snapshot
 from fanin.clients.device.conditions import ShouldContinue
 from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.session.known import known_protocols
 from fanin.clients.device.updates import Change, Trainer, UnfitExamples
 from fanin.edge.bundles.manifest import STATISTICS
+from fanin.edge.codecs.known import known_codecs, known_stages
 from fanin.edge.queries.cells import cells_of
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidInput
@@ -42,6 +44,18 @@ def answers_queries(trainer: object) -> bool:
 def formats_of(trainer: Trainer) -> tuple[str, ...]:
     """Return the formats of Bundles that a device reports: that of its graphs, and queries if it answers them."""
     return tuple(dict.fromkeys((trainer.graph_format, *([STATISTICS] if answers_queries(trainer) else []))))
+
+
+def capabilities_of(trainer: Trainer) -> m.Capabilities:
+    """Return what a device with this trainer can do."""
+    return m.Capabilities(
+        codecs=known_codecs(),
+        runtimes=(trainer.runtime,),
+        graph_formats=formats_of(trainer),
+        stages=known_stages(),
+        reports_progress=True,
+        round_protocols=known_protocols(),
+    )
 
 
 def answer(model: OpenedModel, store: ExampleStore) -> Change:

@@ -188,6 +188,10 @@ class RuntimeTrainer:
             local=None if manifest.local is None else local,
         )
 
+    def own_ranges(self, model: OpenedModel, should_continue: ShouldContinue) -> Float32s | None:
+        """Return the ranges of a model of this device alone, for int8. See ``LocalData.own_ranges``."""
+        return self._data.own_ranges(model, should_continue)
+
     def _note_progress(self, assignment_id: str, progress: m.TrainingProgress) -> None:
         self._progress = assignment_id, progress
 
