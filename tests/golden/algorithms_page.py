@@ -123,6 +123,16 @@ ALGORITHMS: Final[Mapping[str, Algorithm]] = {
         "each step adds mu (y - x) - g_k; a device keeps g_k, the coordinator their sum",
         "methods.md",
     ),
+    "fedrep": Algorithm(
+        "Collins et al. 2021, arXiv 2102.07078",
+        "a device trains its personal parameters with the shared ones fixed, then the shared ones",
+        "personal.md",
+    ),
+    "ditto": Algorithm(
+        "Li et al. 2021, arXiv 2012.04221",
+        "a device also trains a copy v_k of its own on F_k(v) + `ditto_weight` / 2 norm(v - x)^2",
+        "personal.md",
+    ),
     "stale Updates": Algorithm(
         "Nguyen et al. 2022, arXiv 2106.06639", "an Update that is t Versions late has the weight w_k s(t)", "cohort.md"
     ),

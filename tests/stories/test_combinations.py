@@ -16,10 +16,11 @@ import pytest
 from support.combinations import (
     NUM_DEVICES,
     NUM_ROUNDS,
+    Needs,
     Part,
     bundles_in,
     examples_of,
-    needs_control,
+    needs_of,
     pairs,
     plan_of,
     refusals,
@@ -40,7 +41,7 @@ BATCH: Final = 24
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Bundle]:
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[Needs, Bundle]:
     return bundles_in(tmp_path_factory.mktemp("apps"))
 
 
@@ -51,7 +52,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site.close()
 
 
-def batches(folder: Path, bundles: dict[bool, Bundle]) -> list[list[tuple[Part, Part]]]:
+def batches(folder: Path, bundles: dict[Needs, Bundle]) -> list[list[tuple[Part, Part]]]:
     """Return the pairs that are not refused, by the Runs that are open at once."""
     refused = refusals(folder, bundles)
     tried = [pair for pair in pairs() if (pair[0].name, pair[1].name) not in refused]
@@ -98,7 +99,7 @@ def rest(site: Site, coordinator: Running, names: dict[str, tuple[Part, Part]]) 
 
 @pytest.mark.nightly
 def test_each_pair_is_verified_after_a_kill_in_an_open_round(
-    site: Site, bundles: dict[bool, Bundle], tmp_path_factory: pytest.TempPathFactory
+    site: Site, bundles: dict[Needs, Bundle], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     coordinator = site.serve()
     with site.operator() as operator:
@@ -111,7 +112,7 @@ def test_each_pair_is_verified_after_a_kill_in_an_open_round(
             names = {f"run-{number}-{index}": pair for index, pair in enumerate(batch)}
             with site.operator() as operator:
                 for name, pair in names.items():
-                    operator.start_run(name, plan_in(name, pair), bundles[needs_control(*pair)], PUBLISHER)
+                    operator.start_run(name, plan_in(name, pair), bundles[needs_of(*pair)], PUBLISHER)
             coordinator.kill()
             coordinator = site.serve()
             failures += rest(site, coordinator, names)

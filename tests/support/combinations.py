@@ -58,6 +58,7 @@ class Part:
         defaults: Keys that it needs with such values. Another part may choose other ones.
         stages: The stages that it has.
         has_control: Whether the train graph needs the inputs of control variates.
+        has_local: Whether the Bundle needs personal parameters.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Part:
     defaults: Mapping[str, object] = field(default_factory=dict)
     stages: Sequence[Mapping[str, object]] = ()
     has_control: bool = False
+    has_local: bool = False
 
     @property
     def is_masked(self) -> bool:
@@ -109,6 +111,8 @@ PARTS: Final = (
         stages=[{"name": "feddyn", "options": {"num_devices": NUM_DEVICES}}],
         has_control=True,
     ),
+    Part("client method", "fedrep", {"training.personal_epochs": 1}, has_local=True),
+    Part("client method", "ditto", {"training.ditto_weight": 0.1, "training.personal_epochs": 1}),
     Part("staleness", "stale Updates", {"aggregation.max_staleness": 2}),
     Part("pipeline", "error_feedback", stages=[{"name": "error_feedback"}]),
     *(Part("codec", name, {"codec.name": name}) for name in ("fixed32", "int16", "int8", "int4")),
@@ -152,16 +156,18 @@ def _toml(value: object) -> str:
     return json.dumps(value)
 
 
-def app(has_control: bool) -> App:
-    """Return an App whose graphs carry out each method that needs such inputs or none."""
+def app(has_control: bool, has_local: bool) -> App:
+    """Return an App whose graphs carry out each method that needs such inputs and personal parameters, or none."""
     torch.manual_seed(0)
     return App(
-        name=f"combined-{has_control}",
+        name=f"combined-{has_control}-{has_local}",
         module=torch.nn.Linear(4, 3),
         calibration=torch.randn(16, 4),
         batch_size=4,
         num_classes=3,
-        recipe=Recipe(optimizer=Sgd(momentum=0.0), proximal=True, scaffold=has_control),
+        recipe=Recipe(
+            optimizer=Sgd(momentum=0.0), proximal=True, scaffold=has_control, local=["bias"] if has_local else []
+        ),
     )
 
 
@@ -172,17 +178,25 @@ def examples_of(index: int) -> dict[str, np.ndarray]:
     return {"x": x, "y": x[:, :3].argmax(1).astype(np.int32)}
 
 
-def needs_control(*parts: Part) -> bool:
-    """Return whether the Bundle of a Run with these parts has the inputs of control variates."""
-    return any(part.has_control for part in parts)
+Needs = tuple[bool, bool]
+"""Whether a Bundle has the inputs of control variates, and whether it has personal parameters."""
 
 
-def bundles_in(folder: Path) -> dict[bool, Bundle]:
-    """Export the Apps into a new folder, by whether they have the inputs of control variates."""
-    return {has: export(app(has), folder / str(has), PUBLISHER, formats=("onnx",)).bundle for has in (False, True)}
+def needs_of(*parts: Part) -> Needs:
+    """Return what the Bundle of a Run with these parts has."""
+    return any(part.has_control for part in parts), any(part.has_local for part in parts)
 
 
-def refusals(folder: Path, bundles: Mapping[bool, Bundle]) -> dict[tuple[str, str], FaninError]:
+def bundles_in(folder: Path) -> dict[Needs, Bundle]:
+    """Export the Apps of all pairs into a new folder, by what they have."""
+    needs = {needs_of(*pair) for pair in pairs()}
+    return {
+        each: export(app(*each), folder / f"{number}", PUBLISHER, formats=("onnx",)).bundle
+        for number, each in enumerate(sorted(needs))
+    }
+
+
+def refusals(folder: Path, bundles: Mapping[Needs, Bundle]) -> dict[tuple[str, str], FaninError]:
     """Return the error of each pair whose Run does not start."""
     refused: dict[tuple[str, str], FaninError] = {}
 
@@ -191,7 +205,7 @@ def refusals(folder: Path, bundles: Mapping[bool, Bundle]) -> dict[tuple[str, st
         await place.runs.start()
         for first, second in pairs():
             try:
-                await start(place.runs, bundles[needs_control(first, second)], plan_of(first, second), f"run-{uuid4()}")
+                await start(place.runs, bundles[needs_of(first, second)], plan_of(first, second), f"run-{uuid4()}")
             except FaninError as exc:
                 refused[first.name, second.name] = exc
         await place.runs.stop()

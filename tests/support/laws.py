@@ -57,6 +57,8 @@ TRAININGS: Final = st.builds(
     decay_factor=st.floats(2.0**-60, 1.0),
     schedule_rounds=UINT32,
     min_work=st.floats(0.0, 1.0),
+    personal_epochs=st.integers(1, p.MAX_EPOCHS),
+    ditto_weight=st.just(0.0) | RATES,
 )
 SCALARS: Final = (
     st.booleans(),

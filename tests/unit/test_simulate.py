@@ -338,7 +338,7 @@ FULL_PLAN = parse_plan('bundle = "b"\ncohort = {concurrency = 2}\ntraining = {le
             (
                 "simulate: plan: training.learning_rat: unknown key, expected one of epochs, learning_rate, seed, "
                 "proximal_weight, batch_size, optimizer, warmup_steps, step_decay, decay_steps, decay_factor, "
-                "schedule_rounds, min_work; did you mean training.learning_rate?"
+                "schedule_rounds, min_work, personal_epochs, ditto_weight; did you mean training.learning_rate?"
             ),
         ),
     ],

@@ -260,6 +260,7 @@ def facts_of(app: "App") -> TrainFacts:
     recipe = app.recipe
     return TrainFacts(
         has_proximal=recipe.proximal,
+        has_local=bool(recipe.local),
         has_control=recipe.scaffold,
         optimizer=recipe.optimizer.settings,
         batch_sizes=tuple(sorted((app.batch_size, *app.other_batch_sizes))),

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.models import OpenedModel, own_table
 from fanin.clients.device.storage.personal import local_values
 from fanin.clients.transport import PIECE_BYTES
 from fanin.edge.bundles.bundle import Bundle
@@ -365,7 +365,5 @@ def _first(group: BaseException) -> BaseException:
 
 
 def local_by_name(bundle: Bundle, local: Mapping[int, Float32s]) -> dict[int, dict[str, Float32s]]:
-    """Return the personal parameters of each client by name."""
-    if bundle.manifest.local is None:
-        return {}
-    return {client: bundle.manifest.local.table.views(values) for client, values in local.items()}
+    """Return the personal parameters of each client by name, or its copy of all parameters under Ditto."""
+    return {client: own_table(bundle).views(values) for client, values in local.items()}

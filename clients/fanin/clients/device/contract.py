@@ -155,11 +155,11 @@ def _check_change(change: Change, model: OpenedModel, assignment: m.Assignment) 
         raise AssertionError(
             f"values: got {values.dtype} {values.shape}, expected {expected.dtype} {expected.shape} as the parameters"
         )
-    local = model.bundle.manifest.local
-    form = None if local is None else ("float32", (local.table.num_values,))
+    kept = model.kept_values(assignment.training)
+    form = None if kept is None else ("float32", kept.shape)
     received = None if change.local is None else (str(change.local.dtype), change.local.shape)
     if received != form:
-        raise AssertionError(f"local: got {received}, expected {form} as the bundle's personal parameters")
+        raise AssertionError(f"local: got {received}, expected {form} as the device's own parameters")
     if change.counts.get(m.EXAMPLES, 0) < 1:
         raise AssertionError(f"counts: got {dict(change.counts)}, expected {m.EXAMPLES!r} of at least 1")
     try:

@@ -22,7 +22,7 @@ from fanin.edge.signatures import DEVICE_SIGNATURES
 from fanin.edge.tensors import Float32s, TensorTable, decode_parameters
 from fanin.protos.chunks import Artifact, ChunkRef, assemble
 from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidVersion
-from fanin.protos.messages import Order, Publication
+from fanin.protos.messages import Order, Publication, Training
 
 
 class SavedTraining(Protocol):
@@ -47,7 +47,8 @@ class OpenedModel:
     Attributes:
         bundle: The Bundle.
         parameters: The parameters of the Version (num_values,).
-        local: The personal parameters of the device (num_local_values,). None: the initial values of the Bundle.
+        local: The personal parameters of the device (num_local_values,). None: the initial values of the Bundle. With
+            Ditto, the device's copy of all parameters (num_values,), laid out by ``own_table``. None: the Version's.
         auxiliary: The auxiliary tensors that the stages of the Assignment read (num_values,), by name.
         ranges: The ranges of the Version's activations (2 * activations,). None: those of the Bundle.
         inputs: Inputs of the train graph that the stages set (num_values,), by kind: ``control`` is added to the
@@ -73,9 +74,40 @@ class OpenedModel:
         Raises:
             InvalidBundle: The initial values of the Bundle are damaged.
         """
-        if self.local is None:
+        if self.local is None or self.bundle.manifest.local is None:
             return self.bundle.completed(self.parameters)
         return self.bundle.manifest.join(self.parameters, self.local)
+
+    def own_values(self) -> Float32s:
+        """Return the parameters of the device's predictions: its copy under Ditto, else ``values()``.
+
+        Raises:
+            InvalidBundle: The initial values of the Bundle are damaged.
+        """
+        return self.values() if self.local is None or self.bundle.manifest.local is not None else self.local
+
+    def kept_values(self, training: Training) -> Float32s | None:
+        """Return what a training of the device begins with and never sends; None if it has no such values.
+
+        Raises:
+            InvalidBundle: The initial values of the Bundle are damaged.
+        """
+        if self.bundle.manifest.local is not None:
+            return self.bundle.manifest.split(self.values())[1]
+        if not keeps_copy(self.bundle, training):
+            return None
+        return self.parameters if self.local is None else self.local
+
+
+def keeps_copy(bundle: Bundle, training: Training) -> bool:
+    """Return whether a device keeps a copy of all parameters in trainings with these settings: Ditto."""
+    return training.ditto_weight > 0.0 and training.personal_epochs > 0 and bundle.manifest.local is None
+
+
+def own_table(bundle: Bundle) -> TensorTable:
+    """Return the layout of ``OpenedModel.local``: the personal parameters, or without any those of Ditto's copy."""
+    local = bundle.manifest.local
+    return bundle.manifest.table if local is None else local.table
 
 
 def manifest_chunks(publication: Publication) -> tuple[ChunkRef, ...]:

@@ -8,8 +8,9 @@ the served one only if all checks pass:
 3. It returns finite numbers for a probe.
 4. The record that names it is on disk, so that a restart serves it again.
 
-Slots are filled from the Version and from the newest personal parameters of the device, if the Bundle has any. After
-the end of the Run they may be filled from the parameters that the device has fine-tuned (``training.tuner``).
+Slots are filled from the Version and from the newest personal parameters of the device, if the Bundle has any; in a
+Run with Ditto from the device's copy alone. After the end of the Run they may be filled from the parameters that the
+device has fine-tuned (``training.tuner``).
 
 Otherwise the last good Version stays in service. The swap is one assignment of one reference, so a call in progress
 ends on the model with which it started.
@@ -161,7 +162,7 @@ class Serving:
             self._latest = ServedVersion(run_id=publication.run_id, epoch=version.epoch, number=version.number)
 
     def _open(self, publication: Publication, model: OpenedModel) -> Served:
-        predict = self._runtime.open_predict(model.bundle, model.values(), model.ranges)
+        predict = self._runtime.open_predict(model.bundle, model.own_values(), model.ranges)
         outputs = predict(probe_inputs(model.bundle.manifest, 1))
         if not np.isfinite(outputs).all():
             raise InvalidVersion(

@@ -312,8 +312,7 @@ class SessionDriver:
         if self._stages:
             # The Round may still fail. Then the next Assignment names the initial state of this one.
             store.states.keep(assignment.run_id, (assignment.state.round, assignment.round))
-        if self._model is not None and self._model.bundle.manifest.local is not None:
-            trim_local(store.locals, assignment)
+        trim_local(store.locals, assignment)
         return stored
 
     async def _make_update(self, assignment: m.Assignment) -> e.UpdateStored:
@@ -340,7 +339,9 @@ class SessionDriver:
                         raise
                     # A device that gives up reports that its data diverge. It sends no change instead.
                     zeros = np.zeros(staging.table.num_values, np.float32)
-                    change = Change(values=zeros, counts={m.EXAMPLES: 1}, local=local)
+                    change = Change(
+                        values=zeros, counts={m.EXAMPLES: 1}, local=prepared.kept_values(assignment.training)
+                    )
             if not isinstance(change, Change):
                 raise InvalidInput(
                     f"training: the trainer returned {type(change).__name__}, expected a Change", code="FN-0841"

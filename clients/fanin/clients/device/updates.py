@@ -59,7 +59,8 @@ class Change:
             are dropped, and those beyond their bound are cut.
         num_steps: Optimizer steps, for the telemetry and the stages.
         planned_steps: Steps of the complete work, if this device did fewer; 0 if it did all.
-        local: New personal parameters (num_local_values,), float32, finite. None if the Bundle has none.
+        local: New personal parameters (num_local_values,), float32, finite; with Ditto the new copy of all parameters
+            (num_values,). None if the Run has neither.
         ranges: The ranges of the Version's activations on some of the examples, if the Assignment asks for them and
             the trainer can measure them. ``RuntimeTrainer`` does.
 

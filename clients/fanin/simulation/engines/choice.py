@@ -62,12 +62,14 @@ class Workload:
         together: Clients that begin on one Version: the cohort, or with buffered Rounds the buffer.
         batches: Batches of an epoch of each client.
         has_one_size: Whether all Rounds have one batch size.
+        has_copies: Whether each client also trains a copy of its own (Ditto).
     """
 
     num_epochs: int
     together: int
     batches: tuple[int, ...]
     has_one_size: bool = True
+    has_copies: bool = False
 
     @classmethod
     def of(cls, plan: Plan, sizes: Sequence[int], batch_size: int) -> "Workload":
@@ -83,10 +85,14 @@ class Workload:
         # A Plan may have billions of Rounds, and the epochs change with its schedule alone.
         starts = [1, *(change.from_round for change in plan.schedule if change.from_round < end), end]
         return cls(
-            num_epochs=sum((until - since) * plan.training_in(since).epochs for since, until in pairwise(starts)),
+            num_epochs=sum(
+                (until - since) * (plan.training_in(since).epochs + plan.training.personal_epochs)
+                for since, until in pairwise(starts)
+            ),
             together=min(cohort.buffer if plan.aggregation.max_staleness else cohort.concurrency, len(sizes)),
             batches=tuple(-(-size // batch_size) for size in sizes),
             has_one_size=len({plan.training_in(since).batch_size or batch_size for since in starts[:-1]}) == 1,
+            has_copies=plan.training.ditto_weight > 0.0,
         )
 
     def graph_seconds(self, step_s: float) -> float:
@@ -220,6 +226,12 @@ def vector_step(app: "App", bundle: Bundle, workload: Workload, device: str) -> 
             "simulate: got a Plan whose schedule changes training.batch_size, expected one size for the engine vmap; "
             "remove the change, or use engine='graph'",
             code="FN-1111",
+        )
+    if workload.has_copies:
+        raise UnsupportedModel(
+            "simulate: got training.ditto_weight above 0, expected none for the engine vmap: clients that train "
+            "together start from one Version, and each has a copy of its own; use engine='graph'",
+            code="FN-1834",
         )
     return VectorStep(app.for_batches(bundle.manifest.batch_size), device)
 

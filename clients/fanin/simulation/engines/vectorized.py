@@ -18,8 +18,8 @@ from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel
 from fanin.clients.device.training.local_data import LocalData
+from fanin.clients.device.training.passes import control_of
 from fanin.clients.device.training.trainer import (
-    control_of,
     difference,
     finite,
     planned_work,

@@ -126,8 +126,8 @@ class _Power:
 
     def work(self, rng: random.Random, assignment: m.Assignment) -> float:
         """Draw the seconds of a training. The device stops when its battery is empty."""
-        now_s = asyncio.get_running_loop().time()
-        seconds = self._habits.work(rng, assignment.training.epochs, now_s)
+        now_s, training = asyncio.get_running_loop().time(), assignment.training
+        seconds = self._habits.work(rng, training.epochs + training.personal_epochs, now_s)
         if self._charge is not None and self._limit is not None:
             empty_s = self._charge.begin(now_s, seconds, self._limit.when())
             if empty_s is not None:

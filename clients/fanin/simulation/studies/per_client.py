@@ -22,9 +22,9 @@ import numpy as np
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
-from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.models import OpenedModel, keeps_copy
 from fanin.clients.device.training.local_data import LocalData
-from fanin.clients.device.training.tuning import FineTuning, tuned
+from fanin.clients.device.training.tuning import FineTuning, start_of, tuned
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.metrics.metric import INT8, LOWER_IS_BETTER, Metric
@@ -103,7 +103,7 @@ class LastVersion:
     Attributes:
         publication: Names it.
         values: Its parameters (num_values,) and ranges.
-        local: The personal parameters (num_local_values,) by client.
+        local: The personal parameters (num_local_values,) by client; with Ditto their copies (num_values,).
     """
 
     publication: m.Publication
@@ -159,7 +159,9 @@ class ClientTests:
         values, local = last.values, last.local.get(client)
         model = OpenedModel(bundle=self.bundle, parameters=values.parameters, local=local, ranges=values.ranges)
         if self.fine_tune is None:
-            return lambda: {} if self.bundle.manifest.local is None else self._evaluated(client, model)
+            is_own = self.bundle.manifest.local is not None or keeps_copy(self.bundle, self.training)
+            return lambda: self._evaluated(client, model) if is_own else {}
+        model = start_of(model)
         assignment = self.fine_tune.assignment(last.publication, self.training)
         training = self.trainings.begin(client, model, assignment)
 
@@ -176,7 +178,7 @@ class ClientTests:
         return finish
 
     def _evaluated(self, client: int, model: OpenedModel) -> Mapping[str, float]:
-        values = VersionValues(parameters=model.values(), ranges=model.ranges)
+        values = VersionValues(parameters=model.own_values(), ranges=model.ranges)
         return self._metrics(self.tests[client], values)
 
     def _metrics(self, examples: Examples, values: VersionValues) -> Mapping[str, float]:

@@ -8,7 +8,7 @@ after any step and resume from the last state. ``available.open_runtime`` select
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import Final, Protocol
 
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.tensors import Array, Float32s, Int32s, UInt8s
@@ -17,6 +17,10 @@ Inputs = Float32s | Int32s | UInt8s
 """One array (n, ...): float32 values or int32 tokens. ``preprocess`` also accepts bytes."""
 NamedInputs = Mapping[str, Inputs]
 """The inputs of a model by name, each (n, ...) with the same n. The only input of most models is named ``x``."""
+SHARED: Final = "shared"
+"""The group of the parameters that travel."""
+PERSONAL: Final = "personal"
+"""The group of the parameters that stay on the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +78,8 @@ class StepSettings:
         control: SCAFFOLD's c - c_i, which is added to the gradient (num_values,). Default: zeros.
         random_key: Key of the random inputs, from ``randomness.random_key``. Their values also depend on the step.
         optimizer: Settings of the optimizer by name, instead of the Bundle's (``Manifest.optimizer``).
+        group: The parameters and running statistics that the step changes: ``SHARED`` or ``PERSONAL`` ones; "" for all.
+            The others keep their values. Their optimizer state has no meaning after such a step.
 
     Reference:
         FedProx: Li et al. 2020, arXiv 1812.06127, section 3.
@@ -86,6 +92,7 @@ class StepSettings:
     control: Float32s | None = None
     random_key: int = 0
     optimizer: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from fanin.edge.bundles.manifest import Manifest
-from fanin.edge.runtimes.base import PaddedBatch, StepSettings, TrainState
+from fanin.edge.runtimes.base import PERSONAL, SHARED, PaddedBatch, StepSettings, TrainState
 from fanin.edge.runtimes.engine import BindGraph, Feed, RunGraph
 from fanin.edge.runtimes.graphs import (
     CONTROL,
@@ -81,6 +81,13 @@ class GraphTrainStep:
     def __init__(self, manifest: Manifest, bind: BindGraph) -> None:
         parameters = [spec.name for spec in manifest.model_table.specs]
         names = [parameter_port(name) for name in parameters]
+        local = () if manifest.local is None else manifest.local.table.specs
+        # The ports that a step of a group leaves as they are.
+        self._fixed_by_group = {
+            "": (),
+            SHARED: tuple(parameter_port(spec.name) for spec in local),
+            PERSONAL: tuple(parameter_port(spec.name) for spec in manifest.table.specs),
+        }
         states = optimizer_table(manifest)
         state_names = [spec.name for spec in states.specs]
         required = [*names, *state_names, *batch_ports(manifest), "learning_rate"]
@@ -138,6 +145,8 @@ class GraphTrainStep:
             source.fill(state)
         target = self._free_slab(source)
         self._runner(source, target)()
+        for name in self._fixed_by_group[settings.group]:
+            np.copyto(target.ports[name], source.ports[name])
         next_state = TrainState(parameters=target.parameters, optimizer=target.optimizer, num_steps=state.num_steps + 1)
         return next_state, float(self._loss)
 

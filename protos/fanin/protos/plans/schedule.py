@@ -21,6 +21,7 @@ MAX_EPOCHS: Final = 10_000
 """With more epochs a device would train for weeks, so a larger number is a mistake or an attack."""
 STEP: Final = "step"
 STEP_DECAYS: Final = ("", "linear", "cosine", STEP)
+PERSONAL: Final = "../howto/personal.md"
 STEP_RATES: Final = "../explanation/rounds.md#a-learning-rate-that-changes-within-a-round"
 
 
@@ -121,6 +122,28 @@ class Training:
             at_least=0,
             at_most=1,
             see="../howto/work.md",
+        ),
+    ] = 0.0
+    personal_epochs: Annotated[
+        int,
+        Key(
+            text="Passes over the device's examples, before `epochs`, that train what it does not send. With personal "
+            "parameters it is FedRep: these train the personal parameters alone, and `epochs` the shared ones alone. "
+            "0: `epochs` train both together.",
+            unit="epochs",
+            at_least=0,
+            at_most=MAX_EPOCHS,
+            see=PERSONAL,
+        ),
+    ] = 0
+    ditto_weight: Annotated[
+        float,
+        Key(
+            text="Ditto's lambda. Above 0.0, `personal_epochs` train a copy of all parameters that stays on the "
+            "device, pulled towards the Version. The Bundle's App needs `Recipe(proximal=True)`.",
+            at_least=0,
+            at_most=MAX_RATE,
+            see=PERSONAL,
         ),
     ] = 0.0
 
@@ -260,8 +283,15 @@ def mean_rate(training: Training, num_steps: int, planned_steps: int, round_numb
 
 def check_changes(flower: FlowerPlan, training: Training, schedule: Sequence[ScheduledChange]) -> None:
     """Raise InvalidPlan for too many changes, Rounds that do not increase, roles, a strategy, an entry of ``config``
-    that every Round does not have with one type, a change of no rate, or steps of the rate without their length.
+    that every Round does not have with one type, a change of no rate, steps of the rate without their length, or
+    Ditto without its epochs.
     """
+    if training.ditto_weight and not training.personal_epochs:
+        raise InvalidPlan(
+            f"plan: got training.ditto_weight {training.ditto_weight:g} with training.personal_epochs 0, expected at "
+            "least 1: they train the copy of the device; add training.personal_epochs",
+            code="FN-1831",
+        )
     if STEP in (training.step_decay, *(change.step_decay for change in schedule)) and not training.decay_steps:
         raise InvalidPlan(
             'plan: got step_decay "step" with training.decay_steps 0, expected at least 1; add training.decay_steps',

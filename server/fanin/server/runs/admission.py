@@ -27,7 +27,7 @@ from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, Invali
 from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, StartRun, Version
 from fanin.protos.plans import EXPORT, OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import keys_of
-from fanin.server.aggregation.methods.checks import PARTS
+from fanin.server.aggregation.methods.checks import PARTS, check_personal
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.measuring import check_evaluation, check_query
 from fanin.server.storage.protocols.files import BlobReader, Blobs
@@ -204,6 +204,7 @@ def _check_plan(start: StartRun, setup: RunSetup) -> None:
     inputs = manifest.signatures["train"].inputs
     facts = TrainFacts(
         has_proximal=PROXIMAL_WEIGHT in {port.name for port in inputs},
+        has_local=manifest.local is not None,
         has_control=bool(control_ports(setup.table, inputs)),
         optimizer=manifest.optimizer,
         batch_sizes=manifest.batch_sizes,
@@ -218,6 +219,7 @@ class TrainFacts:
 
     Attributes:
         has_proximal: Whether the graph has FedProx's inputs.
+        has_local: Whether some parameters are personal.
         has_control: Whether the graph has SCAFFOLD's control variates.
         optimizer: The settings of the optimizer by name.
         batch_sizes: The batch sizes, each with a graph.
@@ -225,6 +227,7 @@ class TrainFacts:
     """
 
     has_proximal: bool
+    has_local: bool
     has_control: bool
     optimizer: Mapping[str, OptimizerSetting]
     batch_sizes: tuple[int, ...]
@@ -268,6 +271,7 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
             "or remove the stage",
             code="FN-1816",
         )
+    check_personal(what, plan.training, has_local=facts.has_local, has_proximal=facts.has_proximal)
     for path, settings in _training_settings(plan):
         if settings.proximal_weight and not facts.has_proximal:
             raise InvalidPlan(

@@ -41,6 +41,7 @@ def check_evaluation(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None
         "[privacy]": bool(plan.privacy),
         "aggregation.outer_optimizer": plan.aggregation.outer_optimizer != "fedavg",
         "int8.ranges": plan.int8.ranges != EXPORT,
+        "training.personal_epochs": bool(plan.training.personal_epochs),
     }
     if keys := [key for key, is_wrong in wrong.items() if is_wrong]:
         raise InvalidPlan(

@@ -1,4 +1,4 @@
-"""Personal parameters on a device, before and after a training, and the model that it has fine-tuned.
+"""Personal parameters on a device, or its copy under Ditto, around a training, and the model that it has fine-tuned.
 
 They are stored after each training, before the header of its Update, so there is no Update without them. A training
 continues from those of the Run's last training, even if its Round published no Version: no Version contains them, so
@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.models import OpenedModel, keeps_copy, own_table
 from fanin.clients.device.storage.protocols import StoredStates
 from fanin.clients.device.storage.states import StateLabel
 from fanin.edge.bundles.bundle import Bundle
@@ -43,11 +43,10 @@ def local_values(stored: StoredStates, bundle: Bundle, run_id: str, before: int 
         before: The Round that is about to be trained; None for the newest of all.
 
     Returns:
-        The values. None if the Bundle has none, or if the device has none yet and uses the Bundle's initial values.
+        The values. None if the device has none yet: it uses the Bundle's initial values, or with Ditto the Version.
     """
-    if bundle.manifest.local is None:
-        return None
-    first = _states_of(bundle, np.zeros(bundle.manifest.local.table.num_values, np.float32))
+    table = own_table(bundle)
+    first = _states_of(bundle, np.zeros(table.num_values, np.float32))
     for number in reversed(stored.rounds(run_id)):
         if before is not None and number >= before:
             continue
@@ -56,7 +55,7 @@ def local_values(stored: StoredStates, bundle: Bundle, run_id: str, before: int 
         except (NotFound, Corrupted) as exc:
             LOG.warning("personal parameters: %s; older ones are used, or the initial ones of the bundle", exc)
             continue
-        return bundle.manifest.local.table.flatten(states[bundle.sha256])
+        return table.flatten(states[bundle.sha256])
     return None
 
 
@@ -70,15 +69,15 @@ def keep_local(stored: StoredStates, bundle: Bundle, assignment: m.Assignment, v
         values: Their values (num_local_values,), ``Change.local``.
 
     Raises:
-        InvalidInput: The trainer returned none, or others than the Bundle's.
+        InvalidInput: The trainer returned none, or others than the Bundle's, or no copy in a Run with Ditto.
         ValueError: A value is not finite.
         StorageFull: The disk is full.
     """
-    local = bundle.manifest.local
-    if local is None and values is None:
+    has_own = bundle.manifest.local is not None or keeps_copy(bundle, assignment.training)
+    if not has_own and values is None:
         return
-    expected = 0 if local is None else local.table.num_values
-    if local is None or values is None or values.dtype != np.float32 or values.shape != (expected,):
+    expected = own_table(bundle).num_values if has_own else 0
+    if not has_own or values is None or values.dtype != np.float32 or values.shape != (expected,):
         received = "none" if values is None else f"{values.dtype} {values.shape}"
         raise InvalidInput(
             f"training: got {received} as personal parameters, expected float32 ({expected},); return them as "
@@ -92,8 +91,9 @@ def keep_local(stored: StoredStates, bundle: Bundle, assignment: m.Assignment, v
 
 def trim_local(stored: StoredStates, assignment: m.Assignment) -> None:
     """Remove all personal parameters of a Run but those that a repeated training needs, and the newest."""
-    earlier = [number for number in stored.rounds(assignment.run_id) if number < assignment.round]
-    stored.keep(assignment.run_id, (*earlier[-1:], assignment.round))
+    if rounds := stored.rounds(assignment.run_id):
+        earlier = [number for number in rounds if number < assignment.round]
+        stored.keep(assignment.run_id, (*earlier[-1:], assignment.round))
 
 
 def tuned_model(stored: StoredStates, version: m.Version, model: OpenedModel) -> OpenedModel | None:
@@ -164,8 +164,7 @@ def _tuned_label(version: m.Version) -> StateLabel:
 
 def _states_of(bundle: Bundle, values: Float32s) -> States:
     """Return personal parameters (num_local_values,) in the form in which they are stored."""
-    assert bundle.manifest.local is not None, "the caller checks that the Bundle has some"
-    return {bundle.sha256: bundle.manifest.local.table.views(values)}
+    return {bundle.sha256: own_table(bundle).views(values)}
 
 
 def _label(run_id: str, number: int) -> StateLabel:

@@ -1,9 +1,10 @@
 """When a device saves the state of its training, and how a training that was cut off resumes from it.
 
-A training is a pure function of what it starts from. After step k its state is: the parameters, the optimizer's state,
-the number k, and the sum of the losses. The order of the batches and all random inputs follow from (seed, partition,
-Round) and from k, so no position of a generator is stored. The counts of the evaluation before the training are stored
-too, so that it is not repeated. A resumed training therefore returns the same bits as one without a pause.
+A training is a pure function of what it starts from. After step k of a pass its state is: the parameters, the
+optimizer's state, the number k, the number of the pass and the result of the pass before (``passes``), and the sum of
+the losses. The order of the batches and all random inputs follow from (seed, partition, Round) and from k, so no
+position of a generator is stored. The counts of the evaluation before the training are stored too, so that it is not
+repeated. A resumed training therefore returns the same bits as one without a pause.
 
 What it starts from must be the same: the parameters, SCAFFOLD's control, the examples, the settings and the runtime. A
 digest of all of them is stored with the state, and a state with another one is not used.
@@ -18,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Final
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy as np
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.models import SavedTraining
 from fanin.edge.runtimes.base import StepSettings, TrainState
-from fanin.edge.tensors import Array
+from fanin.edge.tensors import Array, Float32s
 from fanin.protos import messages as m
 from fanin.protos.release import __version__
 
@@ -40,21 +41,29 @@ MAX_SHARE: Final = 0.02
 """Largest share of the time that saving may take. With 0.02, a state that took 1 s to save is saved after 50 s."""
 
 
+NO_STATE: Final = TrainState(parameters=np.empty(0, np.float32), optimizer=np.empty(0, np.float32))
+"""Stands for a state that is not held: a step reuses the memory of a state once its caller holds it no more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialTraining:
     """A training after some of its steps.
 
     Attributes:
-        state: The state after the last step.
-        loss_sum: Sum of the losses over all samples so far.
+        state: The state after the last step, within the pass.
+        loss_sum: Sum of the losses over all samples of the pass so far.
         counts: The counts of the evaluation before the first step.
         ranges: The ranges of the Version's activations.
+        num_passes: Passes that have ended.
+        own: The device's copy of all parameters under Ditto, once its pass has ended (num_values,); else empty.
     """
 
     state: TrainState
     loss_sum: float
     counts: Mapping[str, int]
     ranges: m.RangeCounts
+    num_passes: int = 0
+    own: Float32s = field(default_factory=lambda: NO_STATE.parameters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +153,12 @@ class Saver:
 
 
 def encode_partial(partial: PartialTraining, digest: str) -> tuple[bytes | memoryview, ...]:
-    """Return the bytes of a state: a line of JSON, then parameters and optimizer state as little-endian float32."""
+    """Return the bytes of a state: a line of JSON, then parameters, optimizer state and copy as float32."""
     state = partial.state
     row = {
         "digest": digest,
+        "num_passes": partial.num_passes,
+        "num_own": partial.own.size,
         "num_steps": state.num_steps,
         "loss_sum": partial.loss_sum.hex(),
         "counts": {name: int(count) for name, count in partial.counts.items()},
@@ -155,7 +166,7 @@ def encode_partial(partial: PartialTraining, digest: str) -> tuple[bytes | memor
         "range_counts": partial.ranges.counts,
     }
     line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
-    arrays = (np.ascontiguousarray(values, "<f4") for values in (state.parameters, state.optimizer))
+    arrays = (np.ascontiguousarray(values, "<f4") for values in (state.parameters, state.optimizer, partial.own))
     return (line, *(array.data.cast("B") for array in arrays if array.size))
 
 
@@ -164,24 +175,29 @@ def decode_partial(data: memoryview, digest: str, num_parameters: int, num_state
     line, _, values = bytes(data).partition(b"\n")
     try:
         row = json.loads(line)
-        if row["digest"] != digest or len(values) != 4 * (num_parameters + num_states):
+        num_own, end = int(row["num_own"]), num_parameters + num_states
+        if row["digest"] != digest or num_own not in (0, num_parameters) or len(values) != 4 * (end + num_own):
             return None
         arrays = np.frombuffer(values, "<f4").astype(np.float32, copy=False)
         return PartialTraining(
             state=TrainState(
                 parameters=arrays[:num_parameters],
-                optimizer=arrays[num_parameters:],
+                optimizer=arrays[num_parameters:end],
                 num_steps=int(row["num_steps"]),
             ),
             loss_sum=float.fromhex(row["loss_sum"]),
             counts={str(name): int(count) for name, count in row["counts"].items()},
             ranges=m.RangeCounts(cells=tuple(row["cells"]), counts=tuple(row["range_counts"])),
+            num_passes=int(row["num_passes"]),
+            own=arrays[end:],
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def digest_of(examples: MemoryStore, settings: StepSettings, training: m.Training, runtime: str) -> str:
+def digest_of(
+    examples: MemoryStore, settings: StepSettings, training: m.Training, runtime: str, own: Float32s | None
+) -> str:
     """Return the digest of everything that a training starts from.
 
     Args:
@@ -189,6 +205,7 @@ def digest_of(examples: MemoryStore, settings: StepSettings, training: m.Trainin
         settings: The settings of the first step, with the initial parameters as ``anchor``.
         training: The settings of the Assignment.
         runtime: The library and its version: another one computes other bits.
+        own: The parameters that the first pass starts from.
     """
     rows = {each.name: getattr(training, each.name) for each in fields(training)}
     rows |= {"optimizer": dict(training.optimizer), "random_key": settings.random_key, "runtime": runtime}
@@ -197,7 +214,7 @@ def digest_of(examples: MemoryStore, settings: StepSettings, training: m.Trainin
     for name, part in examples.parts.items():
         for key, array in sorted((*part.inputs.items(), ("y", part.y))):
             _add(digest, f"{name}.{key}", array)
-    for name, values in (("anchor", settings.anchor), ("control", settings.control)):
+    for name, values in (("anchor", settings.anchor), ("control", settings.control), ("own", own)):
         if values is not None:
             _add(digest, name, values)
     return digest.hexdigest()

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,10 +26,12 @@ from fanin.clients.data.batching import batches, num_batches
 from fanin.clients.data.stores import ExampleStore, MemoryStore
 from fanin.clients.device.conditions import AssignmentOver, Interrupted, ShouldContinue
 from fanin.clients.device.graphs import BundleGraphs
-from fanin.clients.device.models import OpenedModel
+from fanin.clients.device.models import OpenedModel, keeps_copy
 from fanin.clients.device.training.local_data import LocalData
+from fanin.clients.device.training.passes import Extent, Pass, begin_pass, extents_of, passes_of
 from fanin.clients.device.training.resuming import (
     DEFAULT_POLICY,
+    NO_STATE,
     PartialTraining,
     SavePolicy,
     Saver,
@@ -40,10 +42,9 @@ from fanin.clients.device.training.work import PlannedWork, WorkPolicy, all_step
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.stages import EVALUATE_ONLY
-from fanin.edge.runtimes.base import PaddedBatch, Runtime, StepSettings, TrainState, TrainStep
+from fanin.edge.runtimes.base import PaddedBatch, Runtime, TrainStep
 from fanin.edge.runtimes.evaluations import loss_count
-from fanin.edge.runtimes.graphs import CONTROL, control_ports, optimizer_table
-from fanin.edge.runtimes.randomness import random_key
+from fanin.edge.runtimes.graphs import optimizer_table
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import Diverged, InvalidInput
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from fanin.edge.metrics.metric import Metric
 
 LOG = logging.getLogger("fanin.clients")
-NO_STATE: Final = TrainState(parameters=np.empty(0, np.float32), optimizer=np.empty(0, np.float32))
-"""Stands for a state that is not held: a step reuses the memory of a state once its caller holds it no more."""
 
 
 class RuntimeTrainer:
@@ -120,50 +119,41 @@ class RuntimeTrainer:
         examples = self._data.examples(model.bundle)
         if any(stage.name == EVALUATE_ONLY for stage in assignment.stages):
             return self._evaluated(model, examples, assignment, should_continue)
-        initial, control = model.values(), control_of(model)
-        training, planned = assignment.training, planned_work(examples, model, assignment)
+        planned = planned_work(examples, model, assignment)
         num_steps = steps_to_do(self._work, assignment, planned)
-        settings = StepSettings(
-            learning_rate=training.learning_rate,
-            proximal_weight=training.proximal_weight,
-            anchor=initial,
-            control=control,
-            random_key=random_key(training.seed, examples.partition, assignment.round),
-            optimizer=training.optimizer,
-        )
-        digest = partial(digest_of, examples, settings, training, self.runtime)
+        passes = passes_of(model, assignment, examples.partition)
+        settings, own = passes[-1].settings, passes[0].start
+        digest = partial(digest_of, examples, settings, assignment.training, self.runtime, own)
         saver = Saver(model.saved, digest, self._policy, self._policy.now)
-        begun = saver.read(len(initial), optimizer_table(bundle.manifest).num_values)
-        if begun is None:
-            begun = PartialTraining(
+        initial = model.values()
+        ended = saver.read(len(initial), optimizer_table(bundle.manifest).num_values)
+        if ended is None:
+            ended = PartialTraining(
                 state=NO_STATE,
                 loss_sum=0.0,
                 counts=self._data.before_training(model, examples, assignment, should_continue),
                 ranges=self._data.ranges(model, examples, assignment, should_continue),
             )
         step = self._graphs.open_train(bundle)
-        if begun.state is NO_STATE:
-            begun = replace(begun, state=step.begin(initial))
-        loop = _Loop(
-            assignment=assignment,
-            num_batches=planned.num_steps,
-            num_steps=num_steps,
-            saver=saver,
-            report=self._note_progress,
-        )
-        rest = training_batches(examples, model, assignment, begun.state.num_steps)
-        rest = islice(rest, max(num_steps - begun.state.num_steps, 0))
-        ended = loop.run(step, settings, begun, rest, should_continue)
+        works = [planned_work(examples, model, each.assignment) for each in passes]
+        extents = extents_of(works, num_steps)
+        for number in range(ended.num_passes, len(passes)):
+            loop = _Loop(part=passes[number], extent=extents[number], saver=saver, report=self._note_progress)
+            begun = begin_pass(step, passes[number], number, ended)
+            rest = training_batches(examples, model, passes[number].assignment, begun.state.num_steps)
+            ended = loop.run(step, begun, rest, should_continue)
         counts = {**ended.counts, **training_counts(ended.loss_sum, num_steps, planned, examples, model)}
-        parameters = ended.state.parameters
-        values, _ = bundle.manifest.split(difference(parameters, initial))
-        local = None if bundle.manifest.local is None else bundle.manifest.split(parameters)[1]
+        values, local = bundle.manifest.split(difference(ended.state.parameters, initial))
+        if local.size:
+            local = bundle.manifest.split(ended.state.parameters)[1]
+        elif keeps_copy(bundle, assignment.training):
+            local = ended.own
         return Change(
             values=values,
             counts=counts,
             num_steps=ended.state.num_steps,
             planned_steps=planned.num_steps,
-            local=local,
+            local=local if local.size else None,
             ranges=ended.ranges,
         )
 
@@ -181,11 +171,10 @@ class RuntimeTrainer:
                 "--validation above 0",
                 code="FN-1869",
             )
-        _, local = manifest.split(model.values())
         return Change(
             values=np.zeros(manifest.table.num_values, np.float32),
             counts={**counts, m.EXAMPLES: 1},
-            local=None if manifest.local is None else local,
+            local=model.kept_values(assignment.training),
         )
 
     def own_ranges(self, model: OpenedModel, should_continue: ShouldContinue) -> Float32s | None:
@@ -203,69 +192,60 @@ class RuntimeTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loop:
-    """The steps of one training: the first ``num_steps`` of ``num_batches``."""
+    """The steps of one pass of a training: the first ones of all that are planned."""
 
-    assignment: m.Assignment
-    num_batches: int
-    num_steps: int
+    part: Pass
+    extent: Extent
     saver: Saver
     report: Callable[[str, m.TrainingProgress], None]
 
     def run(
         self,
         step: TrainStep,
-        settings: StepSettings,
         begun: PartialTraining,
-        rest: Iterator[PaddedBatch],
+        batches_left: Iterator[PaddedBatch],
         should_continue: ShouldContinue,
     ) -> PartialTraining:
         """Run the batches that are left, and return the training after them."""
-        training, state, loss_sum = self.assignment.training, begun.state, begun.loss_sum
+        work, extent, state, loss_sum = self.part.assignment, self.extent, begun.state, begun.loss_sum
+        training, settings = work.training, self.part.settings
         if state.num_steps:
             LOG.info(
                 "round %d of run %s: training resumes after step %d of %d",
-                self.assignment.round,
-                self.assignment.run_id,
-                state.num_steps,
-                self.num_steps,
+                work.round,
+                work.run_id,
+                extent.before + state.num_steps,
+                extent.total,
             )
         first, begun = state.num_steps, replace(begun, state=NO_STATE)
+        # The pass before has ended, and its end is not saved yet.
+        is_later_pass = begun.num_passes > 0 and not first
+        if is_later_pass and self.saver.is_due(ends_epoch=True):
+            self.saver.save(replace(begun, state=state))
         self._report(first)
-        for batch in rest:
+        for batch in islice(batches_left, max(extent.num_steps - first, 0)):
             try:
                 should_continue()
             except AssignmentOver:
                 raise
             except Interrupted:
-                if state.num_steps > first:
+                if state.num_steps > first or is_later_pass:
                     self.saver.save(replace(begun, state=state, loss_sum=loss_sum))
                 raise
-            rate = rate_of_step(training, state.num_steps, self.num_batches, self.assignment.round)
+            rate = rate_of_step(training, state.num_steps, extent.planned, work.round)
             if rate != settings.learning_rate:
                 settings = replace(settings, learning_rate=rate)
             state, loss = step(state, batch, settings)
             loss_sum += finite(loss, state.num_steps, training) * float(batch.mask.sum())
             self._report(state.num_steps)
-            ends_epoch = state.num_steps % self.batches_per_epoch == 0
+            ends_epoch = state.num_steps % extent.per_epoch == 0
             # After the last step the Update is stored, at once.
-            if state.num_steps < self.num_steps and self.saver.is_due(ends_epoch=ends_epoch):
+            if state.num_steps < extent.num_steps and self.saver.is_due(ends_epoch=ends_epoch):
                 self.saver.save(replace(begun, state=state, loss_sum=loss_sum))
         return replace(begun, state=state, loss_sum=loss_sum)
 
-    @property
-    def batches_per_epoch(self) -> int:
-        """The steps of one epoch."""
-        return self.num_batches // self.assignment.training.epochs
-
     def _report(self, num_steps: int) -> None:
-        epochs = self.assignment.training.epochs
-        progress = m.TrainingProgress(
-            step=num_steps,
-            num_steps=max(self.num_steps, num_steps),
-            epoch=min(num_steps // self.batches_per_epoch + 1, epochs),
-            num_epochs=epochs,
-        )
-        self.report(self.assignment.assignment_id, progress)
+        self.report(self.part.assignment.assignment_id, self.extent.progress(num_steps))
 
 
 def trained_bundle(model: OpenedModel, assignment: m.Assignment) -> Bundle:
@@ -324,28 +304,6 @@ def finite(loss: float, num_steps: int, training: m.Training) -> float:
             code="FN-0842",
         )
     return loss
-
-
-def control_of(model: OpenedModel) -> Float32s | None:
-    """Return the values that the stages add to the gradient; None without such a stage. Raises InvalidInput."""
-    if set(model.inputs) - {CONTROL}:
-        raise InvalidInput(
-            f"stages: got the inputs {sorted(model.inputs)} for the train graph, expected at most {CONTROL!r}; correct "
-            "the stage",
-            code="FN-0839",
-        )
-    manifest = model.bundle.manifest
-    if model.inputs and not control_ports(manifest.table, manifest.signatures["train"].inputs):
-        raise InvalidInput(
-            f"stages: got the input {CONTROL!r}, but the bundle's train graph has no inputs {CONTROL}.<p>; export the "
-            "App with Recipe(scaffold=True)",
-            code="FN-0840",
-        )
-    control, local = model.inputs.get(CONTROL), manifest.local
-    if control is None or local is None:
-        return control
-    # No other device has personal parameters like these, so nothing corrects their gradients.
-    return manifest.join(control, np.zeros(local.table.num_values, np.float32))
 
 
 def difference(after: Float32s, before: Float32s) -> Float32s:

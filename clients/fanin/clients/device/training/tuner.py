@@ -21,7 +21,7 @@ from fanin.clients.device.serving import Serving
 from fanin.clients.device.session import events as e
 from fanin.clients.device.storage.personal import keep_tuned
 from fanin.clients.device.storage.protocols import DeviceFolder
-from fanin.clients.device.training.tuning import FineTuning, tuned
+from fanin.clients.device.training.tuning import FineTuning, start_of, tuned
 from fanin.clients.device.updates import Change, Trainer
 from fanin.edge.codecs.stages import EVALUATE_ONLY
 from fanin.edge.runtimes.evaluations import quality_of
@@ -110,8 +110,9 @@ class DeviceTuner:
         LOG.info("run %s has finished: fine-tuning version %d", publication.run_id, publication.version.number)
         model = await calls.fetch(publication, assignment)
         saved = None if self._store.trainings is None else self._store.trainings.open(assignment)
-        change = await calls.train(replace(model, saved=saved), assignment, calls.should_continue)
-        own = tuned(model, change)
+        start = start_of(model)
+        change = await calls.train(replace(start, saved=saved), assignment, calls.should_continue)
+        own = tuned(start, change)
         own = replace(own, ranges=own_ranges(self._trainer, own, calls.should_continue))
         # The global model is that of the simulation's reports: personal parameters have their initial values.
         before, after = [await _quality(each, assignment, calls) for each in (replace(model, local=None), own)]

@@ -2,6 +2,8 @@
 
     last Version -> train graph, some epochs over the device's own examples -> parameters of this device alone
 
+With Ditto it starts from the device's copy of all parameters.
+
 It is a training like that of a Round, with the Plan's optimizer and without stages, a proximal term and a schedule of
 the learning rate. So it resumes after a kill, and runs in every runtime and engine. The seed of its draws is (seed,
 partition, Round), where the Round is the number of the Version plus one.
@@ -66,6 +68,8 @@ class FineTuning:
             epochs=self.epochs,
             learning_rate=float(rate),
             proximal_weight=0.0,
+            personal_epochs=0,
+            ditto_weight=0.0,
             warmup_steps=0,
             step_decay="",
             min_work=0.0,
@@ -90,6 +94,13 @@ class FineTuning:
             codec=CodecSpec(name="fixed32", max_shift=0),
             training=self.training(plan),
         )
+
+
+def start_of(model: OpenedModel) -> OpenedModel:
+    """Return the model that a fine-tuning trains: with Ditto, the device's copy is in the place of the Version."""
+    if model.local is None or model.bundle.manifest.local is not None:
+        return model
+    return replace(model, parameters=model.local, local=None)
 
 
 def tuned(model: OpenedModel, change: Change) -> OpenedModel:

@@ -10,7 +10,7 @@ from fanin.edge.codecs.methods.qfedavg import QFEDAVG
 from fanin.edge.codecs.scaffold import SCAFFOLD
 from fanin.edge.codecs.stage import Stage, WeighingStage
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import BY_EXAMPLES, Plan
+from fanin.protos.plans import BY_EXAMPLES, Plan, Training
 from fanin.protos.plans.keys import shown
 
 PARTS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
@@ -86,4 +86,35 @@ def _check_alpha(plan: Plan, changes: Sequence[float | None]) -> None:
             f"{[each for each in changes if each is not None]}, expected one weight above 0 in all Rounds: it is "
             "alpha, by which all states are scaled; set training.proximal_weight",
             code="FN-1815",
+        )
+
+
+def check_personal(what: str, training: Training, *, has_local: bool, has_proximal: bool) -> None:
+    """Raise InvalidPlan if devices have nothing of their own to train in the epochs for it, or two such things.
+
+    Args:
+        what: The Run or the command, for errors.
+        training: The training of the Plan.
+        has_local: Whether the Bundle has personal parameters.
+        has_proximal: Whether its train graph has FedProx's inputs.
+    """
+    if training.personal_epochs and not (has_local or training.ditto_weight):
+        raise InvalidPlan(
+            f"{what}: got training.personal_epochs {training.personal_epochs}, but the bundle has no personal "
+            "parameters, and the plan no training.ditto_weight, expected one of them; export the App with "
+            "Recipe(local=[...]) for FedRep, or set training.ditto_weight for Ditto",
+            code="FN-1830",
+        )
+    if training.ditto_weight and has_local:
+        raise InvalidPlan(
+            f"{what}: got training.ditto_weight {training.ditto_weight:g} with a bundle that has personal parameters, "
+            "expected one of them: Ditto's copy has all parameters; remove the key, or export the App without "
+            "Recipe(local=...)",
+            code="FN-1832",
+        )
+    if training.ditto_weight and not has_proximal:
+        raise InvalidPlan(
+            f"{what}: got training.ditto_weight {training.ditto_weight:g}, but the train graph has no input for it; "
+            "export the App with Recipe(proximal=True)",
+            code="FN-1833",
         )
