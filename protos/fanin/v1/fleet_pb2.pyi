@@ -1556,6 +1556,8 @@ class Training(_message.Message):
     DECAY_STEPS_FIELD_NUMBER: _builtins.int
     DECAY_FACTOR_FIELD_NUMBER: _builtins.int
     SCHEDULE_ROUNDS_FIELD_NUMBER: _builtins.int
+    PERSONAL_EPOCHS_FIELD_NUMBER: _builtins.int
+    DITTO_WEIGHT_FIELD_NUMBER: _builtins.int
     epochs: _builtins.int
     learning_rate: _builtins.float
     """0: none, for the code of a device that needs none. Graphs need one."""
@@ -1587,6 +1589,15 @@ class Training(_message.Message):
     """Above 0: the schedule of the learning rate has n times as many steps as this number, and t counts n steps for each
     Round before. After the last step, the rate stays. 0: t begins anew in each Round.
     """
+    personal_epochs: _builtins.int
+    """Epochs of a pass before the others, in which the device trains what it does not send: its personal parameters alone
+    (FedRep), so that the other epochs train the shared ones alone; or, with ditto_weight, a copy of all parameters. 0: no
+    such pass, and the epochs train all parameters.
+    """
+    ditto_weight: _builtins.float
+    """Ditto's lambda. Above 0: the device keeps a copy of all parameters, which begins as the Version of its first Round. The
+    pass trains it with this value of the input proximal_weight, and the Version as the anchor.
+    """
     @_builtins.property
     def optimizer(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Settings of the optimizer by name, instead of those in the manifest."""
@@ -1606,10 +1617,12 @@ class Training(_message.Message):
         decay_steps: _builtins.int = ...,
         decay_factor: _builtins.float | None = ...,
         schedule_rounds: _builtins.int = ...,
+        personal_epochs: _builtins.int = ...,
+        ditto_weight: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_decay_factor", b"_decay_factor", "decay_factor", b"decay_factor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decay_factor", b"_decay_factor", "batch_size", b"batch_size", "decay_factor", b"decay_factor", "decay_steps", b"decay_steps", "epochs", b"epochs", "learning_rate", b"learning_rate", "min_work", b"min_work", "optimizer", b"optimizer", "proximal_weight", b"proximal_weight", "schedule_rounds", b"schedule_rounds", "seed", b"seed", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_decay_factor", b"_decay_factor", "batch_size", b"batch_size", "decay_factor", b"decay_factor", "decay_steps", b"decay_steps", "ditto_weight", b"ditto_weight", "epochs", b"epochs", "learning_rate", b"learning_rate", "min_work", b"min_work", "optimizer", b"optimizer", "personal_epochs", b"personal_epochs", "proximal_weight", b"proximal_weight", "schedule_rounds", b"schedule_rounds", "seed", b"seed", "step_decay", b"step_decay", "warmup_steps", b"warmup_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__decay_factor: _TypeAlias = _typing.Literal["decay_factor"]  # noqa: Y015
     _WhichOneofArgType__decay_factor: _TypeAlias = _typing.Literal["_decay_factor", b"_decay_factor"]  # noqa: Y015
