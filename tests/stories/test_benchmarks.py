@@ -150,7 +150,7 @@ def test_attacks_on_rules_and_the_cost_of_rules_are_measured(tmp_path: Path) -> 
     environment = os.environ | {"FANIN_DATA": str(real_places("fashion-mnist").data)}
     path, figure = tmp_path / "robustness.json", tmp_path / "robustness.svg"
     command = [sys.executable, ROBUSTNESS, "--json", path, "--plot", figure, "--rules", "weighted_mean,krum"]
-    command += ["--rounds", "1", "--examples", "400", "--updates", "16", "--megabytes", "1"]
+    command += ["--seeds", "1", "--rounds", "1", "--examples", "400", "--updates", "16", "--megabytes", "1"]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert completed.returncode == 0, completed.stderr
     report = json.loads(path.read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.held_out import NUM_VALUES, Bench, evaluated_plan, write_data
-from support.linear import NUM_INPUTS
+from support.linear import NUM_CLASSES, NUM_INPUTS
 
 from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.npz import read_npz
@@ -24,9 +24,11 @@ OTHER = (EvaluationSet(name="other", data="letters"),)
 
 def write_other(folder: Path, num_inputs: int = NUM_INPUTS) -> Path:
     """Write a second data set of 7 examples, and return its path."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(6)
     path = folder / "letters.npz"
-    np.savez(path, x=rng.normal(size=(7, num_inputs)).astype(np.float32), y=np.arange(7, dtype=np.int32) % 2)
+    np.savez(
+        path, x=rng.normal(size=(7, num_inputs)).astype(np.float32), y=rng.integers(0, NUM_CLASSES, 7).astype(np.int32)
+    )
     return path
 
 
