@@ -131,6 +131,7 @@ COMMANDS = [
     "stats",
     "status",
     "stop",
+    "study",
     "token",
     "train",
     "verify",

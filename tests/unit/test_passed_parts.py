@@ -139,11 +139,6 @@ class BrokenOptimizer(Half):
         raise ZeroDivisionError("half of nothing")
 
 
-class BrokenStage(Twice):
-    def apply(self, vector: Vector, state: State, context: StageContext) -> State:
-        raise IndexError("no such value")
-
-
 def broken_policy(waiting: Any, num_places: int, round_number: int, rng: Any) -> Any:
     raise KeyError("nobody")
 
@@ -156,7 +151,6 @@ def broken_policy(waiting: Any, num_places: int, round_number: int, rng: Any) ->
             "step raised ZeroDivisionError: half of nothing",
             {"plan": {"aggregation.outer_optimizer": BrokenOptimizer()}},
         ),
-        ("apply raised IndexError: no such value", {"plan": {"stages": [BrokenStage()]}}),
         ("raised KeyError: 'nobody'", {"selection": broken_policy}),
     ],
 )

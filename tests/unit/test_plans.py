@@ -343,11 +343,8 @@ BAD_OPTIONS = [
     ("cohort={}", "--set: cohort.concurrency: missing, expected an integer from 1 to 1000000; add the key"),
     ("cohort=8", "--set: cohort: got 8, expected a section [cohort]"),
     (
-        "stages=error_feedback",
-        (
-            "--set: stages: got 'error_feedback', expected a list of tables, as in "
-            "--set 'stages=[{name=\"error_feedback\"}]'"
-        ),
+        "stages=scaffold",
+        ("--set: stages: got 'scaffold', expected a list of tables, as in --set 'stages=[{name=\"scaffold\"}]'"),
     ),
     (
         "stages.0.name=scaffold",

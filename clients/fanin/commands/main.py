@@ -146,6 +146,11 @@ SUBCOMMANDS: Final[Mapping[str, Subcommand]] = MappingProxyType(
             function="simulate",
             extras=("server", "export"),
         ),
+        "study": Subcommand(
+            summary="run a grid of simulations of a TOML file, and print the best of each method",
+            module="studies.command",
+            extras=("server", "export"),
+        ),
         "partition": Subcommand(
             summary="spread a data set over clients, and draw it", module="simulation", function="draw"
         ),

@@ -55,7 +55,7 @@ class StudyPoint:
 
     def first_round(self, column: str, target: float, higher_is_better: bool) -> float:
         """Return the first Round whose value of a column reaches a target; infinity if none does."""
-        pairs = zip(self.table["round"], self.table.get(column, ()), strict=False)
+        pairs = zip(self.table.get("round", ()), self.table.get(column, ()), strict=False)
         reached = (number for number, value in pairs if (value >= target if higher_is_better else value <= target))
         return next(reached, math.inf)
 

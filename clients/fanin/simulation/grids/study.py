@@ -87,7 +87,7 @@ class StudyData:
     test: "TestData | Mapping[str, TestData] | None" = None
 
 
-OfStudy = Partition | int | Mapping[str, StudyData | Partition | int]
+OfStudy = StudyData | Partition | int | Mapping[str, StudyData | Partition | int]
 """One data set, or several by name."""
 
 
