@@ -2,8 +2,7 @@
 
     python tests/golden/frames.py
 
-writes one hex file a frame into ``frames/``. A change there changes the wire or a file format. It needs a new format or
-protocol number, or a reason why all existing readers read both forms.
+writes one hex file a frame into ``frames/``. A change there needs a new number, or readers that read both forms.
 """
 
 import sys

@@ -13,6 +13,7 @@ from fanin.clients.device.session import events as e
 from fanin.clients.device.session import machine as s
 from fanin.clients.device.session.events import SessionPhase
 from fanin.clients.device.session.machine import Session
+from fanin.edge.runtimes.evaluations import quality_of
 from fanin.protos import messages as m
 
 WORK = assignment()
@@ -37,6 +38,8 @@ SAMPLES: tuple[e.SessionEvent, ...] = (
     e.Exchanged(outcome=m.ExchangeEnd(reason="over")),
     e.UpdateStored(),
     *(replied(state) for state in m.UpdateState),
+    e.Answered(answer=m.Wait(retry_min_s=1.0, retry_max_s=2.0, finished=WORK.training)),
+    e.Tuned(run_id="run", version=1, epochs=2, before=quality_of({}), after=quality_of({})),
     e.Lost(reason="line"),
     e.Moot(reason="moot"),
     e.Unable(reason="unable"),
@@ -49,9 +52,16 @@ TARGETS: dict[tuple[SessionPhase, type[e.SessionEvent]], set[SessionPhase]] = {
     (SessionPhase.IDLE, e.Answered): {
         SessionPhase.IDLE,
         SessionPhase.REFRESHING,
+        SessionPhase.TUNING,
         SessionPhase.FETCHING,
         SessionPhase.STOPPED,
     },
+    (SessionPhase.TUNING, e.Tuned): {SessionPhase.IDLE},
+    (SessionPhase.TUNING, e.Moot): {SessionPhase.IDLE},
+    (SessionPhase.TUNING, e.Unable): {SessionPhase.IDLE},
+    (SessionPhase.TUNING, e.WorkPaused): {SessionPhase.IDLE},
+    (SessionPhase.TUNING, e.Lost): {SessionPhase.IDLE},
+    (SessionPhase.TUNING, e.Denied): {SessionPhase.STOPPED},
     (SessionPhase.REFRESHING, e.Refreshed): {SessionPhase.IDLE},
     (SessionPhase.REFRESHING, e.Moot): {SessionPhase.IDLE},
     (SessionPhase.REFRESHING, e.Unable): {SessionPhase.IDLE},
@@ -95,6 +105,7 @@ ACTIONS = {
     SessionPhase.ENROLLING: e.Enroll,
     SessionPhase.IDLE: e.Poll,
     SessionPhase.REFRESHING: e.Refresh,
+    SessionPhase.TUNING: e.Tune,
     SessionPhase.FETCHING: e.Fetch,
     SessionPhase.EXCHANGING: e.SendMessage,
     SessionPhase.TRAINING: e.Train,
@@ -106,12 +117,23 @@ ACTIONS = {
 
 def session(phase: SessionPhase) -> Session:
     """Return a session in this phase."""
-    has_work = phase not in (SessionPhase.ENROLLING, SessionPhase.IDLE, SessionPhase.REFRESHING, SessionPhase.STOPPED)
+    has_work = phase not in (
+        SessionPhase.ENROLLING,
+        SessionPhase.IDLE,
+        SessionPhase.REFRESHING,
+        SessionPhase.TUNING,
+        SessionPhase.STOPPED,
+    )
     failure = "why" if phase in (SessionPhase.REPORTING, SessionPhase.STOPPED) else ""
     newest = WORK.publication if phase is SessionPhase.REFRESHING else None
     exchanges = ("last",) if phase is SessionPhase.EXCHANGING else ()
     return Session(
-        phase=phase, assignment=WORK if has_work else None, newest=newest, exchanges=exchanges, failure=failure
+        phase=phase,
+        assignment=WORK if has_work else None,
+        newest=newest,
+        finished=WORK.training if phase is SessionPhase.TUNING else None,
+        exchanges=exchanges,
+        failure=failure,
     )
 
 

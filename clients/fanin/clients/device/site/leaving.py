@@ -28,7 +28,7 @@ UPDATE_FIELDS: Final[Mapping[str, str]] = {
 STAYS: Final = (
     "The examples and their labels; they are read from {data}",
     "Predictions, and the outputs of each layer",
-    "Personal parameters of the model, if it has any",
+    "Personal parameters of the model, if it has any, and the model that this device fine-tunes, with its quality",
     "The private key (device.key) and the secret (device.secret) of this device",
 )
 
@@ -40,6 +40,7 @@ FIELDS: Final[Mapping[type, Mapping[str, str]]] = {
         "capabilities": "what this device can run",
         "wait_s": "how long it waits for an answer",
         "served": "the Version that it serves",
+        "awaits_end": "whether it waits for the end of a Run to fine-tune",
         "condition": "battery and network (unless fanin join has --no-condition)",
     },
     m.Capabilities: {
