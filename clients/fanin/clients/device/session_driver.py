@@ -339,9 +339,8 @@ class SessionDriver:
                         raise
                     # A device that gives up reports that its data diverge. It sends no change instead.
                     zeros = np.zeros(staging.table.num_values, np.float32)
-                    change = Change(
-                        values=zeros, counts={m.EXAMPLES: 1}, local=prepared.kept_values(assignment.training)
-                    )
+                    kept = prepared.kept_values(assignment.training)
+                    change = Change(values=zeros, counts={m.EXAMPLES: 1}, local=kept)
             if not isinstance(change, Change):
                 raise InvalidInput(
                     f"training: the trainer returned {type(change).__name__}, expected a Change", code="FN-0841"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fanin.edge.metrics.metric import INT8, LOWER_IS_BETTER, OUR_VALUES, metrics_of
+from fanin.edge.metrics.metric import INT8, OUR_VALUES, metrics_of
 from fanin.protos.errors import InvalidInput
 from fanin.protos.plans.keys import shown
 from fanin.simulation.grids.points import StudyPoint
@@ -264,14 +264,14 @@ def _direction(column: str, own: Mapping[str, bool]) -> bool | None:
     name = column
     for prefix in OF_COLUMNS:
         if column.startswith(prefix) and column.removeprefix(prefix) in OUR_VALUES:
-            return column.removeprefix(prefix) not in LOWER_IS_BETTER
+            return OUR_VALUES[column.removeprefix(prefix)].higher_is_better
     if not column.startswith(OF_TABLES):
         return None
     while "." in name:
         # A test set, and the part of a statistic. A name of a metric may have dots.
         name = name.partition(".")[2]
         if name in OUR_VALUES:
-            return name not in LOWER_IS_BETTER
+            return OUR_VALUES[name].higher_is_better
         plain = name.removesuffix(INT8)
         if plain in own:
             return own[plain]

@@ -27,7 +27,7 @@ from fanin.clients.device.training.local_data import LocalData
 from fanin.clients.device.training.tuning import FineTuning, start_of, tuned
 from fanin.clients.device.updates import Change
 from fanin.edge.bundles.bundle import Bundle
-from fanin.edge.metrics.metric import INT8, LOWER_IS_BETTER, Metric
+from fanin.edge.metrics.metric import Metric, scale_of
 from fanin.edge.runtimes.base import VersionValues
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
@@ -225,9 +225,7 @@ def summary_of(rows: Sequence[ClientQuality], metrics: Mapping[str, Metric]) -> 
         part, _, metric = name.partition(".")
         if part not in (GLOBAL, PERSONAL) or not known.any():
             continue
-        own = metrics.get(metric.removesuffix(INT8))
-        is_lower = metric in LOWER_IS_BETTER if own is None else not own.higher_is_better
-        ordered = np.sort(values[known])[:: -1 if is_lower else 1]
+        ordered = np.sort(values[known])[:: 1 if scale_of(metric, metrics).higher_is_better else -1]
         summary[name] = QualitySummary(
             mean=float(ordered.mean()),
             weighted_mean=float(np.average(values[known], weights=sizes[known])),
