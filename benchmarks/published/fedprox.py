@@ -22,7 +22,7 @@ from tuning import RATE, Comparison, Entry, Score, draw, final_loss, numbers, pa
 from fanin.clients import Examples
 from fanin.edge.export import App, Recipe
 from fanin.simulation import ClientWork, Partition, SimulationSettings
-from fanin.simulation.grids.study import StudyCurve
+from fanin.simulation.grids.results import StudyCurve
 
 NUM_DEVICES: Final = 30
 COHORT: Final = 10

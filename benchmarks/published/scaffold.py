@@ -22,7 +22,7 @@ from fanin.clients import Examples
 from fanin.edge.export import App, Recipe
 from fanin.edge.tensors import Int64s
 from fanin.simulation import SimulationSettings, partition
-from fanin.simulation.grids.study import StudyCurve
+from fanin.simulation.grids.results import StudyCurve
 
 NUM_DEVICES: Final = 100
 COHORT: Final = 20

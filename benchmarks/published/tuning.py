@@ -21,7 +21,7 @@ from fanin.edge.export import App, Recipe, Sgd
 from fanin.protos.errors import FaninError
 from fanin.simulation import ClientWork, Method, Partition, SimulationSettings, Study
 from fanin.simulation.grids.points import StudyPoint
-from fanin.simulation.grids.study import StudyCurve
+from fanin.simulation.grids.results import StudyCurve
 from fanin.simulation.studies.comparison import PlotForm, points_of
 
 RATE: Final = "training.learning_rate"

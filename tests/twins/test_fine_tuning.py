@@ -15,6 +15,7 @@ from fanin.simulation import Partition, Result, Shards, SimulationSettings, load
 
 NUM_CLIENTS, ROUNDS, RATE, EPOCHS, TUNING_RATE = 4, 3, 0.2, 6, 0.1
 PLAN = {"training.learning_rate": RATE, "codec.name": "fixed32"}
+DITTO = {**PLAN, "training.ditto_weight": 0.1, "training.personal_epochs": 2}
 FINE_TUNING = FineTuning(epochs=EPOCHS, learning_rate=TUNING_RATE)
 
 
@@ -44,7 +45,7 @@ def simulated(local: Sequence[str] = (), **changes: object) -> Result:
         calibration=torch.from_numpy(train.examples.inputs["x"][:64]),
         batch_size=max(train.sizes),  # One batch has all examples, so their order in an epoch has no effect.
         num_classes=10,
-        recipe=Recipe(optimizer=Sgd(momentum=0.0), local=list(local)),
+        recipe=Recipe(optimizer=Sgd(momentum=0.0), local=list(local), proximal=True),
     )
     settings = SimulationSettings(
         plan=PLAN, seed=4, validation_fraction=0.0, client_test=test, fine_tune=FINE_TUNING, quiet=True
@@ -73,11 +74,19 @@ def quality(module: nn.Module, test: Partition, client: int) -> tuple[float, flo
     return float(nn.functional.cross_entropy(logits, y)), float((logits.argmax(1) == y).float().mean())
 
 
-@pytest.mark.parametrize("local", [(), pytest.param(("head.*",), marks=pytest.mark.nightly)], ids=["shared", "fedper"])
-def test_each_client_has_the_numbers_of_the_plain_program(local: tuple[str, ...]) -> None:
-    result, (train, test) = simulated(local), split()
+@pytest.mark.parametrize(
+    ("local", "plan"),
+    [
+        ((), PLAN),
+        pytest.param(("head.*",), PLAN, marks=pytest.mark.nightly),
+        pytest.param((), DITTO, marks=pytest.mark.nightly),
+    ],
+    ids=["shared", "fedper", "ditto"],
+)
+def test_each_client_has_the_numbers_of_the_plain_program(local: tuple[str, ...], plan: dict[str, object]) -> None:
+    result, (train, test) = simulated(local, plan=plan), split()
     for row in result.per_client:
-        start = result.module_of(row.client) if local else result.module
+        start = result.module_of(row.client) if local or plan is DITTO else result.module
         twin = fine_tuned(start, train, row.client)
         for ours, theirs in (
             (row.of_version, quality(result.module, test, row.client)),
@@ -90,9 +99,13 @@ def test_each_client_has_the_numbers_of_the_plain_program(local: tuple[str, ...]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("changes", [{"engine": "vmap"}, {"processes": 2}], ids=["vmap", "processes"])
-def test_every_engine_fine_tunes_alike(changes: dict[str, object]) -> None:
-    ours, theirs = simulated(**changes), simulated()
+@pytest.mark.parametrize(
+    ("changes", "plan"),
+    [({"engine": "vmap"}, PLAN), ({"processes": 2}, PLAN), ({"processes": 2}, DITTO)],
+    ids=["vmap", "processes", "processes-ditto"],
+)
+def test_every_engine_fine_tunes_alike(changes: dict[str, object], plan: dict[str, object]) -> None:
+    ours, theirs = simulated(**changes, plan=plan), simulated(plan=plan)
     for row, other in zip(ours.per_client, theirs.per_client, strict=True):
         assert row.personal["loss"] == pytest.approx(other.personal["loss"], abs=1e-5 if "engine" in changes else 0.0)
 

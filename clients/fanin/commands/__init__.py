@@ -11,6 +11,7 @@ Reading order:
 - ``export``, ``assemble``, ``bundle``, ``inspect``, ``infer``: Bundles and model files
 - ``plan``, ``train``: the datacenter
 - ``simulation``: simulated clients on this machine, and partitions of data
+- ``studies/``: studies of simulations from a file
 - ``privacy``: the noise that a privacy budget needs
 - ``administration/``: tokens, devices and the audit log
 - ``control/``: subcommands that call a coordinator about its Runs

@@ -222,7 +222,7 @@ class FlowerTrainings:
         return FlowerJob(
             shared=self._shared,
             client=client,
-            parameters=self._versions.place(model, assignment),
+            parameters=self._versions.place(model),
             assignment=to_proto(assignment, fleet_pb2.Assignment).SerializeToString(),
             state=self._states[client][lineage, number] if number else None,
         )

@@ -283,7 +283,7 @@ class GraphTrainings:
         job = GraphJob(
             subject=self._subject,
             client=client,
-            parameters=self._versions.place(model, assignment),
+            parameters=self._versions.place(model),
             local=model.local,
             ranges=model.ranges,
             inputs=dict(model.inputs),
@@ -307,17 +307,16 @@ class GraphTrainings:
 
 
 class PlacedVersions:
-    """The parameters of the newest Version, which all clients of a Round read."""
+    """The parameters of the newest Version, which all clients of a Round read, or those of one client alone."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._newest: tuple[str, Placed[Float32s]] | None = None
+        self._newest: tuple[Float32s, Placed[Float32s]] | None = None
 
-    def place(self, model: OpenedModel, assignment: m.Assignment) -> Placed[Float32s]:
-        """Return the placed parameters of an Assignment's Version."""
-        digest = assignment.version.parameters.sha256
-        if self._newest is None or self._newest[0] != digest:
-            self._newest = digest, self._backend.place(model.parameters)
+    def place(self, model: OpenedModel) -> Placed[Float32s]:
+        """Return the placed parameters of a model. A fine-tuning may start from others than those of its Version."""
+        if self._newest is None or not np.array_equal(self._newest[0], model.parameters):
+            self._newest = model.parameters, self._backend.place(model.parameters)
         return self._newest[1]
 
 

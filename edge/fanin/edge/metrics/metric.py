@@ -38,7 +38,7 @@ NO_METRICS: Final[Mapping[str, "Metric"]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class MetricScale:
     """The values that a metric can have, and whether a larger one is better."""
 
     higher_is_better: bool = True
@@ -46,12 +46,12 @@ class Scale:
     most: float = math.inf
 
 
-SHARE: Final = Scale(least=0.0, most=1.0)
-DISTANCE: Final = Scale(higher_is_better=False, least=0.0)
-OUR_VALUES: Final[Mapping[str, Scale]] = MappingProxyType(
+SHARE: Final = MetricScale(least=0.0, most=1.0)
+DISTANCE: Final = MetricScale(higher_is_better=False, least=0.0)
+OUR_VALUES: Final[Mapping[str, MetricScale]] = MappingProxyType(
     {
         # The loss of an App may be negative.
-        "loss": Scale(higher_is_better=False),
+        "loss": MetricScale(higher_is_better=False),
         "accuracy": SHARE,
         "accuracy_int8": SHARE,
         "int8_agreement": SHARE,
@@ -94,7 +94,7 @@ class Metric:
             )
 
 
-def scale_of(best: str, metrics: Mapping[str, Metric]) -> Scale:
+def scale_of(best: str, metrics: Mapping[str, Metric]) -> MetricScale:
     """Return the scale of a metric, also of the int8 model and of a test set.
 
     Args:
@@ -107,8 +107,8 @@ def scale_of(best: str, metrics: Mapping[str, Metric]) -> Scale:
         name = name.partition(SET_SEPARATOR)[2]
     metric = metrics.get(name.removesuffix(INT8))
     if metric is None:
-        return OUR_VALUES.get(name, Scale())
-    return Scale(higher_is_better=metric.higher_is_better, least=metric.least, most=metric.most)
+        return OUR_VALUES.get(name, MetricScale())
+    return MetricScale(higher_is_better=metric.higher_is_better, least=metric.least, most=metric.most)
 
 
 class MetricRows:

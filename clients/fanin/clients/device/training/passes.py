@@ -35,7 +35,7 @@ PERSONAL_STREAM: Final = 0x706572736F6E616C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class TrainingPass:
     """One pass of a training.
 
     Attributes:
@@ -103,7 +103,7 @@ def extents_of(works: Sequence[PlannedWork], num_steps: int) -> tuple[Extent, ..
     )
 
 
-def begin_pass(step: TrainStep, part: Pass, number: int, before: PartialTraining) -> PartialTraining:
+def begin_pass(step: TrainStep, part: TrainingPass, number: int, before: PartialTraining) -> PartialTraining:
     """Return the training at the begin of a pass, or within it if it resumes.
 
     Args:
@@ -128,7 +128,7 @@ def begin_pass(step: TrainStep, part: Pass, number: int, before: PartialTraining
     )
 
 
-def passes_of(model: OpenedModel, assignment: m.Assignment, partition: int) -> tuple[Pass, ...]:
+def passes_of(model: OpenedModel, assignment: m.Assignment, partition: int) -> tuple[TrainingPass, ...]:
     """Return the passes of an Assignment, in their order. The last one trains what the Update sends.
 
     Raises:
@@ -145,14 +145,14 @@ def passes_of(model: OpenedModel, assignment: m.Assignment, partition: int) -> t
     )
     has_copy = keeps_copy(model.bundle, training)
     if not training.personal_epochs or (model.bundle.manifest.local is None and not has_copy):
-        return (Pass(assignment=assignment, settings=settings, start=initial),)
+        return (TrainingPass(assignment=assignment, settings=settings, start=initial),)
     own = replace(
         training,
         epochs=training.personal_epochs,
         seed=training.seed ^ PERSONAL_STREAM,
         proximal_weight=training.ditto_weight if has_copy else training.proximal_weight,
     )
-    first = Pass(
+    first = TrainingPass(
         assignment=replace(assignment, training=own),
         settings=replace(
             settings,
@@ -165,8 +165,8 @@ def passes_of(model: OpenedModel, assignment: m.Assignment, partition: int) -> t
         start=model.kept_values(training) if has_copy else initial,
     )
     if has_copy:
-        return first, Pass(assignment=assignment, settings=settings, start=initial)
-    return first, Pass(assignment=assignment, settings=replace(settings, group=SHARED), start=None)
+        return first, TrainingPass(assignment=assignment, settings=settings, start=initial)
+    return first, TrainingPass(assignment=assignment, settings=replace(settings, group=SHARED), start=None)
 
 
 def control_of(model: OpenedModel) -> Float32s | None:

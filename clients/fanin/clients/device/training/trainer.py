@@ -28,7 +28,7 @@ from fanin.clients.device.conditions import AssignmentOver, Interrupted, ShouldC
 from fanin.clients.device.graphs import BundleGraphs
 from fanin.clients.device.models import OpenedModel, keeps_copy
 from fanin.clients.device.training.local_data import LocalData
-from fanin.clients.device.training.passes import Extent, Pass, begin_pass, extents_of, passes_of
+from fanin.clients.device.training.passes import Extent, TrainingPass, begin_pass, extents_of, passes_of
 from fanin.clients.device.training.resuming import (
     DEFAULT_POLICY,
     NO_STATE,
@@ -194,7 +194,7 @@ class RuntimeTrainer:
 class _Loop:
     """The steps of one pass of a training: the first ones of all that are planned."""
 
-    part: Pass
+    part: TrainingPass
     extent: Extent
     saver: Saver
     report: Callable[[str, m.TrainingProgress], None]
