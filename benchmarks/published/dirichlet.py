@@ -57,7 +57,7 @@ def app_of(data: Data, recipe: Recipe) -> App:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Count the Rounds of each method, print a row for each, and write the curves and the figure."""
-    parser = parser_of(str(__doc__), rounds=60, rates=(0.1, 0.3, 0.03))
+    parser = parser_of(str(__doc__), rounds=60, rates=(0.3, 1.0, 0.1, 0.03))
     parser.add_argument("--target", type=float, default=0.75, help="the test accuracy")
     parser.add_argument("--alpha", type=float, default=0.1, help="of the Dirichlet partition")
     parser.add_argument("--examples", type=int, default=100, help="examples of a device")
@@ -88,7 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(row_of("Dirichlet", name, curve))
     report(options, rows)
     if options.plot:
-        draw({f"Dirichlet({options.alpha:g})": curves}, "test_accuracy", options.plot, num_wide=1)
+        draw(
+            {f"Dirichlet({options.alpha:g})": curves}, "test_accuracy", options.plot, num_wide=1, label="test accuracy"
+        )
     return 0
 
 

@@ -133,7 +133,7 @@ def panel(name: str, stragglers: float, options: Any, folder: Path) -> dict[str,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare the methods in each panel, print a line for each, and write the curves and the figure."""
-    parser = parser_of(str(__doc__), rounds=20, rates=(0.01, 0.03, 0.1))
+    parser = parser_of(str(__doc__), rounds=20, rates=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0))
     parser.add_argument("--mus", type=numbers, default=(0.01, 0.1, 1.0), help="values of mu above 0")
     parser.add_argument("--data", default=list(DATA), nargs="+", choices=list(DATA))
     parser.add_argument("--stragglers", type=numbers, default=(0.0, 0.5, 0.9))
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with record(options) as folder:
         for stragglers in options.stragglers:
             for name in options.data:
-                title = f"synthetic {name}, {stragglers:.0%} stragglers"
+                title = f"{name}, {stragglers:.0%} stragglers"
                 panels[title] = panel(name, stragglers, options, folder)
                 for method, curve in panels[title].items():
                     losses = ", ".join(f"{final_loss(point):.3f}" for point in curve.points)
@@ -155,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     rows.append(row_of(title, method, curve))
     report(options, rows)
     if options.plot:
-        draw(panels, "test_loss", options.plot, num_wide=len(options.data))
+        draw(panels, "test_loss", options.plot, num_wide=len(options.data), label="training loss of all devices")
     return 0
 
 

@@ -8,15 +8,30 @@ examples, so an epoch has 5 steps. SGD does one step of all examples a Round. mu
 """
 
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from statistics import median
+from typing import Any, Final
 
 import numpy as np
 import torch
 from fashion import Data, fashion
-from tuning import RATE, Comparison, Entry, draw, numbers, parser_of, record, report, rounds_score, rounds_text, row_of
+from tuning import (
+    RATE,
+    Comparison,
+    Entry,
+    figure_of,
+    first_round,
+    numbers,
+    parser_of,
+    record,
+    report,
+    rounds_score,
+    rounds_text,
+    row_of,
+)
 
 from fanin.clients import Examples
 from fanin.edge.export import App, Recipe
@@ -82,9 +97,36 @@ def app_of(data: Data, num_examples: int, recipe: Recipe) -> App:
     )
 
 
+def draw_rounds(panels: Mapping[str, Mapping[str, StudyCurve]], epochs: Sequence[int], options: Namespace) -> None:
+    """Draw the median Rounds of each method by epochs, with the range of its seeds. SGD has no epochs."""
+    figure, axes = figure_of(len(panels), len(panels))
+    handles = dict[str, Any]()
+    for place, (title, curves) in zip(axes, panels.items(), strict=True):
+        for index, name in enumerate(options.methods):
+            several = [curves[name]] * 2 if name == "SGD" else [curves[f"{name}-{number}"] for number in epochs]
+            # A seed that does not reach the accuracy is drawn at the top.
+            counts = [
+                [min(first_round(point, options.target), options.rounds + 1) for point in curve.points]
+                for curve in several
+            ]
+            xs = [epochs[0], epochs[-1]] if name == "SGD" else epochs
+            style = "--" if name == "SGD" else "o-"
+            (handles[name],) = place.plot(xs, [median(each) for each in counts], style, color=f"C{index}", markersize=3)
+            place.fill_between(
+                xs, [min(each) for each in counts], [max(each) for each in counts], color=f"C{index}", alpha=0.15
+            )
+        place.set_title(title, fontsize="small")
+        place.set_yscale("log")
+        place.set_ylim(0.9, 1.15 * options.rounds)
+    figure.supxlabel("epochs of a Round", fontsize="small")
+    figure.supylabel(f"Rounds to {options.target:.0%}", fontsize="small")
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=len(handles), fontsize="small")
+    figure.savefig(options.plot)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Count the Rounds of each method, print a row for each, and write the curves and the figure."""
-    parser = parser_of(str(__doc__), rounds=40, rates=(0.3, 1.0, 0.1))
+    parser = parser_of(str(__doc__), rounds=40, rates=(0.3, 1.0, 0.1, 0.03))
     parser.add_argument("--target", type=float, default=0.7, help="the test accuracy")
     parser.add_argument("--similarities", type=numbers, default=(0.0, 0.1, 1.0))
     parser.add_argument("--epochs", type=numbers, default=(1, 5, 10, 20))
@@ -116,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 rows.append(row_of(title, name, curve))
     report(options, rows)
     if options.plot:
-        draw(panels, "test_accuracy", options.plot, num_wide=len(panels))
+        draw_rounds(panels, epochs, options)
     return 0
 
 

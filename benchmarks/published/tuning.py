@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fanin.edge.export import App, Recipe, Sgd
 from fanin.protos.errors import FaninError
@@ -23,6 +23,10 @@ from fanin.simulation import ClientWork, Method, Partition, SimulationSettings, 
 from fanin.simulation.grids.points import StudyPoint
 from fanin.simulation.grids.results import StudyCurve
 from fanin.simulation.studies.comparison import PlotForm, points_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 RATE: Final = "training.learning_rate"
 RECIPE: Final = Recipe(optimizer=Sgd(momentum=0.0), proximal=True)
@@ -172,34 +176,41 @@ def row_of(panel: str, name: str, curve: StudyCurve) -> dict[str, Any]:
     return {"panel": panel, "method": name, "values": dict(curve.values), "seeds": seeds}
 
 
-def draw(panels: Mapping[str, Mapping[str, StudyCurve]], column: str, path: Path, *, num_wide: int) -> None:
-    """Draw a panel for each setting: the curve of each method with the range of its seeds."""
-    from matplotlib.figure import Figure
-
-    num_high = -(-len(panels) // num_wide)
-    figure = Figure(figsize=(3.1 * num_wide, 2.4 * num_high), dpi=80, layout="constrained")
-    axes = figure.subplots(num_high, num_wide, squeeze=False, sharex=True)
-    form = PlotForm(band="range")
+def draw(panels: Mapping[str, Mapping[str, StudyCurve]], column: str, path: Path, *, num_wide: int, label: str) -> None:
+    """Draw a panel for each setting: the curve of each method with the range of its seeds. Losses are on a log axis."""
+    figure, axes = figure_of(len(panels), num_wide)
+    form, handles = PlotForm(band="range"), dict[str, Any]()
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    for place, (title, curves) in zip(axes.flat, panels.items(), strict=False):
+    for place, (title, curves) in zip(axes, panels.items(), strict=False):
         for name, curve in curves.items():
             points, color = points_of(curve.columns(), column, form), f"C{names.index(name)}"
             xs = [point.x for point in points]
-            place.plot(xs, [point.mean for point in points], color=color, label=name, linewidth=1.3)
-            place.fill_between(
-                xs,
-                [point.low for point in points],
-                [point.high for point in points],
-                color=color,
-                alpha=0.2,
-                linewidth=0,
-            )
+            (handles[name],) = place.plot(xs, [point.mean for point in points], color=color, linewidth=1.3)
+            lows, highs = [point.low for point in points], [point.high for point in points]
+            place.fill_between(xs, lows, highs, color=color, alpha=0.2, linewidth=0)
         place.set_title(title, fontsize="small")
-        place.tick_params(labelsize="x-small")
-    axes[0, 0].set_ylabel(column.replace("_", " "))
-    axes[-1, 0].set_xlabel("round")
-    axes[0, 0].legend(fontsize="x-small")
+        if column.endswith("loss"):
+            place.set_yscale("log")
+            place.yaxis.set_major_formatter("{x:g}")
+            place.yaxis.set_minor_formatter("{x:g}")
+            place.tick_params(which="minor", labelsize="xx-small")
+    figure.supxlabel("Round", fontsize="small")
+    figure.supylabel(label, fontsize="small")
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=3, fontsize="small")
     figure.savefig(path)
+
+
+def figure_of(num_panels: int, num_wide: int) -> "tuple[Figure, list[Axes]]":
+    """Return a figure and its panels."""
+    from matplotlib.figure import Figure
+
+    num_high = -(-num_panels // num_wide)
+    figure = Figure(figsize=(max(2.5 * num_wide, 6.0), max(1.9 * num_high, 2.8) + 0.6), dpi=90, layout="constrained")
+    axes = list(figure.subplots(num_high, num_wide, squeeze=False).flat)
+    for place in axes:
+        place.tick_params(labelsize="x-small")
+        place.grid(alpha=0.3)
+    return figure, axes
 
 
 def parser_of(doc: str, *, rounds: int, rates: Sequence[float]) -> argparse.ArgumentParser:

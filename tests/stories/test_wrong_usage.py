@@ -69,6 +69,10 @@ WRONG = {
         "--nodes: got 'many', expected the fewest and the most machines, ",
     ),
     "simulate": (("a.py:app", "--seeds", "x"), "--seeds x: expected integers of 0 or more, as in 0,1,2"),
+    "study": (
+        ("x.toml", "--json", "none/x.json"),
+        "--json: none/x.json cannot be written, none is not a folder; create it",
+    ),
     "partition": (("--data", "mnist"), "data: got 'mnist', expected digits, fashion-mnist, tinyshakespeare, or the pa"),
     "policy": (("set", "nope=1"), "privacy_floor.nope: got an unknown key, expected one of protocol, threat, "),
     "privacy": (
@@ -84,6 +88,7 @@ OF_FILES = {
     "partition": ("--data", "none.npz"),
     "run": ("none.toml",),
     "simulate": ("none.py:app",),
+    "study": ("none.toml",),
     "train": ("none.toml",),
 }
 

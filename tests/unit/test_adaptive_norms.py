@@ -121,7 +121,8 @@ def test_bits_and_parameters_cost_what_a_fixed_norm_costs(rate: float) -> None:
 @pytest.mark.parametrize(
     ("sets", "code"),
     [
-        (["privacy.target_quantile=0", "privacy.bits_noise=3"], "FN-0285"),
+        (["privacy.target_quantile=0", "privacy.bits_noise=3"], "FN-1710"),
+        (["privacy.target_quantile=-0.1"], "FN-0285"),
         (["privacy.target_quantile=1"], "FN-0285"),
         (["privacy.clip_learning_rate=2"], "FN-0285"),
         (["privacy.bits_noise=0.5"], "FN-1711"),

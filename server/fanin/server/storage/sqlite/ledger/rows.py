@@ -196,6 +196,8 @@ def mark_copied(engine: Engine, now_s: float) -> tuple[str, ...]:
     """
     folder, runs = _folder(engine), schema.runs
     with engine.connect() as connection:
+        if connection.execute(select(_POPULATIONS.c.population).limit(1)).first() is None:
+            return ()
         rows = _all_rows(connection)
     place = find_place(folder)
     if place is None or place.rows > rows:
@@ -233,10 +235,11 @@ def _folder(engine: Engine) -> Path:
     return Path(str(engine.url.database)).parent
 
 
-def _token(connection: Connection) -> str | None:
-    """Return the token of the place; None in a database that no coordinator serves from."""
-    place = find_place(_folder(connection.engine))
-    return None if place is None else place.token
+def _token(connection: Connection) -> str:
+    """Return the token of the place, which begins with the first population."""
+    folder = _folder(connection.engine)
+    place = find_place(folder) or begin_place(folder, _all_rows(connection))
+    return place.token
 
 
 def _all_rows(connection: Connection) -> int:
