@@ -2,10 +2,9 @@
 
     FANIN_DATA=FOLDER python benchmarks/published/dirichlet.py --folder FOLDER --plot FILE.svg --json FILE
 
-A perceptron on 100 devices of equal sizes, 10 a Round. Each device does 1 to 5 epochs, drawn for each Round, as in the
-experiments of FedNova (Wang et al. 2020, arXiv 2007.07481): with equal numbers of steps, FedNova is FedAvg. The rate of
-the outer optimizer is tuned as in Reddi et al. 2021, arXiv 2003.00295, and alpha of FedDyn as in Acar et al. 2021,
-arXiv 2111.04263.
+A perceptron on 100 devices of equal sizes, 10 a Round. In each Round a device does 1 to 5 epochs, drawn at random: with
+equal numbers of steps, FedNova (Wang et al. 2020, arXiv 2007.07481) is FedAvg. The rate of the outer optimizer is tuned
+as in Reddi et al. 2021, arXiv 2003.00295, and alpha of FedDyn as in Acar et al. 2021, arXiv 2111.04263.
 """
 
 import sys

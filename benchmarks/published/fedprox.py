@@ -39,7 +39,7 @@ class Synthetic:
 
     Attributes:
         alpha: Standard deviation of the mean of a device's model. The paper calls it a variance, its program
-            (github.com/litian96/FedProx) uses it as a deviation; so does this one. Only 0.5 tells them apart.
+            (github.com/litian96/FedProx) uses it as a deviation; so does this one. They differ for 0.5 alone.
         beta: The same of the mean of a device's inputs.
         is_iid: Whether all devices have one model, and inputs of one distribution.
     """

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from fashion import Data, fashion
 from tuning import (
+    ACCURACY,
     RATE,
     Comparison,
     Entry,
     figure_of,
-    first_round,
     numbers,
     parser_of,
     record,
@@ -106,7 +106,10 @@ def draw_rounds(panels: Mapping[str, Mapping[str, StudyCurve]], epochs: Sequence
             several = [curves[name]] * 2 if name == "SGD" else [curves[f"{name}-{number}"] for number in epochs]
             # A seed that does not reach the accuracy is drawn at the top.
             counts = [
-                [min(first_round(point, options.target), options.rounds + 1) for point in curve.points]
+                [
+                    min(point.first_round(ACCURACY, options.target, higher_is_better=True), options.rounds + 1)
+                    for point in curve.points
+                ]
                 for curve in several
             ]
             xs = [epochs[0], epochs[-1]] if name == "SGD" else epochs
@@ -126,7 +129,7 @@ def draw_rounds(panels: Mapping[str, Mapping[str, StudyCurve]], epochs: Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Count the Rounds of each method, print a row for each, and write the curves and the figure."""
-    parser = parser_of(str(__doc__), rounds=40, rates=(0.3, 1.0, 0.1, 0.03))
+    parser = parser_of(str(__doc__), rounds=100, rates=(0.3, 1.0, 0.1, 0.03))
     parser.add_argument("--target", type=float, default=0.7, help="the test accuracy")
     parser.add_argument("--similarities", type=numbers, default=(0.0, 0.1, 1.0))
     parser.add_argument("--epochs", type=numbers, default=(1, 5, 10, 20))
@@ -137,6 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     data = fashion(NUM_DEVICES * options.examples, 2000)
     plan = {"stop.target": options.target, "evaluation.best": "accuracy"}
     panels, rows = dict[str, dict[str, StudyCurve]](), []
+    print("| similarity | method and epochs | learning rate | Rounds: median (each seed) |\n|---|---|---|---|")
     with record(options) as folder:
         for share in options.similarities:
             comparison = Comparison(

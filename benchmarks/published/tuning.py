@@ -1,8 +1,8 @@
-"""What the published comparisons share: the same tuning for each method, and a figure with a panel for each setting.
+"""The parts that all published comparisons use: the tuning of a method, and a figure with a panel for each setting.
 
-Each method has the same learning rates, and its own parameter has a grid, too. All points of the grid run with the
-first seed. The best one runs with the other seeds. The points are those of a ``Study``, so a stopped comparison resumes
-from its folder, and another one with more seeds runs only what is missing.
+All methods have the same learning rates. A parameter of a method's own has a grid, too. All points of the grid run
+with the first seed. The best one runs with the other seeds. The points are those of a ``Study``: a stopped comparison
+resumes from its folder, and one with more seeds runs the missing points alone.
 """
 
 import argparse
@@ -35,6 +35,7 @@ CONTROLLED: Final = Recipe(optimizer=Sgd(momentum=0.0), proximal=True, scaffold=
 """The same for SCAFFOLD and FedDyn, whose devices correct each gradient."""
 
 
+ACCURACY: Final = "test_accuracy"
 COLUMNS: Final = ("round", "test_loss", "test_accuracy", "num_clients")
 """The columns of the report."""
 
@@ -47,7 +48,7 @@ class Entry:
         plan: Its keys of the Plan.
         work: How much of a training its devices do.
         is_controlled: Whether its train graph has the inputs of control variates.
-        grid: The values of each parameter of its own, beside the learning rate.
+        grid: The values of each parameter of its own; all methods have the learning rates.
         cohort: Devices whose Updates are in a Round.
     """
 
@@ -74,7 +75,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What all methods of a panel have in common.
+    """The common settings of all methods of a panel.
 
     Attributes:
         folder: The record of the points, with a folder for each method.
@@ -141,25 +142,19 @@ def final_loss(point: StudyPoint) -> float:
     return math.fsum(losses) / len(losses)
 
 
-def first_round(point: StudyPoint, target: float) -> float:
-    """Return the number of the first Round with this test accuracy; infinity without one."""
-    rows = zip(point.table["round"], point.table["test_accuracy"], strict=True)
-    return next((number for number, accuracy in rows if accuracy >= target), math.inf)
-
-
 def rounds_score(target: float) -> Score:
     """Return the score by the Rounds to an accuracy. Among Runs that do not reach it, the most accurate is best."""
 
     def score(point: StudyPoint) -> float:
-        number = first_round(point, target)
-        return number if math.isfinite(number) else 1e9 * (2.0 - max(point.table["test_accuracy"]))
+        number = point.first_round(ACCURACY, target, higher_is_better=True)
+        return number if math.isfinite(number) else 1e9 * (2.0 - max(point.table[ACCURACY]))
 
     return Score(of=score, is_rounds=True)
 
 
 def rounds_text(curve: StudyCurve, target: float, most: int) -> str:
     """Return the median of the Rounds to an accuracy and those of each seed; ``> 40`` for a seed without it."""
-    numbers = [first_round(point, target) for point in curve.points]
+    numbers = [point.first_round(ACCURACY, target, higher_is_better=True) for point in curve.points]
 
     def shown(number: float) -> str:
         return f"{number:g}" if math.isfinite(number) else f"> {most}"

@@ -1,7 +1,6 @@
 """The published comparisons: each script with small settings, its tuning, and the shape of the results."""
 
 import json
-import math
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -46,8 +45,8 @@ def random_fashion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fedavg_drops_stragglers_and_fedprox_keeps_their_work(script: Script, tmp_path: Path) -> None:
-    words = ("--data", "1,1", "--stragglers", "0,0.9", "--rounds", "2", "--rates", "0.1", "--mus", "1", "--seeds", "1")
-    words = (*words, "--examples", "12", "--epochs", "4")
+    words = ["--data", "1,1", "--stragglers", "0,0.9", "--rounds", "2", "--rates", "0.1", "--mus", "1", "--seeds", "1"]
+    words += ["--examples", "12", "--epochs", "4"]
     rows = rows_of(script("fedprox"), tmp_path, *words)
     seeds = {(panel.split()[1], method): row["seeds"][0] for (panel, method), row in rows.items()}
     assert {key: seed["num_clients"] for key, seed in seeds.items()} == {
@@ -65,15 +64,15 @@ def test_fedavg_drops_stragglers_and_fedprox_keeps_their_work(script: Script, tm
 
 def test_synthetic_devices_differ_by_their_kind_and_iid_ones_share_a_model(script: Script) -> None:
     fedprox = script("fedprox")
-    for name, kind in fedprox["DATA"].items():
-        devices = fedprox["devices_of"](kind, 40.0)
+    devices_of, kinds = fedprox["devices_of"], fedprox["DATA"]
+    for name, kind in kinds.items():
+        devices = devices_of(kind, 40.0)
         xs = [devices.examples.inputs["x"][rows] for rows in devices.indices]
         assert len(xs) == 30 and 35 < np.mean(devices.sizes) < 41 and max(devices.sizes) > 3 * min(devices.sizes)
         # Means over the inputs of a device: 0 for all, or drawn for each device from N(B_k, 1).
         spread = np.std([x.mean(0) for x in xs])
         assert (spread < 0.2) == (name == "iid") and (spread > 0.7) == (name != "iid")
-    again = fedprox["devices_of"](kind, 40.0)
-    assert np.array_equal(again.examples.y, devices.examples.y)
+        assert np.array_equal(devices_of(kind, 40.0).examples.y, devices.examples.y)
 
 
 @pytest.mark.usefixtures("random_fashion")
@@ -128,13 +127,12 @@ def test_a_run_that_tunes_ends_when_it_cannot_be_the_best(script: Script, tmp_pa
     )
     curve = comparison.tuned("FedAvg", tuning["Entry"](cohort=5))
     assert curve.values == {"training.learning_rate": 0.3} and [point.seed for point in curve.points] == [3, 4]
-    best = tuning["first_round"](curve.points[0], 0.7)
+    best = curve.points[0].first_round("test_accuracy", 0.7, higher_is_better=True)
     assert 1 <= best < 12 and curve.points[0].table["test_accuracy"][-1] >= 0.7
     files = (tmp_path / "FedAvg" / "points").iterdir()
     points = [json.loads(file.read_text()) for file in files]
     lasts = {point["values"]["training.learning_rate"]: point["table"]["round"][-1] for point in points}
     assert lasts[0.001] == 12 and lasts[0.0001] == best, "the third one has as many Rounds as the best one"
-    assert math.isinf(tuning["first_round"](curve.points[0], 0.999))
     assert tuning["rounds_text"](curve, 0.999, 12) == "> 12 (> 12, > 12)"
 
 
