@@ -68,6 +68,6 @@ def test_a_wrong_file_is_one_error_that_names_the_key(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "study.toml").write_text(text)
-    assert main(["study", "study.toml"]) == 2
+    assert main(["study", "study.toml"]) == 1
     output = capsys.readouterr().err
     assert output.startswith(f"fanin study: {error}") and "FN-1893" in output

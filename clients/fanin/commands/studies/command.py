@@ -38,13 +38,13 @@ def _study(
 ) -> int:
     """Run the simulations of a study that have not ended yet, and print the best of each method."""
     with wrong_usage():
-        study = read_study(file)
         if csv is not None:
             check_place("--csv", csv)
         if plot is not None:
             from fanin.simulation.data.figures import check_figure_file
 
             check_figure_file(plot)
+    study = read_study(file)
     with interrupted_by_sigterm():
         result = _result(study, processes, quiet)
     target = None if study.target is None else (study.column, study.target)
