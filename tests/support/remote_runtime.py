@@ -134,6 +134,7 @@ class _TrainStep:
             "proximal_weight": settings.proximal_weight,
             "random_key": settings.random_key,
             "settings": dict(settings.optimizer),
+            "group": settings.group,
         }
         extras = {"anchor": settings.anchor, "control": settings.control}
         arrays = {"parameters": state.parameters, "optimizer": state.optimizer, **arrays_of(batch)}

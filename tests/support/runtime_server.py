@@ -71,6 +71,7 @@ class Server:
             control=arrays.get("control"),
             random_key=row["random_key"],
             optimizer=row["settings"],
+            group=row["group"],
         )
         state, loss = self._opened[row["number"]](state, batch_of(arrays), settings)
         answer = {"num_steps": state.num_steps, "loss": loss}

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from support.models import export_bundle
+from support.values import plan
 from torch import nn
 
+from fanin.clients.data.batching import batches_in_order
 from fanin.clients.data.examples import Examples
 from fanin.clients.data.stores import MemoryStore
 from fanin.clients.device.conditions import Interrupted, ShouldContinue
@@ -22,12 +24,16 @@ from fanin.clients.device.training.work import WorkLimit
 from fanin.clients.device.updates import Change
 from fanin.clients.planfile import parse_plan
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.codecs.stages import stages_of
 from fanin.edge.export import Adam, App, Recipe
 from fanin.edge.runtimes.available import open_runtime
 from fanin.edge.runtimes.base import PERSONAL, SHARED, PaddedBatch, StepSettings
+from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import InvalidPlan
+from fanin.protos.plans import Plan
 from fanin.server.aggregation.methods.checks import check_personal
+from fanin.server.runs.measuring import check_evaluation
 
 NUM, EPOCHS, OWN_EPOCHS, BATCHES = 10, 3, 2, 3
 TRAINING = m.Training(epochs=EPOCHS, personal_epochs=OWN_EPOCHS, learning_rate=0.05, seed=1)
@@ -60,6 +66,28 @@ def trainer(**options: object) -> RuntimeTrainer:
     x, y = rng.standard_normal((NUM, 6), np.float32), rng.integers(0, 3, NUM).astype(np.int32)
     store = MemoryStore(partition=0, train=Examples(inputs={"x": x}, y=y), validation=None)
     return RuntimeTrainer(open_runtime("onnx"), store, **options)  # type: ignore[arg-type]
+
+
+def plan_of(training: m.Training, *names: str, **fields: object) -> Plan:
+    statistics = tuple(m.Statistic(name=name, bound=m.MAX_COUNT) for name in names)
+    return replace(plan(), training=training, statistics=statistics, **fields)  # type: ignore[arg-type]
+
+
+def own_values(bundle: Bundle) -> Float32s:
+    return bundle.initial_parameters() if bundle.manifest.local is None else bundle.initial_local()
+
+
+def measuring_store() -> MemoryStore:
+    rng = np.random.default_rng(1)
+    parts = [
+        Examples(inputs={"x": rng.standard_normal((num, 6), np.float32)}, y=rng.integers(0, 3, num).astype(np.int32))
+        for num in (NUM, 4)
+    ]
+    return MemoryStore(partition=0, train=parts[0], validation=parts[1])
+
+
+def measuring() -> RuntimeTrainer:
+    return RuntimeTrainer(open_runtime("onnx"), measuring_store())
 
 
 def training_of(method: str) -> m.Training:
@@ -176,10 +204,66 @@ def test_a_plan_whose_bundle_does_not_fit_is_refused(
 ) -> None:
     received = ""
     try:
-        check_personal("run", training, has_local=has_local, has_proximal=has_proximal)
+        check_personal("run", plan_of(training), has_local=has_local, has_proximal=has_proximal)
     except InvalidPlan as exc:
         received = exc.code
     assert received == code
+
+
+@pytest.mark.parametrize("name", ["personal.accuracy", "global.loss"])
+@pytest.mark.parametrize(
+    ("training", "has_local", "stages", "is_refused"),
+    [
+        (m.Training(epochs=1, learning_rate=0.1), False, (), True),
+        (m.Training(epochs=1, learning_rate=0.1), True, (), False),
+        (DITTO, False, (), False),
+        (m.Training(epochs=1, learning_rate=0.1), True, (m.StageSpec(name="evaluate_only"),), True),
+    ],
+)
+def test_statistics_of_two_models_need_a_model_of_the_device(
+    name: str, training: m.Training, has_local: bool, stages: tuple[m.StageSpec, ...], is_refused: bool
+) -> None:
+    received = ""
+    try:
+        check_personal("run", plan_of(training, name, stages=stages), has_local=has_local, has_proximal=True)
+    except InvalidPlan as exc:
+        received = exc.code
+    assert received == ("FN-1818" if is_refused else "")
+
+
+def test_an_evaluation_without_training_has_no_epochs_of_its_own() -> None:
+    stages = (m.StageSpec(name="evaluate_only"),)
+    with pytest.raises(InvalidPlan, match=r"training\.personal_epochs") as refusal:
+        check_evaluation("run", plan_of(TRAINING, stages=stages), stages_of(stages))
+    assert refusal.value.code == "FN-1870"
+    check_evaluation("run", plan_of(replace(TRAINING, personal_epochs=0), stages=stages), stages_of(stages))
+
+
+@pytest.mark.parametrize("method", ["fedrep", "ditto"])
+def test_a_device_measures_the_global_and_its_own_model(bundles: Mapping[str, Bundle], method: str) -> None:
+    bundle, names = bundles[method], [f"{of}.{name}" for of in ("global", "personal") for name in ("accuracy", "loss")]
+    work = example_assignment(bundle, training_of(method))
+    work = replace(work, statistics=tuple(m.Statistic(name=name, bound=m.MAX_COUNT) for name in names))
+    model = example_model(bundle)
+    own = replace(model, local=own_values(bundle) * np.float32(-3.0))
+    received = dict(measuring().train(own, work, Countdown()).counts)
+    # Each model alone, as one without anything of its own.
+    evaluate = open_runtime("onnx").open_evaluate(bundle)
+    held_out = measuring_store().validation
+    assert held_out is not None
+    (batch,) = batches_in_order(held_out, bundle.manifest.batch_size, None)
+    for prefix, values in (("global", model.values()), ("personal", own.own_values())):
+        outcome = evaluate(values, batch)
+        correct = int((outcome.predicted == batch.y)[batch.mask > 0].sum())
+        assert received[f"{prefix}.accuracy"] == correct << 16
+        assert received[f"{prefix}.loss"] == pytest.approx(outcome.loss_sum * 65536, abs=1)
+    assert received["global.loss"] != received["personal.loss"]
+    # What the Round trains is measured as before.
+    trained = "personal" if method == "fedrep" else "global"
+    assert received[m.EVAL_LOSS] == received[f"{trained}.loss"]
+    # In its first Round, a device has no other model than the Version.
+    first = dict(measuring().train(model, work, Countdown()).counts)
+    assert first["personal.loss"] == first["global.loss"] == received["global.loss"]
 
 
 def test_ditto_without_epochs_of_its_own_is_refused() -> None:

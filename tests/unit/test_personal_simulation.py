@@ -1,6 +1,7 @@
 """Personal parameters in a simulation: clients with contradictory labels learn more than one shared model can."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,50 @@ def test_the_engine_vmap_is_refused_and_auto_uses_graph() -> None:
     with pytest.raises(UnsupportedModel, match="FN-0798"):
         simulated(["head.*"], engine="vmap")
     assert simulated(["head.*"], engine="auto").engine == "graph"
+
+
+def test_the_engine_vmap_is_refused_for_copies_of_clients() -> None:
+    app = replace(app_with([]), recipe=Recipe(optimizer=Sgd(momentum=0.0), proximal=True))
+    plan = PLAN | {"training.ditto_weight": 0.1, "training.personal_epochs": 1}
+
+    def engine_of(engine: str) -> str:
+        settings = SimulationSettings(plan=plan, engine=engine, quiet=True)
+        return simulate(app, contradicting(), cohort=NUM_CLIENTS, rounds=1, settings=settings).engine
+
+    with pytest.raises(UnsupportedModel) as refusal:
+        engine_of("vmap")
+    assert refusal.value.code == "FN-1834"
+    assert engine_of("auto") == "graph"
+
+
+def compared(local: Sequence[str], **settings: object) -> Result:
+    names = ("personal.accuracy", "global.accuracy", "evaluate.loss")
+    plan = PLAN | {"statistics": [{"name": name, "bound": 4096 << 16} for name in names]}
+    simulation_settings = SimulationSettings(plan=plan, seed=4, quiet=True, **settings)  # type: ignore[arg-type]
+    return simulate(app_with(local), contradicting(), cohort=NUM_CLIENTS, rounds=4, settings=simulation_settings)
+
+
+def test_a_round_compares_the_global_and_the_own_models() -> None:
+    result = compared(["head.*"])
+    last, clients = result.rounds[-1], [row for row in result.clients if row.round == 4]
+    for name, of_client in (("personal.accuracy", 0.7), ("global.accuracy", 0.0)):
+        sizes = [row.num_validation_examples for row in clients]
+        values = [row.means[name] for row in clients]
+        assert last.means[name] == pytest.approx(np.average(values, weights=sizes), abs=1e-4)
+        assert min(values) >= of_client
+    # With personal parameters, a client validates the Version with its own head.
+    assert last.means["personal.accuracy"] == pytest.approx(last.validation_accuracy, abs=1e-4)
+    assert last.means["evaluate.loss"] == pytest.approx(last.validation_loss, abs=1e-3)
+    assert last.means["global.accuracy"] < 0.4
+
+
+def test_a_comparison_needs_models_of_the_clients_and_validation_examples() -> None:
+    with pytest.raises(InvalidInput) as refusal:
+        compared([])
+    assert refusal.value.code == "FN-1818"
+    with pytest.raises(InvalidInput) as refusal:
+        compared(["head.*"], validation_fraction=0.0)
+    assert refusal.value.code == "FN-1179"
 
 
 @pytest.mark.nightly

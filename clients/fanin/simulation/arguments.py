@@ -12,8 +12,9 @@ from fanin.clients.data.examples import Examples, NamedArrays, Y, check_examples
 from fanin.clients.planfile import Override, parse_plan
 from fanin.edge.codecs.scaffold import NUM_DEVICES, declared_devices, named_devices
 from fanin.edge.codecs.stage import Stage
-from fanin.edge.metrics.metric import INT8, metrics_of
-from fanin.edge.runtimes.evaluations import OF_VALIDATION
+from fanin.edge.metrics.declared import declared_metrics
+from fanin.edge.metrics.metric import metrics_of
+from fanin.edge.runtimes.evaluations import OF_VALIDATION, OF_VALIDATIONS
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.protos.plans import DATA as OF_DATA
 from fanin.protos.plans import EvaluationPlan, Plan
@@ -201,7 +202,7 @@ def _check_validation(plan: Plan, settings: SimulationSettings) -> None:
         return
     used = [key for key in ("patience", "max_int8_drop") if getattr(plan.stop, key)]
     keys = [f"stop.{key}" for key in used] + [
-        f"the statistic {each.name}" for each in plan.statistics if each.name.startswith(OF_VALIDATION)
+        f"the statistic {each.name}" for each in plan.statistics if each.name.startswith(OF_VALIDATIONS)
     ]
     if keys:
         raise InvalidInput(
@@ -236,10 +237,7 @@ def check_plan(app: "App", plan: Plan, stages: Mapping[str, Stage], settings: Si
             ``evaluation.best``.
         InvalidInput: A metric of the settings would never be computed.
     """
-    own, statistics = settings.own_metrics, {each.name for each in plan.statistics}
-    declared = {
-        name.removeprefix(OF_VALIDATION).removesuffix(INT8) for name in statistics if name.startswith(OF_VALIDATION)
-    }
+    own, declared = settings.own_metrics, declared_metrics(each.name for each in plan.statistics)
     further = metrics_of({each.name for each in plan.evaluation.metrics} - own.keys())
     metrics_of(declared - own.keys())
     if not settings.tests and (unused := sorted(own.keys() - declared)):

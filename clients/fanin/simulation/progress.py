@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from fanin.edge.runtimes.evaluations import OF_VALIDATION
+from fanin.edge.runtimes.evaluations import OF_VALIDATIONS
 from fanin.protos.texts import counted
 from fanin.simulation.rows import EVALUATED, ClientFailure, OnFailure, RoundRow, SimulationEvent
 
@@ -154,7 +154,7 @@ def line_of_clients(summary: "Mapping[str, QualitySummary]") -> str:
 def evaluation_text(row: RoundRow) -> str:
     """Return the clients' evaluation of a row's Version; empty without one."""
     values = {"validation loss": row.validation_loss}
-    values |= {name: value for name, value in row.means.items() if name.startswith(OF_VALIDATION)}
+    values |= {name: value for name, value in row.means.items() if name.startswith(OF_VALIDATIONS)}
     return "  ".join(f"{name} {value:.4f}" for name, value in values.items() if math.isfinite(value))
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Final
 
 from fanin.edge.metrics.metric import INT8, OUR_VALUES
-from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATION, largest_loss_count, quality_of
+from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_TRAINING, OF_VALIDATIONS, largest_loss_count, quality_of
 from fanin.edge.runtimes.quality import Quality
 from fanin.protos import messages as m
 from fanin.protos.plans import Plan
@@ -252,7 +252,7 @@ def initial_row(evaluation: VersionMetrics | None, names: Sequence[str] = ()) ->
 
 def with_evaluation(row: RoundRow, following: RoundRow) -> RoundRow:
     """Return a row with the clients' evaluation of its own Version, which the row after it has."""
-    names = [name for name in row.statistics if name.startswith(OF_VALIDATION)]
+    names = [name for name in row.statistics if name.startswith(OF_VALIDATIONS)]
     return replace(
         row,
         validation_loss=following.validation_loss,
@@ -348,7 +348,7 @@ def _means(counts: Mapping[str, int], names: Iterable[str], examples: Mapping[st
     return {
         name: counts[name] / METRIC_UNIT / examples[name] if examples.get(name) else math.nan
         for name in names
-        if name.startswith((OF_TRAINING, OF_VALIDATION))
+        if name.startswith((OF_TRAINING, *OF_VALIDATIONS))
     }
 
 

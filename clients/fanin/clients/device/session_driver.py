@@ -363,7 +363,7 @@ class SessionDriver:
             store.states.put(state_label(assignment, assignment.round), staged.states)
         store.updates.put(header, payload)
         self._forget_training()
-        return e.UpdateStored(num_saturated=staged.encoded.num_saturated, num_values=num_values)
+        return e.UpdateStored(num_saturated=staged.encoded.num_saturated, num_values=num_values, counts=change.counts)
 
     def _telemetry(self, change: Change, train_s: float) -> m.Telemetry:
         return m.Telemetry(

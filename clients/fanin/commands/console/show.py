@@ -9,6 +9,7 @@ from typing import Final, assert_never
 
 from fanin.commands.console.streams import printable
 from fanin.edge.bundles.bundle import Bundle
+from fanin.edge.runtimes.evaluations import validation_means
 from fanin.edge.runtimes.quality import LabelDrop
 from fanin.protos.chunks import short
 from fanin.protos.messages import (
@@ -244,6 +245,8 @@ def _version_text(event: VersionPublished) -> str:
     evaluation = event.evaluation
     if evaluation is not None:
         text += f"; version {event.parent} validated on {evaluation.num_examples}: {_evaluation_text(evaluation)}"
+    if means := validation_means(event.statistics, event.statistics_examples):
+        text += f"; means of devices: {', '.join(f'{name} {value:.4f}' for name, value in means.items())}"
     spreads = {name: each for name, each in event.device_spreads.items() if each.num_devices > 1}
     return text + (f"; devices (min/10 %/median/90 %/max): {_spreads_text(spreads)}" if spreads else "")
 

@@ -8,6 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from fanin.edge.runtimes.evaluations import OF_GLOBAL, OF_PERSONAL, validation_means
 from fanin.protos.messages import VersionPublished
 from fanin.protos.texts import counted, epsilon_text, lasted, sized
 
@@ -24,6 +25,7 @@ COLUMNS: Final = (
 )
 """The columns of a row with their widths, the most important ones first. Each is preceded by a space."""
 MISSING: Final = "-"
+ACCURACY: Final = "accuracy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class RoundLine:
         return "", "" if rise is None else f"{rise:+.2f} %"
 
     def text(self) -> str:
-        """Return the line. Only absurd numbers make it longer than 100 characters; then it lacks the bytes."""
+        """Return the line. With the accuracy of two models, or absurd numbers, it may lack the bytes."""
         version, (in_float, in_int8) = self.version, self.accuracies
         parts = [f"round {version.round:3d}"]
         if self.num_devices is not None:
@@ -68,6 +70,9 @@ class RoundLine:
             parts.append(f"accuracy {in_float} int8 {in_int8}")
         elif in_int8:
             parts.append(f"int8 {in_int8}")
+        means = validation_means(version.statistics, version.statistics_examples)
+        if OF_GLOBAL + ACCURACY in means and OF_PERSONAL + ACCURACY in means:
+            parts.append(f"global {means[OF_GLOBAL + ACCURACY]:.4f} own {means[OF_PERSONAL + ACCURACY]:.4f}")
         if version.privacy is not None:
             parts.append(f"epsilon {epsilon_text(version.privacy.epsilon, 3)} of {version.privacy.budget:g}")
             parts += [f"clip {version.privacy.clip_norm:.3g}"] if version.privacy.clip_norm else []

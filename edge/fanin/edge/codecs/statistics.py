@@ -18,7 +18,7 @@ from fanin.edge.bundles.manifest import Manifest
 from fanin.edge.ranges import NUM_BINS
 from fanin.edge.runtimes.evaluations import (
     OF_TRAINING,
-    OF_VALIDATION,
+    OF_VALIDATIONS,
     REST,
     REST_UNIT,
     SQUARES_FLOAT,
@@ -80,7 +80,8 @@ def fitted(counts: Mapping[str, int], statistics: Sequence[m.Statistic]) -> dict
     """Return the counts of a device as it sends them: the declared ones, within their bounds.
 
     Sums over more training or validation examples than count are scaled down to that many and rounded down, also those
-    of the Plan (``train.NAME``, ``evaluate.NAME``). Any other count beyond its bound becomes the bound.
+    of the Plan (``train.NAME``, and the prefixes of ``OF_VALIDATIONS``). Any other count beyond its
+    bound becomes the bound.
 
     Args:
         counts: What the trainer and the codec counted, by name.
@@ -91,11 +92,11 @@ def fitted(counts: Mapping[str, int], statistics: Sequence[m.Statistic]) -> dict
     counts = {**counts, m.TRAINED: counts.get(m.EXAMPLES, 0)}
     fit = {name: count for name, count in counts.items() if name in bounds}
     _scale(fit, m.EXAMPLES, (m.TRAIN_LOSS, *_of(OF_TRAINING, fit)), bounds)
-    _scale(fit, m.EVAL_EXAMPLES, (m.EVAL_LOSS, *CLASS_COUNTS, *SQUARES, *_of(OF_VALIDATION, fit)), bounds)
+    _scale(fit, m.EVAL_EXAMPLES, (m.EVAL_LOSS, *CLASS_COUNTS, *SQUARES, *_of(OF_VALIDATIONS, fit)), bounds)
     return {name: max(-bounds[name], min(count, bounds[name])) for name, count in fit.items()}
 
 
-def _of(prefix: str, counts: Mapping[str, int]) -> tuple[str, ...]:
+def _of(prefix: str | tuple[str, ...], counts: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(name for name in counts if name.startswith(prefix))
 
 

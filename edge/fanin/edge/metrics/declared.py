@@ -1,7 +1,9 @@
-"""The metrics that a Plan asks of devices: statistics ``evaluate.NAME``, of the Version on the validation part.
+"""The metrics that a Plan asks of devices, as statistics on the validation part.
 
-A device reports value x validation examples in units of 2^-16, of the float model as ``evaluate.NAME`` and of the int8
-model as ``evaluate.NAME_int8``. The coordinator sums these counts, so it has the mean over all validation examples.
+``evaluate.NAME`` is of the Version with what the Round trains, ``global.NAME`` of the global model, and
+``personal.NAME`` of the device's own model. A device reports value x validation examples in units of 2^-16, of the
+float model as ``evaluate.NAME`` and of the int8 model as ``evaluate.NAME_int8``. The coordinator sums these counts, so
+it has the mean over all validation examples.
 """
 
 import logging
@@ -9,12 +11,21 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from fanin.edge.metrics.metric import INT8, Metric, MetricRows, metrics_of
-from fanin.edge.runtimes.evaluations import OF_VALIDATION, metric_count
+from fanin.edge.bundles.manifest import Manifest
+from fanin.edge.metrics.metric import INT8, OUR_VALUES, Metric, MetricRows, metrics_of
+from fanin.edge.runtimes.evaluations import OF_VALIDATIONS, metric_count
+from fanin.edge.runtimes.graphs import has_output_targets
 from fanin.edge.runtimes.measure import Observation
+from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import InvalidPlan
 
 LOG = logging.getLogger("fanin.edge.metrics")
+
+
+def declared_metrics(statistics: Iterable[str]) -> set[str]:
+    """Return the names of the metrics that statistics are of, without those of every evaluation."""
+    names = {_value_of(each) for each in statistics if each.startswith(OF_VALIDATIONS)}
+    return {name.removesuffix(INT8) for name in names - OUR_VALUES.keys()}
 
 
 class DeclaredMetrics:
@@ -24,13 +35,13 @@ class DeclaredMetrics:
     value on these examples is omitted: the device does not count in its mean.
 
     Args:
-        statistics: Names of statistics that begin with ``evaluate.``.
+        statistics: Names of statistics that begin with one of ``OF_VALIDATIONS``, all of one model.
         own: The device's own metrics by name. They take precedence over installed ones.
     """
 
     def __init__(self, statistics: Iterable[str], own: Mapping[str, Metric]) -> None:
         self._statistics = tuple(statistics)
-        names = dict.fromkeys(each.removeprefix(OF_VALIDATION).removesuffix(INT8) for each in self._statistics)
+        names = sorted(declared_metrics(self._statistics))
         metrics = {name: own[name] if name in own else _installed(name) for name in names}
         self._rows = {name: MetricRows({name: metric}) for name, metric in metrics.items() if metric is not None}
 
@@ -44,25 +55,29 @@ class DeclaredMetrics:
         for rows in self._rows.values():
             rows.add(observation)
 
-    def counts(self, num_examples: int, num_classes: int) -> dict[str, int]:
+    def counts(self, quality: Quality, manifest: Manifest) -> dict[str, int]:
         """Return the statistics by name.
 
         Args:
-            num_examples: Number of validation examples.
-            num_classes: Number of labels of the model; 0 for a model of values.
+            quality: The measurement on the validation part.
+            manifest: The manifest of the model.
         """
-        values: dict[str, float] = {}
+        values = quality.values(has_errors=has_output_targets(manifest))
         for rows in self._rows.values():
             try:
-                values |= rows.values(num_classes)
+                values |= rows.values(manifest.num_classes)
             except InvalidPlan as exc:
                 _warn(str(exc))
-        counts = {
-            OF_VALIDATION + name: metric_count(value, num_examples)
-            for name, value in values.items()
-            if not math.isnan(value)
+        return {
+            name: metric_count(value, quality.num_examples)
+            for name in self._statistics
+            if not math.isnan(value := values.get(_value_of(name), math.nan))
         }
-        return {name: count for name, count in counts.items() if name in self._statistics}
+
+
+def _value_of(statistic: str) -> str:
+    """Return the name of the value that a statistic is the sum of."""
+    return statistic.partition(".")[2]
 
 
 @lru_cache(maxsize=64)
@@ -78,4 +93,4 @@ def _installed(name: str) -> Metric | None:
 @lru_cache(maxsize=64)
 def _warn(text: str) -> None:
     """Log a warning once: it would be the same in each Round."""
-    LOG.warning("statistics %s*: %s; it is left out", OF_VALIDATION, text)
+    LOG.warning("statistics: %s; it is left out", text)

@@ -19,11 +19,19 @@ REST: Final = "_q40"
 REST_UNIT: Final = 1 << 40
 """The unit of the fraction. It resolves sums of squares from 1e-12 to 1e12."""
 OF_TRAINING: Final = "train."
+"""Prefix of the Plan's statistics that are a metric of the training, summed over its examples."""
 VERSION_LOSS: Final = f"{OF_TRAINING}version_loss"
 """The loss of the Version before the training, on the training examples, in the units of a metric."""
-"""Prefix of the Plan's statistics that are a metric of the training, summed over its examples."""
 OF_VALIDATION: Final = "evaluate."
 """Prefix of the Plan's statistics that are a metric of the received Version, summed over the validation examples."""
+OF_GLOBAL: Final = "global."
+"""Prefix of the same metrics of the global model: the Version, with the initial values of personal parameters."""
+OF_PERSONAL: Final = "personal."
+"""Prefix of the same metrics of the device's own model, as the Round before has left it."""
+OF_MODELS: Final = (OF_GLOBAL, OF_PERSONAL)
+"""Prefixes of the statistics that need a personal model."""
+OF_VALIDATIONS: Final = (OF_VALIDATION, *OF_MODELS)
+"""Prefixes of the Plan's statistics that are summed over the validation examples."""
 METRIC_UNIT: Final = 1 << 16
 """Metrics are counted in units of 2^-16, as losses are."""
 
@@ -92,6 +100,20 @@ def loss_count(loss_sum: float, num_examples: int, num_classes: int) -> int:
 def metric_count(value: float, num_examples: int) -> int:
     """Return a metric, a finite mean over examples, as a sum in units of 2^-16 within the limits of a count."""
     return round(max(-m.MAX_SUM, min(value * num_examples * METRIC_UNIT, m.MAX_SUM)))
+
+
+def validation_means(sums: Mapping[str, int], examples: Mapping[str, int]) -> dict[str, float]:
+    """Return the means of the metrics on validation examples, sorted by name.
+
+    Args:
+        sums: The statistics of a Round.
+        examples: The number of examples of each sum over examples.
+    """
+    return {
+        name: sums[name] / METRIC_UNIT / num
+        for name, num in sorted(examples.items())
+        if num and name.startswith(OF_VALIDATIONS)
+    }
 
 
 def _split(name: str, squares: float) -> dict[str, int]:

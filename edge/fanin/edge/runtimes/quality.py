@@ -168,6 +168,27 @@ class Quality:
         reference = max(self.squares_float, SMALL_ERROR * self.squares_wanted)
         return 100.0 * added / reference if reference else math.inf * added if added else 0.0
 
+    def values(self, *, has_errors: bool) -> dict[str, float]:
+        """Return the means of every evaluation by name.
+
+        Args:
+            has_errors: Whether the targets of a model of values have the form of its output.
+        """
+        num_examples = max(1, self.num_examples)
+        values = {"loss": self.loss_sum / num_examples}
+        if self.num_predictions:
+            return values | {
+                "accuracy": self.accuracy_float,
+                "accuracy_int8": self.accuracy_int8,
+                "int8_agreement": self.agreement,
+            }
+        if not has_errors:
+            return values
+        return values | {
+            "squared_error": self.squares_float / num_examples,
+            "squared_error_int8": self.squares_int8 / num_examples,
+        }
+
     def __str__(self) -> str:
         if not self.num_predictions:
             in_int8 = "" if self.loss_rise is None else f" (int8 {self.loss_rise:+.4f})"

@@ -20,7 +20,7 @@ import numpy as np
 
 from fanin.edge.codecs.stages import added_statistics, stages_of
 from fanin.edge.codecs.statistics import CLASS_COUNTS, SQUARES, declared
-from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATION, REST, SQUARES_INT8, quality_of
+from fanin.edge.runtimes.evaluations import OF_TRAINING, OF_VALIDATIONS, REST, SQUARES_INT8, quality_of
 from fanin.edge.runtimes.quality import SMALL_ERROR, Quality
 from fanin.protos.messages import (
     CLIP_BITS,
@@ -103,7 +103,7 @@ def with_examples(counts: Mapping[str, int]) -> dict[str, int]:
     for name in counts:
         if name == TRAIN_LOSS or name.startswith(OF_TRAINING):
             numbers[examples_key(name)] = counts.get(EXAMPLES, 0)
-        elif name == EVAL_LOSS or name.startswith(OF_VALIDATION):
+        elif name == EVAL_LOSS or name.startswith(OF_VALIDATIONS):
             numbers[examples_key(name)] = counts.get(EVAL_EXAMPLES, 0)
     return {**counts, **numbers}
 

@@ -13,7 +13,6 @@ from fanin.edge.metrics.metric import INT8, NO_METRICS, Metric, MetricRows, scal
 from fanin.edge.runtimes.base import PaddedBatch, Runtime, VersionValues
 from fanin.edge.runtimes.graphs import has_output_targets
 from fanin.edge.runtimes.measure import measure
-from fanin.edge.runtimes.quality import Quality
 from fanin.protos.errors import InvalidPlan
 
 OF_LABELS: Final = ("accuracy", "accuracy_int8", "int8_agreement", "loss")
@@ -66,7 +65,7 @@ def evaluate_version(
     if len(version.parameters) == bundle.manifest.table.num_values:
         version = replace(version, parameters=bundle.completed(version.parameters))
     quality = measure(runtime, bundle, version, batches, rows)
-    values = _values(quality, has_output_targets(bundle.manifest)) | rows.values(bundle.manifest.num_classes)
+    values = quality.values(has_errors=has_output_targets(bundle.manifest)) | rows.values(bundle.manifest.num_classes)
     return VersionMetrics(num_examples=quality.num_examples, values=values)
 
 
@@ -104,20 +103,3 @@ def score_of(best: str, values: Mapping[str, float], metrics: Mapping[str, Metri
     if best not in values:
         raise _unknown_best(best, values)
     return values[best] if scale_of(best, metrics).higher_is_better else -values[best]
-
-
-def _values(quality: Quality, has_errors: bool) -> dict[str, float]:
-    num_examples = max(1, quality.num_examples)
-    values = {"loss": quality.loss_sum / num_examples}
-    if quality.num_predictions:
-        return values | {
-            "accuracy": quality.accuracy_float,
-            "accuracy_int8": quality.accuracy_int8,
-            "int8_agreement": quality.agreement,
-        }
-    if not has_errors:
-        return values
-    return values | {
-        "squared_error": quality.squares_float / num_examples,
-        "squared_error_int8": quality.squares_int8 / num_examples,
-    }

@@ -27,7 +27,7 @@ from fanin.protos.errors import InvalidBundle, InvalidInput, InvalidPlan, Invali
 from fanin.protos.messages import FIRST_EPOCH, UNSEEN, BundleRef, Delegation, StartRun, Version
 from fanin.protos.plans import EXPORT, OPTIMIZER_SETTINGS, FlowerPlan, Plan, ScheduledChange, Training
 from fanin.protos.plans.keys import keys_of
-from fanin.server.aggregation.methods.checks import PARTS, check_personal
+from fanin.server.aggregation.methods.checks import PARTS, check_measured, check_personal
 from fanin.server.rounds.setup import RunSetup
 from fanin.server.runs.measuring import check_evaluation, check_query
 from fanin.server.storage.protocols.files import BlobReader, Blobs
@@ -271,7 +271,7 @@ def check_training(what: str, plan: Plan, stages: Mapping[str, Stage], facts: Tr
             "or remove the stage",
             code="FN-1816",
         )
-    check_personal(what, plan.training, has_local=facts.has_local, has_proximal=facts.has_proximal)
+    check_personal(what, plan, has_local=facts.has_local, has_proximal=facts.has_proximal)
     for path, settings in _training_settings(plan):
         if settings.proximal_weight and not facts.has_proximal:
             raise InvalidPlan(
@@ -342,6 +342,7 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
         plan: The Plan.
         stages: The stages of the Plan by name.
     """
+    check_measured(what, plan, has_own=False)
     is_set = {
         f"{path}.{name}": getattr(settings, name, None) not in (None, default)
         for path, settings in _training_settings(plan)

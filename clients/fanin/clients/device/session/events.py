@@ -4,7 +4,8 @@ The driver (``device.session_driver``) carries out one action and reports its ou
 table that leads from one to the other.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
@@ -76,12 +77,13 @@ class Exchanged:
 class UpdateStored:
     """Training has ended and its Update is stored.
 
-    ``num_saturated`` of its ``num_values`` values were out of the range of the grid and were cut. Both are 0 for an
-    Update that an earlier process stored.
+    ``num_saturated`` of its ``num_values`` values were out of the range of the grid and were cut. ``counts`` are the
+    device's own, before they are scaled, masked or noised. All are empty for an Update that an earlier process stored.
     """
 
     num_saturated: int = 0
     num_values: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def warning(self) -> str:

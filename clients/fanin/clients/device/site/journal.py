@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from fanin.clients.device.site.record import (
     RECORD_FILE,
     PastError,
     Sent,
+    SiteCompared,
     SiteLink,
     SitePlace,
     SiteRecord,
@@ -33,6 +34,7 @@ from fanin.clients.device.site.record import (
     read_record,
     to_json,
 )
+from fanin.edge.runtimes.evaluations import METRIC_UNIT, OF_GLOBAL, OF_PERSONAL
 from fanin.protos import messages as m
 from fanin.protos.errors import FaninError
 from fanin.protos.messages import Assigned, UpdateState
@@ -77,6 +79,7 @@ class Journal:
             place=place,
             link=SiteLink(since=now),
             tuned=before.tuned,
+            compared=before.compared,
             sent=before.sent,
             errors=before.errors,
             leaving=known,
@@ -149,6 +152,8 @@ class Journal:
             self._assigned(event.answer.assignment)
         if isinstance(event, e.Tuned):
             self._tuned(event)
+        if isinstance(event, e.UpdateStored):
+            self._compared(event.counts)
         if isinstance(event, e.Replied) and event.reply.update_state is UpdateState.ACCEPTED:
             self._add(num_rounds=1)
 
@@ -183,6 +188,30 @@ class Journal:
         with self._changed:
             tuned = replace(tuned, num_examples=after.num_examples, global_model=pair[0], personal_model=pair[1])
             self._change(replace(self._record, tuned=tuned))
+
+    def _compared(self, counts: Mapping[str, int]) -> None:
+        means = [
+            {
+                name.removeprefix(prefix): count / METRIC_UNIT / num
+                for name, count in counts.items()
+                if name.startswith(prefix)
+            }
+            for prefix in (OF_GLOBAL, OF_PERSONAL)
+            if (num := counts.get(m.EVAL_EXAMPLES, 0))
+        ]
+        work = self._assignment
+        if not any(means) or work is None:
+            return
+        with self._changed:
+            compared = SiteCompared(
+                run=work.run_id,
+                round=work.round,
+                version=work.version.number,
+                num_examples=counts[m.EVAL_EXAMPLES],
+                global_model=means[0],
+                personal_model=means[1],
+            )
+            self._change(replace(self._record, compared=compared))
 
     def _assigned(self, work: m.Assignment) -> None:
         with self._changed:

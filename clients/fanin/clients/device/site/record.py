@@ -97,6 +97,27 @@ class SiteTuned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SiteCompared:
+    """The last Round in which this device measured the global model and its own one; ``run`` is "" for none.
+
+    Attributes:
+        run: The Run.
+        round: The Round.
+        version: The Version that it received.
+        num_examples: Validation examples of this device.
+        global_model: The metrics of the Version by name. Personal parameters have their initial values.
+        personal_model: Those of the device's own model before the Round.
+    """
+
+    run: str = ""
+    round: int = 0
+    version: int = 0
+    num_examples: int = 0
+    global_model: Mapping[str, float] = field(default_factory=dict)
+    personal_model: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PastError:
     """An error: when it came, the action of the device, its code and its text. ``times`` counts repetitions."""
 
@@ -161,12 +182,13 @@ class SiteRecord:
     link: SiteLink = SiteLink()
     work: SiteWork = SiteWork()
     tuned: SiteTuned = SiteTuned()
+    compared: SiteCompared = SiteCompared()
     sent: Mapping[str, Sent] = field(default_factory=dict)
     errors: tuple[PastError, ...] = ()
     leaving: Leaving = Leaving()
 
 
-T = TypeVar("T", SiteLink, SiteWork, SiteTuned, Sent, PastError, Leaving, SitePlace, SiteRecord)
+T = TypeVar("T", SiteLink, SiteWork, SiteTuned, SiteCompared, Sent, PastError, Leaving, SitePlace, SiteRecord)
 
 
 def to_json(record: SiteRecord) -> str:
@@ -189,6 +211,7 @@ def from_json(text: str) -> SiteRecord:
         "link": _part(SiteLink, row.get("link")),
         "work": _part(SiteWork, row.get("work")),
         "tuned": _part(SiteTuned, row.get("tuned")),
+        "compared": _part(SiteCompared, row.get("compared")),
         "leaving": _part(Leaving, row.get("leaving")),
         "sent": {run: _part(Sent, each) for run, each in sent.items()} if isinstance(sent, dict) else {},
         "errors": tuple(_part(PastError, each, at=0.0, action="", code="", text="") for each in errors)
@@ -217,6 +240,8 @@ def _part(kind: type[T], row: object, **defaults: object) -> T:
 
 
 def _fits(value: object, kind: object) -> bool:
+    if kind == Mapping[str, float]:
+        return isinstance(value, dict) and all(isinstance(each, int | float) for each in value.values())
     if kind == tuple[str, ...]:
         return isinstance(value, list) and all(isinstance(each, str) for each in value)
     return not isinstance(kind, type) or isinstance(value, (int, float) if kind is float else kind)

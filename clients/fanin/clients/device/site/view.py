@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from fanin.clients.device.site.privacy import SitePrivacy, site_privacy
-from fanin.clients.device.site.record import PastError, SiteRecord, SiteTuned, SiteWork, read_record
+from fanin.clients.device.site.record import PastError, SiteCompared, SiteRecord, SiteTuned, SiteWork, read_record
 from fanin.edge.files import is_held
 from fanin.protos.codes import entries
 from fanin.protos.errors import InvalidInput
@@ -95,6 +95,8 @@ class SiteView:
             yield "serves", f"version {record.served}"
         if record.tuned.run:
             yield "fine-tuned", tuned_text(record.tuned)
+        if record.compared.run:
+            yield "compared", compared_text(record.compared)
 
     def _work_rows(self) -> Iterator[tuple[str, str]]:
         record = self.record
@@ -146,6 +148,20 @@ def tuned_text(tuned: SiteTuned) -> str:
     return (
         f"{text}; {tuned.metric} on {counted(tuned.num_examples, 'validation example')}: global model "
         f"{tuned.global_model:.4f}, own model {tuned.personal_model:.4f}{int8}"
+    )
+
+
+def compared_text(compared: SiteCompared) -> str:
+    """Return the metrics of the global model and of the device's own one."""
+    models = (("global model", compared.global_model), ("own model", compared.personal_model))
+    texts = [
+        f"{what} {', '.join(f'{name} {value:.4f}' for name, value in sorted(values.items()))}"
+        for what, values in models
+        if values
+    ]
+    return (
+        f"round {compared.round} of run {compared.run}, version {compared.version}, on "
+        f"{counted(compared.num_examples, 'validation example')}: {'; '.join(texts)}"
     )
 
 

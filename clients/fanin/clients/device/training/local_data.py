@@ -13,7 +13,7 @@ import math
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -31,9 +31,18 @@ from fanin.edge.bundles.bundle import Bundle
 from fanin.edge.codecs.statistics import range_counts_of
 from fanin.edge.ranges import columns, initial_ranges
 from fanin.edge.runtimes.base import PaddedBatch, Preprocess, VersionValues
-from fanin.edge.runtimes.evaluations import OF_VALIDATION, VERSION_LOSS, counts_of, metric_count
+from fanin.edge.runtimes.evaluations import (
+    OF_GLOBAL,
+    OF_PERSONAL,
+    OF_VALIDATION,
+    OF_VALIDATIONS,
+    VERSION_LOSS,
+    counts_of,
+    metric_count,
+)
 from fanin.edge.runtimes.measure import measure, measure_data, measure_ranges
 from fanin.edge.runtimes.models import check_targets, model_inputs
+from fanin.edge.runtimes.quality import Quality
 from fanin.edge.tensors import Float32s
 from fanin.protos import messages as m
 from fanin.protos.errors import Diverged, InvalidBundle, InvalidInput
@@ -136,18 +145,30 @@ class LocalData:
         """
         if validation is None:
             return {}
-        manifest, values = model.bundle.manifest, VersionValues(parameters=model.values(), ranges=model.ranges)
-        num_classes = manifest.num_classes
-        in_order = interruptible(batches_in_order(validation, manifest.batch_size, manifest.lengths), should_continue)
-        wanted = [each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATION)]
-        if not wanted:
-            return counts_of(measure(self._graphs, model.bundle, values, in_order), num_classes)
-        # Imported late: most Runs declare none.
-        from fanin.edge.metrics.declared import DeclaredMetrics
+        manifest = model.bundle.manifest
+        names = [each.name for each in assignment.statistics if each.name.startswith(OF_VALIDATIONS)]
 
-        metrics = DeclaredMetrics(wanted, self._metrics)
-        measured = measure(self._graphs, model.bundle, values, in_order, metrics)
-        return counts_of(measured, num_classes) | metrics.counts(len(validation), num_classes)
+        def measured(values: Float32s, prefixes: tuple[str, ...]) -> tuple[Quality, dict[str, int]]:
+            batches = batches_in_order(validation, manifest.batch_size, manifest.lengths)
+            in_order = interruptible(batches, should_continue)
+            version = VersionValues(parameters=values, ranges=model.ranges)
+            wanted = [name for name in names if name.startswith(prefixes)]
+            if not wanted:
+                return measure(self._graphs, model.bundle, version, in_order), {}
+            # Imported late: most Runs declare none.
+            from fanin.edge.metrics.declared import DeclaredMetrics
+
+            metrics = DeclaredMetrics(wanted, self._metrics)
+            quality = measure(self._graphs, model.bundle, version, in_order, metrics)
+            return quality, metrics.counts(quality, manifest)
+
+        # The model that is trained is the global one under Ditto, and the device's own with personal parameters.
+        trained, other = (OF_GLOBAL, OF_PERSONAL) if manifest.local is None else (OF_PERSONAL, OF_GLOBAL)
+        quality, counts = measured(model.values(), (OF_VALIDATION, trained))
+        if any(name.startswith(other) for name in names):
+            values = model.own_values() if other == OF_PERSONAL else replace(model, local=None).values()
+            counts |= measured(values, (other,))[1]
+        return counts_of(quality, manifest.num_classes) | counts
 
     def before_training(
         self, model: OpenedModel, examples: MemoryStore, assignment: m.Assignment, should_continue: ShouldContinue

@@ -9,8 +9,10 @@ from fanin.edge.codecs.methods.fednova import FEDNOVA
 from fanin.edge.codecs.methods.qfedavg import QFEDAVG
 from fanin.edge.codecs.scaffold import SCAFFOLD
 from fanin.edge.codecs.stage import Stage, WeighingStage
+from fanin.edge.codecs.stages import EVALUATE_ONLY
+from fanin.edge.runtimes.evaluations import OF_MODELS
 from fanin.protos.errors import InvalidPlan
-from fanin.protos.plans import BY_EXAMPLES, Plan, Training
+from fanin.protos.plans import BY_EXAMPLES, Plan
 from fanin.protos.plans.keys import shown
 
 PARTS: Final[Mapping[str, Mapping[str, str]]] = MappingProxyType(
@@ -89,15 +91,17 @@ def _check_alpha(plan: Plan, changes: Sequence[float | None]) -> None:
         )
 
 
-def check_personal(what: str, training: Training, *, has_local: bool, has_proximal: bool) -> None:
-    """Raise InvalidPlan if devices have nothing of their own to train in the epochs for it, or two such things.
+def check_personal(what: str, plan: Plan, *, has_local: bool, has_proximal: bool) -> None:
+    """Raise InvalidPlan if devices have nothing of their own to train or to measure, or two such things.
 
     Args:
         what: The Run or the command, for errors.
-        training: The training of the Plan.
+        plan: The Plan.
         has_local: Whether the Bundle has personal parameters.
         has_proximal: Whether its train graph has FedProx's inputs.
     """
+    training = plan.training
+    check_measured(what, plan, has_own=has_local or training.ditto_weight > 0.0)
     if training.personal_epochs and not (has_local or training.ditto_weight):
         raise InvalidPlan(
             f"{what}: got training.personal_epochs {training.personal_epochs}, but the bundle has no personal "
@@ -117,4 +121,22 @@ def check_personal(what: str, training: Training, *, has_local: bool, has_proxim
             f"{what}: got training.ditto_weight {training.ditto_weight:g}, but the train graph has no input for it; "
             "export the App with Recipe(proximal=True)",
             code="FN-1833",
+        )
+
+
+def check_measured(what: str, plan: Plan, *, has_own: bool) -> None:
+    """Raise InvalidPlan if statistics compare the Version with models that devices do not have.
+
+    Args:
+        what: The Run or the command, for errors.
+        plan: The Plan.
+        has_own: Whether each device has a model of its own.
+    """
+    names = [each.name for each in plan.statistics if each.name.startswith(OF_MODELS)]
+    if names and (not has_own or EVALUATE_ONLY in {stage.name for stage in plan.stages}):
+        raise InvalidPlan(
+            f"{what}: got the statistic {shown(names[0])}, but devices have no model of their own in this run, "
+            "expected personal parameters in the bundle or training.ditto_weight, and a run that trains; remove the "
+            "statistic, or export the App with Recipe(local=[...])",
+            code="FN-1818",
         )
