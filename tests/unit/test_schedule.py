@@ -208,6 +208,6 @@ def test_an_option_sets_a_schedule() -> None:
     run_plan = parse_plan(TOML, "plan.toml", [option]).plan
     assert [run_plan.flower_in(number).config["local-epochs"] for number in (1, 2, 9)] == [1, 8, 8]
     assert [run_plan.training_in(number).optimizer["momentum"] for number in (1, 2, 9)] == [0.9, 0.25, 0.25]
-    message = "--set: schedule: got 5, expected a list of tables, as in --set 'schedule=[{from_round=1}]'"
+    message = "--set: schedule: got 5, expected a list of tables, as in --set 'schedule=[{from_round=5}]'"
     with raises(InvalidPlan, message):
         parse_plan(TOML, "plan.toml", ["schedule=5"])
