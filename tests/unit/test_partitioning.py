@@ -109,6 +109,12 @@ def test_a_natural_id_stays_on_one_client() -> None:
     assert [len(part) for part in parts] == list(parts.sizes)
 
 
+def test_with_as_many_clients_as_ids_client_k_has_the_kth_id() -> None:
+    ids = [f"speaker {index % 7}" for index in range(NUM)]
+    parts = partition(labelled(), 7, Natural(ids=ids), seed=1)
+    assert [{ids[index] for index in part} for part in parts.indices] == [{f"speaker {k}"} for k in range(7)]
+
+
 def test_a_feature_differs_from_client_to_client_as_far_as_it_is_not_mixed() -> None:
     def spread(mixed: float) -> float:
         parts = partition(labelled(), 20, FeatureSkew(mixed=mixed), seed=3)

@@ -113,8 +113,8 @@ def test_only_the_shared_parameters_are_in_a_version(personal: Result) -> None:
 
 def test_a_client_without_personal_parameters_has_no_module_of_its_own(personal: Result) -> None:
     problem = (
-        f"result: got client 7, expected one of the {NUM_CLIENTS} clients with personal parameters that have trained; "
-        "name the parameters by Recipe(local=[...])"
+        f"result: got client 7, expected one of the {NUM_CLIENTS} clients with personal parameters that have trained: "
+        "those of Recipe(local=[...]), or Ditto's copy; a fine-tuned model is evaluated, and not kept"
     )
     with raises(InvalidInput, problem):
         personal.module_of(7)

@@ -223,28 +223,30 @@ class FeatureSkew:
 class Natural:
     """By an id of each example, such as its writer or speaker. All examples of an id belong to one client.
 
+    With as many clients as ids, client k has the k-th of the sorted ids. With fewer, each has some random ids.
+
     Attributes:
-        ids: The id of each example (n,), of any type that sorts.
+        ids: The id of each example (n,), of any type that sorts: an array or a sequence.
     """
 
-    ids: npt.NDArray[np.generic]
+    ids: npt.ArrayLike
 
     def __call__(self, examples: Examples, num_clients: int, rng: np.random.Generator) -> Sequence[Int64s]:
-        if self.ids.shape != (len(examples),):
+        ids = np.asarray(self.ids)
+        if ids.shape != (len(examples),):
             raise InvalidInput(
-                f"partition: natural: got ids of shape {self.ids.shape}, expected one for each of {len(examples)} "
-                "examples",
+                f"partition: natural: got ids of shape {ids.shape}, expected one for each of {len(examples)} examples",
                 code="FN-1142",
             )
-        names, inverse = np.unique(self.ids, return_inverse=True)
+        names, inverse = np.unique(ids, return_inverse=True)
         if num_clients > len(names):
             raise InvalidInput(
                 f"partition: natural: got {num_clients} clients, expected at most the {len(names)} ids of the data",
                 code="FN-1140",
             )
-        # With fewer clients than ids, each client has several ids.
-        client_of = np.empty(len(names), np.int64)
-        client_of[rng.permutation(len(names))] = np.arange(len(names)) % num_clients
+        client_of = np.arange(len(names))
+        if num_clients < len(names):
+            client_of[rng.permutation(len(names))] = np.arange(len(names)) % num_clients
         clients = client_of[inverse]
         return tuple(np.flatnonzero(clients == client) for client in range(num_clients))
 
