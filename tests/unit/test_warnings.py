@@ -167,8 +167,8 @@ def test_scaffold_warns_of_another_number_of_devices(
     assert [each.subject for each in found] == ([subject] if subject else [])
     if subject:
         assert found[0].text == (
-            f"{num_devices} devices took part, {subject} than num_devices = 10 of the stage scaffold, whose control "
-            "variates assume that number; set num_devices to the number of all devices of the run"
+            f"{num_devices} devices took part, {subject} than num_devices = 10 of the stage scaffold, whose states "
+            "assume that number; set num_devices to the number of all devices of the run"
         )
     warnings.note(found)
     assert warnings.of_devices(contributors, has_ended=has_ended) == ()

@@ -141,8 +141,8 @@ class Result:
         if self.app is None or client not in self.local:
             raise InvalidInput(
                 f"result: got client {client}, expected one of the {len(self.local)} clients with personal parameters "
-                "that have trained: those of Recipe(local=[...]), or Ditto's copy; a fine-tuned model is evaluated, and "
-                "not kept",
+                "that have trained: those of Recipe(local=[...]), or Ditto's copy; a fine-tuned model is evaluated, "
+                "and not kept",
                 code="FN-1196",
             )
         from fanin.edge.export.module.prepare import with_parameters
