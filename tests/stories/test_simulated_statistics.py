@@ -49,6 +49,16 @@ def test_clients_under_masks_equal_numpy() -> None:
     check(20, "round.protocol=secagg")
 
 
+@pytest.mark.parametrize("overrides", [(), ("round.protocol=secagg",)])
+@pytest.mark.parametrize("seed", range(4))
+def test_later_rounds_have_the_devices_of_the_first_one(seed: int, overrides: tuple[str, ...]) -> None:
+    """With other devices, the parts of a bin and the bin differ by the count of a device."""
+    result = simulate_statistics(query_of(4), clients_of(5), overrides, seed)
+    assert result.version == 2
+    quantiles = [each for feature in result.features for each in feature.quantiles]
+    assert quantiles and not any(each.has_changed for each in quantiles)
+
+
 @pytest.mark.nightly
 def test_a_thousand_clients_equal_numpy() -> None:
     check(1000)

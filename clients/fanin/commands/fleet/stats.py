@@ -140,5 +140,5 @@ def _feature(feature: "FeatureStatistics") -> Iterator[str]:
     for quantile in feature.quantiles:
         is_exact = quantile.low == quantile.high
         value = shown(quantile.low) if is_exact else f"{shown(quantile.low)} to {shown(quantile.high)}"
-        changed = "; other devices took part in a later round" if quantile.has_changed else ""
+        changed = "; the examples of a device changed between rounds" if quantile.has_changed else ""
         yield f"  quantile {quantile.quantile:g}: {value}{changed}"

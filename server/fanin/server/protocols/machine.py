@@ -100,6 +100,7 @@ class Round:
         quorum_s: Seconds from the start of the deadline to the Update that completed the quorum, None before that.
         was_resumed: Whether the Round was under way when the coordinator ended.
         lack: The required participants that are missing.
+        only: The devices that alone may take part; None: any device.
         extension_s: Seconds by which the deadline has moved for devices that make progress.
         overdue_at: When the Round looks again for missing participants; None before its deadline.
         may_have_progress: Whether devices may be at work of which this process does not know, after a restart.
@@ -120,6 +121,7 @@ class Round:
     quorum_s: float | None = None
     was_resumed: bool = False
     lack: Lack = NO_LACK
+    only: frozenset[str] | None = None
     extension_s: float = 0.0
     overdue_at: float | None = None
     may_have_progress: bool = False
@@ -243,6 +245,8 @@ class Round:
 
     def may_join(self, device: str, now: float) -> bool:
         """Return whether a device may have one of the free places now."""
+        if self.only is not None and device not in self.only:
+            return False
         return not self.holds(device) and device not in self.cohort.accepted and self.num_places(now) > 0
 
     def holds(self, device: str) -> bool:

@@ -121,6 +121,9 @@ class RoundWork:
     async def close(self, shortage: Shortage) -> RoundRecord:
         """Record the set of Updates or, without a quorum, the failure. Return the record after that."""
         record, stores, cohort = self.record, self._stores, self._setup.plan.cohort
+        if (only := self._opened.only) is not None:
+            cohort = replace(cohort, quorum=max(cohort.quorum, len(only)))
+            shortage = replace(shortage, cause=shortage.cause or "each device of the query's first round must answer")
         self._closed_at_s = stores.wall()
         closed = record
         # Another Run may charge the population between the check of the budget and the transaction.

@@ -58,14 +58,30 @@ async def open_next_round(setup: RunSetup, stores: DriverStores, files: Files) -
         opened_at_s=stores.wall(),
     )
     is_open = await stores.writer.open(record)
-    return OpenedRound(record=record, base=base, noise=noise) if is_open else None
+    only = await devices_of_query(setup, stores)
+    return OpenedRound(record=record, base=base, noise=noise, only=only) if is_open else None
 
 
 async def opened_again(setup: RunSetup, record: RoundRecord, stores: DriverStores, files: Files) -> OpenedRound:
     """Return a recorded Round, to continue it. Raises Damaged if its clip norm fails verification."""
     base = await stores.runs.version(record.run_id, record.base_version)
     assert base is not None, "a round has its base version"
-    return OpenedRound(record=record, base=base, noise=await noise_in(setup, base, stores, files))
+    noise, only = await noise_in(setup, base, stores, files), await devices_of_query(setup, stores)
+    return OpenedRound(record=record, base=base, noise=noise, only=only)
+
+
+async def devices_of_query(setup: RunSetup, stores: Stores | DriverStores) -> frozenset[str] | None:
+    """Return the devices of the first Version of a statistics Run; None before it, and for other Runs.
+
+    All later Rounds have exactly these. With others, the parts of a bin would add up to another sum than the bin, and
+    the difference could be the count of one device. The record has the set, so it outlives the process.
+    """
+    if setup.manifest.query is None:
+        return None
+    for record in await stores.rounds.since(setup.start.run_id, 0):
+        if record.mark is RoundMark.PUBLISHED:
+            return frozenset(record.accepted)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +95,7 @@ class RoundHistory:
         rosters: The rosters, in the order of the phases.
         senders: The devices with a message of each phase without a roster.
         carried: The devices that work for an earlier Round, and whose Updates count.
+        only: The devices that alone may take part, and all must; None: any device.
     """
 
     extension_s: float | None = None
@@ -86,6 +103,7 @@ class RoundHistory:
     rosters: tuple[Roster, ...] = ()
     senders: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     carried: frozenset[str] = frozenset()
+    only: frozenset[str] | None = None
 
     @property
     def at_work(self) -> frozenset[str]:
@@ -134,11 +152,11 @@ def begin_round(
         history: What is known of the Round. The caller applies what is recorded.
     """
     plan, extension_s = run.start.plan, history.extension_s
-    cohort = plan.cohort
+    cohort, num_fixed = plan.cohort, len(history.only or ())
     rules = Rules(
         concurrency=cohort.concurrency,
-        buffer=cohort.buffer,
-        quorum=cohort.quorum,
+        buffer=num_fixed or cohort.buffer,
+        quorum=max(cohort.quorum, num_fixed),
         deadline_s=cohort.deadline_s,
         min_report_s=cohort.min_report_s,
         report_factor=cohort.report_factor,
@@ -161,6 +179,7 @@ def begin_round(
         cohort=Cohort(at_work=HashTrieSet(history.at_work)),
         was_resumed=extension_s is not None,
         lack=lack_of(plan.participants),
+        only=history.only,
         extension_s=extension_s or 0.0,
         may_have_progress=extension_s is not None,
     )

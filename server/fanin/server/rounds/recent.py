@@ -21,11 +21,13 @@ class OpenedRound:
         record: The Round.
         base: Its base Version.
         noise: Its noise; None without differential privacy, and for a Round that assigns no more.
+        only: The devices that alone may take part, and all must (``opening.devices_of_query``); None: any device.
     """
 
     record: RoundRecord
     base: Version
     noise: CentralNoise | SharedNoise | None = None
+    only: frozenset[str] | None = None
 
     @property
     def clip_norm(self) -> float:

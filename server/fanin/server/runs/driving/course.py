@@ -238,7 +238,7 @@ class Course:
         self.presence.keep(carried)
         self._set_sweep()
         self.work = work
-        protocol, history = self.setup.protocol, replace(history, carried=carried)
+        protocol, history = self.setup.protocol, replace(history, carried=carried, only=opened.only)
         self.round, effects = begin_round(self.run, protocol, opened.record, moment, history)
         self._queue(effects)
         self._freeze(history.before_close(protocol))
