@@ -35,6 +35,8 @@ def toml_of(plan: Plan) -> str:
         lines += ["[[statistics]]", f'name = "{each.name}"', f"unit = {json.dumps(each.unit)}", f"bound = {each.bound}"]
     for metric in plan.evaluation.metrics:
         lines += ["[[evaluation.metrics]]", f'name = "{metric.name}"']
+    for each in plan.evaluation.sets:
+        lines += ["[[evaluation.sets]]", f'name = "{each.name}"', f'data = "{each.data}"']
     for table in ("retention", "participants", "round", "privacy"):
         part = getattr(plan, table)
         values = {name: getattr(part, name) for name in type(part).__slots__}
@@ -119,3 +121,15 @@ def test_plans_and_codecs_name_the_same_codecs_with_the_same_bits() -> None:
     two_values = TensorTable.of({"a": (2,)})
     codecs = {name: RunCodec(codec=codec, max_shift=0) for name, codec in CODECS.items()}
     assert {name: 4 * codec.payload_bytes(two_values) for name, codec in codecs.items()} == CODEC_BITS
+
+
+def test_sets_of_an_evaluation_are_read_and_written() -> None:
+    lines = [f"{key} = {value}" for key, value in GOOD.items()] + ['evaluation.data = "digits"']
+    for name in ("noisy", "foreign"):
+        lines += ["[[evaluation.sets]]", f'name = "{name}"', f'data = "{name}-digits"']
+    plan = parse_plan("\n".join(lines), "plan.toml").plan
+    assert [(each.name, each.data) for each in plan.evaluation.sets] == [
+        ("noisy", "noisy-digits"),
+        ("foreign", "foreign-digits"),
+    ]
+    assert parse_plan(toml_of(plan), "plan.toml").plan == plan

@@ -22,10 +22,7 @@ from support.snapshot import snapshot
 from fanin.clients.operator import CONTROL, Operator
 from fanin.clients.transport import CallOptions, Connection, GrpcTransport
 from fanin.clients.versions import next_version
-from fanin.edge.bundles.bundle import open_folder, write_bundle
 from fanin.edge.bundles.keys import SigningKey
-from fanin.edge.bundles.manifest_json import dump_manifest
-from fanin.edge.signatures import Port
 from fanin.protos import messages as m
 from fanin.protos.calls import AUTHORIZATION, BEARER
 from fanin.protos.errors import (
@@ -340,26 +337,6 @@ def test_a_plan_that_needs_an_input_which_the_bundle_lacks_is_refused(host: Host
         plan = replace(f.plan(), training=replace(f.plan().training, optimizer={"momentum": 0.5}))
         with pytest.raises(InvalidPlan, match="FN-0264"):
             operator.start_run("pulled", plan, devices[0].bundle, f.PUBLISHER)
-
-
-def test_a_bundle_with_control_variates_needs_a_stage_that_sets_them(host: Hosted, devices: list[Peer]) -> None:
-    bundle = devices[0].bundle
-    train, name = bundle.manifest.signatures["train"], bundle.manifest.table.specs[0].name
-    control = Port(name=f"control.{name}", dtype="float32", shape=bundle.manifest.table.specs[0].shape)
-    signatures = {**bundle.manifest.signatures, "train": replace(train, inputs=(*train.inputs, control))}
-    artifacts = {name: bundle.artifact(name) for name in bundle.manifest.artifacts}
-    folder = host.folder / "controlled"
-    write_bundle(folder, dump_manifest(replace(bundle.manifest, signatures=signatures)), artifacts, f.PUBLISHER)
-    control_bundle = open_folder(folder, trusted=(f.PUBLISHER.public,))
-    with host.operator() as operator:
-        operator.publish_bundle(control_bundle)
-        with pytest.raises(
-            InvalidPlan,
-            match="FN-0267",
-        ):
-            operator.start_run("controlled", f.plan(), control_bundle, f.PUBLISHER)
-        with pytest.raises(NotFound):
-            operator.run("controlled")
 
 
 def test_a_plan_for_another_batch_size_is_refused_and_one_for_the_bundles_own_is_not(

@@ -132,12 +132,16 @@ def cohorts(draw: st.DrawFn) -> p.CohortPlan:
     )
 
 
-EVALUATION_PLANS: Final = st.builds(
-    p.EvaluationPlan,
-    data=st.just("") | NAMES,
-    every=st.integers(1, p.MAX_TIMES),
-    best=NAMES,
-    metrics=st.lists(st.builds(p.MetricSpec, name=NAMES), max_size=3, unique_by=lambda one: one.name).map(tuple),
+_METRICS: Final = st.lists(st.builds(p.MetricSpec, name=NAMES), max_size=3, unique_by=lambda one: one.name).map(tuple)
+# The names of sets end with a letter that no name of a metric has.
+_SETS: Final = st.lists(
+    st.builds(p.EvaluationSet, name=NAMES.map(lambda name: name.replace(".", "") + "s"), data=NAMES),
+    max_size=3,
+    unique_by=lambda one: one.name,
+).map(tuple)
+_EVALUATION: Final = {"every": st.integers(1, p.MAX_TIMES), "best": NAMES, "metrics": _METRICS}
+EVALUATION_PLANS: Final = st.builds(p.EvaluationPlan, data=st.just("") | NAMES, **_EVALUATION) | st.builds(
+    p.EvaluationPlan, data=NAMES, sets=_SETS, **_EVALUATION
 )
 
 

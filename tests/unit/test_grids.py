@@ -2,13 +2,15 @@
 
 import csv
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.digits_fedavg import PLAN, app_of, clients_of, network
 
-from fanin.protos.errors import InvalidInput
+from fanin.edge.export import Recipe, Sgd
+from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.simulation import ClientWork, Method, SimulationSettings, Study, StudyData, StudyResult, load_data
 from fanin.simulation.grids.points import StudyPoint
 
@@ -117,6 +119,58 @@ def test_a_study_has_several_data_sets_each_with_test_data(tmp_path: Path) -> No
     assert not result.failures and result.data == ("few", "many")
     few, many = (result.of(data).points[0] for data in result.data)
     assert math.isfinite(few.last("test_loss")) and math.isnan(many.last("test_loss"))
+
+
+SCAFFOLD = {"stages": [{"name": "scaffold", "options": {"num_devices": 4}}]}
+
+
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [({"training.proximal_weight": 0.1}, "FN-0266"), (SCAFFOLD, "FN-0266"), ({"codec.name": "no"}, "FN-0210")],
+)
+def test_a_plan_that_the_app_cannot_carry_out_is_refused_before_the_first_point(
+    tmp_path: Path, keys: dict[str, object], code: str
+) -> None:
+    study = Study(folder=tmp_path, methods={"FedAvg": {}, "FedProx, mu = 0.1": keys}, grid={"training.epochs": (1, 2)})
+    with pytest.raises(InvalidPlan, match=r"^study: FedProx, mu = 0\.1, training\.epochs 1: ") as caught:
+        run(study)
+    assert caught.value.code == code
+    assert not list((tmp_path / "points").iterdir()) and not (tmp_path / "app-0").exists()
+
+
+def test_one_app_with_control_inputs_serves_fedavg_and_scaffold(tmp_path: Path) -> None:
+    """FedAvg with zeros in the control inputs has the values of an App without them."""
+    app = replace(app_of(network()), recipe=Recipe(optimizer=Sgd(momentum=0.0), scaffold=True))
+    settings = SimulationSettings(plan=PLAN, quiet=True, test=load_data("digits").test)
+    study = Study(folder=tmp_path, methods={"FedAvg": {}, "plain": Method(app=app_of(network())), "SCAFFOLD": SCAFFOLD})
+    result = study.run(app, clients_of(4), cohort=2, rounds=3, settings=settings)
+    assert not result.failures
+    fedavg, plain, scaffold = (point.table["test_loss"] for point in result.points)
+    assert fedavg == pytest.approx(plain, rel=1e-6) and fedavg[-1] < fedavg[0]
+    assert abs(scaffold[-1] - fedavg[-1]) > 1e-4
+
+
+def test_ctrl_c_in_a_point_keeps_the_points_before_it_and_a_second_call_goes_on(tmp_path: Path) -> None:
+    study, num_rows = Study(folder=tmp_path, seeds=(0, 1)), 0
+
+    def interrupt(_row: object) -> None:
+        nonlocal num_rows
+        num_rows += 1
+        if num_rows > 3:
+            raise KeyboardInterrupt
+
+    stopped = run(study, on_round=interrupt)
+    assert not stopped.is_complete and [point.seed for point in stopped.points] == [0]
+    result = run(study)
+    assert result.is_complete and [point.seed for point in result.points] == [0, 1]
+    assert result.points[0].seconds == stopped.points[0].seconds
+
+
+def test_the_name_of_a_method_is_any_line_of_text(tmp_path: Path) -> None:
+    Study(folder=tmp_path, methods={"FedProx, μ = 0": {}})
+    for name in ("", "two\nlines", "m" * 129):
+        with pytest.raises(InvalidInput, match="FN-1403"):
+            Study(folder=tmp_path, methods={name: {}})
 
 
 def test_wrong_arguments_of_a_study_are_one_error_that_names_them(tmp_path: Path) -> None:

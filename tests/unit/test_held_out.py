@@ -1,5 +1,6 @@
 """Evaluation on held-out data: the choice of the next Version, jobs and replies, and metrics."""
 
+import csv
 import math
 import re
 import sys
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from support.boards import scalars_in
 
+from fanin.commands.console.show import evaluation_text
 from fanin.commands.console.usage import data_sets
-from fanin.commands.control.evaluations import write_tensorboard
+from fanin.commands.control.evaluations import write_csv, write_tensorboard
 from fanin.edge.metrics.contract import check_metric
 from fanin.edge.metrics.metric import METRICS, Metric, absolute_error, balanced_accuracy, macro_f1, metrics_of, value_of
 from fanin.edge.runtimes.base import Inputs
@@ -141,6 +143,20 @@ def test_a_data_set_without_a_file_is_refused_at_the_start(tmp_path: Path) -> No
     with pytest.raises(InvalidInput) as excinfo:
         Settings(state=tmp_path, listen="127.0.0.1:0", data={"digits": tmp_path / "none.npz"})
     assert "none.npz: no such file" in str(excinfo.value)
+
+
+def test_metrics_of_sets_are_shown_with_their_names_and_an_earlier_version_has_none(tmp_path: Path) -> None:
+    rows = [
+        VersionEvaluation(version=1, data="digits", num_examples=30, values={"loss": 0.5}, time=7.0),
+        VersionEvaluation(version=2, data="digits", num_examples=30, values={"loss": 0.4, "noisy.loss": 2}, time=8.0),
+    ]
+    assert [evaluation_text(row).partition(": ")[2] for row in rows] == [
+        "loss 0.5000",
+        "loss 0.4000, noisy.loss 2.0000",
+    ]
+    write_csv(tmp_path / "rows.csv", rows)
+    with (tmp_path / "rows.csv").open() as file:
+        assert [(row["loss"], row["noisy.loss"]) for row in csv.DictReader(file)] == [("0.5", ""), ("0.4", "2")]
 
 
 @pytest.mark.heavy

@@ -174,6 +174,17 @@ def test_an_unknown_best_metric_is_refused_before_the_export(capsys: pytest.Capt
     assert "exporting" not in capsys.readouterr().err
 
 
+def test_a_plan_with_sets_needs_test_examples_of_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+    app, clients = regression((1,))
+    keys = {"evaluation.data": "test", "evaluation.sets": [{"name": "other", "data": "letters"}]}
+    plan = {"training.learning_rate": 0.1} | keys
+    for test in (clients.examples, {"test": clients.examples, "letters": clients.examples}):
+        with pytest.raises(InvalidInput, match=r"got a plan with evaluation\.sets other") as refused:
+            simulate(app, clients, cohort=2, rounds=1, settings=SimulationSettings(plan=plan, test=test))
+        assert refused.value.code == "FN-1846"
+    assert "exporting" not in capsys.readouterr().err
+
+
 def test_a_plan_with_evaluations_needs_test_examples() -> None:
     settings = SimulationSettings(plan={"training.learning_rate": 0.1, "evaluation.data": "digits"})
     with pytest.raises(InvalidInput, match="FN-1181"):

@@ -121,12 +121,7 @@ def _all_seeds(
     subject = subject_for(app, clients, settings)
     studies = [(each, plan_of(subject.name, subject.num_clients, limits, each)) for each in settings.each_seed]
     for _, plan in studies:
-        stages = check_names(plan, {**POLICIES, **settings.own_policies})
-        if isinstance(subject, ModuleSubject):
-            check_plan(subject.app, plan, stages, settings)
-        else:
-            check_no_graphs("simulate", plan, stages)
-        check_devices(plan, subject.num_clients)
+        check_simulation(subject, plan, settings)
     results: list[Result] = []
     try:
         with (
@@ -157,6 +152,21 @@ def _all_seeds(
         if not results:
             raise
     return total_of(results, settings.seeds or ())
+
+
+def check_simulation(subject: ModuleSubject | FlowerSubject, plan: Plan, settings: SimulationSettings) -> None:
+    """Check a Plan for an app that is not exported yet.
+
+    Raises:
+        InvalidPlan: The app cannot carry out the Plan.
+        InvalidInput: A part of the Plan or of the settings is not installed, or is never used.
+    """
+    stages = check_names(plan, {**POLICIES, **settings.own_policies})
+    if isinstance(subject, ModuleSubject):
+        check_plan(subject.app, plan, stages, settings)
+    else:
+        check_no_graphs("simulate", plan, stages)
+    check_devices(plan, subject.num_clients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

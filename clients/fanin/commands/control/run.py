@@ -198,7 +198,7 @@ def _export(source: PlanFile, out: Path, publisher: SigningKey, max_int8_drop: f
     app, plan = load_app(source.app), source.plan
     # Stages may be installed on the coordinator alone, so it checks those of SCAFFOLD.
     with named_sources(source.sources):
-        check_training("plan", plan, {}, replace(facts_of(app), has_control=False))
+        check_training("plan", plan, {}, facts_of(app))
         if plan.evaluation.data:
             names = [each.name for each in plan.evaluation.metrics]
             sets = [each.name for each in plan.evaluation.sets]

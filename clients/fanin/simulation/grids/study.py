@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Final
 
 from fanin.edge.files import held
-from fanin.protos.errors import FaninError, InvalidInput
-from fanin.protos.names import check_name
+from fanin.protos.errors import FaninError, InvalidInput, InvalidPlan
+from fanin.protos.names import MAX_NAME_CHARS, check_name, check_text_line
 from fanin.protos.plans.keys import shown
+from fanin.protos.plans.named import passing
 from fanin.simulation.arguments import plan_of
 from fanin.simulation.data.partitioning import Partition
 from fanin.simulation.devices.work import ClientWork
-from fanin.simulation.experiment import simulate
+from fanin.simulation.experiment import check_simulation, simulate
 from fanin.simulation.flower import FlowerSubject
 from fanin.simulation.grids.points import StudyPoint, plan_digest
 from fanin.simulation.grids.results import StudyResult
@@ -100,7 +101,8 @@ class Study:
         grid: The values of each key of the Plan, such as ``{"training.learning_rate": (0.01, 0.1)}``. Each method has
             all combinations.
         seeds: The seeds of each combination.
-        methods: The methods by name, each a ``Method`` or its keys of the Plan.
+        methods: The methods by name, each a ``Method`` or its keys of the Plan. A name is a line of text, such as
+            "FedProx, mu = 0": the plot has it.
         processes: Processes that train the clients of a point.
     """
 
@@ -132,7 +134,7 @@ class Study:
                 code="FN-1896",
             )
         for name in self.methods:
-            check_name("study: methods", name)
+            check_text_line("study: methods", name, MAX_NAME_CHARS)
 
     def run(
         self,
@@ -210,7 +212,13 @@ class Study:
         for chosen, seed in product(product(*self.grid.values()), self.seeds):
             values = dict(zip(self.grid, chosen, strict=True))
             settings = replace(base, plan={**_keys(base), **method.plan, **values}, seed=seed)
-            sha256 = plan_digest(plan_of(subject.name, subject.num_clients, limits, settings))
+            with passing(settings.passed_parts):
+                try:
+                    plan = plan_of(subject.name, subject.num_clients, limits, settings)
+                    check_simulation(subject, plan, settings)
+                except InvalidPlan as exc:
+                    raise InvalidPlan(f"study: {_label(job.data, job.method, values)}: {exc}", code=exc.code) from exc
+            sha256 = plan_digest(plan)
             point = StudyPoint(data=job.data, method=job.method, values=values, seed=seed, plan_sha256=sha256)
             work = base.work or ClientWork()
             digest = digest_of((sha256, seed, job.data, job.method, facts, work, common))
@@ -312,6 +320,9 @@ def _keys(base: SimulationSettings) -> Mapping[str, object]:
 
 
 def _line(point: StudyPoint) -> str:
-    values = "".join(f", {key} {value}" for key, value in point.values.items())
     end = point.error or f"{point.last('round'):g} rounds in {point.seconds:.1f} s"
-    return f"{point.data}{', ' if point.data else ''}{point.method}{values}, seed {point.seed}: {end}"
+    return f"{_label(point.data, point.method, point.values)}, seed {point.seed}: {end}"
+
+
+def _label(data: str, method: str, values: Mapping[str, object]) -> str:
+    return f"{data}{', ' if data else ''}{method}" + "".join(f", {key} {value}" for key, value in values.items())

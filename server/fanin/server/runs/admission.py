@@ -364,19 +364,16 @@ def check_no_graphs(what: str, plan: Plan, stages: Mapping[str, Stage]) -> None:
 
 
 def _check_control(what: str, stages: Mapping[str, Stage], *, has_control: bool) -> None:
-    """Raise InvalidPlan unless the train graph has SCAFFOLD's control variates exactly if a stage sets them."""
+    """Raise InvalidPlan unless the train graph has SCAFFOLD's control variates if a stage sets them.
+
+    Without a stage a device feeds zeros to the inputs, so one App may serve FedAvg and SCAFFOLD.
+    """
     owner = inputs_of(stages).get(CONTROL)
     if owner is not None and not has_control:
         raise InvalidPlan(
             f"{what}: got the stage {owner!r}, but the train graph has no inputs {CONTROL}.<name>, so no device could "
             "correct its gradients; export the App with Recipe(scaffold=True), or remove the stage",
             code="FN-0266",
-        )
-    if has_control and owner is None:
-        raise InvalidPlan(
-            f"{what}: the train graph has the inputs {CONTROL}.<name>, but no stage of the plan sets them; add the "
-            "stage 'scaffold' to [[stages]], or export the App without Recipe(scaffold=True)",
-            code="FN-0267",
         )
 
 

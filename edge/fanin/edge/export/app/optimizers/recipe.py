@@ -60,7 +60,7 @@ class Recipe:
         clip_norm: Bound on the norm of all gradients together. 0.0 means no bound.
         proximal: Whether the graph has the anchor of FedProx as inputs.
         scaffold: Whether the graph has the control variates of SCAFFOLD as inputs, for Runs with the stage
-            ``scaffold``. It needs an optimizer without state, such as ``Sgd(momentum=0.0)``.
+            ``scaffold``; zeros in other Runs. It needs an optimizer without state, such as ``Sgd(momentum=0.0)``.
         quantization_aware: Whether the forward pass rounds weights and activations to 8 bits. Gradients pass unchanged.
         rates: Factors of the learning rate by patterns over names of parameters, such as ``{"head.*": 10.0}``; ``*`` is
             any text. A parameter without a matching pattern has the factor 1.
