@@ -141,8 +141,11 @@ def test_the_command_writes_the_quality_of_each_client_and_the_report_shows_it(t
     assert {name: len(points) for name, points in chart.series.items()} == {"global": 6, "personal": 6}
 
 
-def test_the_command_refuses_a_fine_tuning_without_test_examples(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("option", [("--fine-tune", "2"), ("--per-client-csv", "x.csv")])
+def test_the_command_refuses_options_of_test_examples_without_any(
+    capsys: pytest.CaptureFixture[str], option: tuple[str, str]
+) -> None:
     from fanin.commands.simulation import simulate
 
-    assert simulate(["app.py:app", "--clients", "6", "--fine-tune", "2"]) != 0
-    assert "--client-test" in capsys.readouterr().err
+    assert simulate(["app.py:app", "--clients", "6", *option]) != 0
+    assert f"{option[0]}: got it without --client-test" in capsys.readouterr().err

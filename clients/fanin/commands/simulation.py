@@ -203,7 +203,7 @@ def _simulate(
     names = _FlowerNames(app=flower, initial=initial, keep=keep or (), node_config=node_config, run_config=run_config)
     split = SimulationData(data=data, num_clients=clients, by=by, alpha=alpha, options=options or ())
     with wrong_usage():
-        files.check()
+        files.check(has_client_tests=bool(client_test))
         app, plan = names.words(app, plan)
         several_seeds = _seeds(seeds, seed)
         cluster = _cluster(backend, ray_address, client_cpus, client_gpus)

@@ -34,8 +34,14 @@ class ResultFiles:
         tables = self.csv, self.clients_csv, self.per_client_csv
         return self.out, *tables, self.tensorboard, self.plot, self.events
 
-    def check(self) -> None:
+    def check(self, *, has_client_tests: bool) -> None:
         """Raise InvalidInput unless the files can be written: a training may take long."""
+        if self.per_client_csv is not None and not has_client_tests:
+            raise InvalidInput(
+                "--per-client-csv: got it without --client-test, expected test examples of each client; add "
+                "--client-test 0.2",
+                code="FN-1837",
+            )
         if self.out is not None and self.out.suffix != ".npz":
             raise InvalidInput(f"--out: got {self.out}, expected FILE.npz", code="FN-1006")
         files = (
