@@ -191,15 +191,19 @@ def test_a_device_reports_only_the_metrics_of_the_plan() -> None:
     assert not any(name.startswith("evaluate.") for name in counts_of((), metrics))
 
 
+MEASURED = ("evaluate.right", "global.right", "personal.right")
+
+
 def test_metrics_of_more_examples_than_count_are_scaled_with_them() -> None:
-    own = [Statistic(name=name, bound=m.MAX_COUNT) for name in ("evaluate.right", "train.right", "words")]
+    own = [Statistic(name=name, bound=m.MAX_COUNT) for name in (*MEASURED, "train.right", "words")]
     statistics = declared(own, max_examples=100, num_labels=1, num_values=3)
-    counts = {m.EXAMPLES: 400, m.EVAL_EXAMPLES: 200, "evaluate.right": 150 << 16, "train.right": 300 << 16, "words": 9}
+    counts = {m.EXAMPLES: 400, m.EVAL_EXAMPLES: 200, "train.right": 300 << 16, "words": 9}
+    counts |= dict.fromkeys(MEASURED, 150 << 16)
     assert fitted(counts, statistics) == {
         m.EXAMPLES: 100,
         m.TRAINED: 400,
         m.EVAL_EXAMPLES: 100,
-        "evaluate.right": 75 << 16,
+        **dict.fromkeys(MEASURED, 75 << 16),
         "train.right": 75 << 16,
         "words": 9,
     }

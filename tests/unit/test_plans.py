@@ -341,7 +341,7 @@ BAD_OPTIONS = [
     ),
     ("cohrt.concurrency=8", f"--set: cohrt: unknown section, expected one of {TOP}; did you mean cohort?"),
     ("cohort={}", "--set: cohort.concurrency: missing, expected an integer from 1 to 1000000; add the key"),
-    ("cohort=8", "--set: cohort: got 8, expected a section [cohort]"),
+    ("cohort=8", "--set: cohort: got 8, expected a section [cohort], as in --set cohort.concurrency=VALUE"),
     (
         "stages=scaffold",
         ("--set: stages: got 'scaffold', expected a list of tables, as in --set 'stages=[{name=\"scaffold\"}]'"),

@@ -300,8 +300,12 @@ class _Reader:
 
     def _table(self, field: SectionField, value: object, path: str) -> object:
         if not isinstance(value, dict):
+            source, key = self.source(path), f"{path}.{next(keys_of(field.section)).name}"
+            form = f", as in --set {key}=VALUE" if source == SET else ""
+            if not form and any(override.source == source for override in self.overrides):
+                form = f', as in {{"{key}": VALUE}}'
             raise InvalidPlan(
-                f"{self.source(path)}: {path}: got {shown(value)}, expected a section [{path}]", code="FN-0284"
+                f"{source}: {path}: got {shown(value)}, expected a section [{path}]{form}", code="FN-0284"
             )
         return self.build(field.section, self.row(fields_of(field.section), value, path))
 

@@ -23,7 +23,7 @@ class Quantile:
         quantile: Its number.
         low: The lowest value that it may have; None without values in the range, or if their number is withheld.
         high: The highest one.
-        has_changed: Whether other devices took part in a later Version, so that it was narrowed no further.
+        has_changed: Whether examples of a device changed before a later Version, so that it was narrowed no further.
     """
 
     quantile: float

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
-from rpds import HashTrieSet
-
 from fanin.edge.scopes import about_run
 from fanin.protos import messages as m
 from fanin.server.protocols import events as e
@@ -158,15 +156,18 @@ class Intake:
     def others_wait(self) -> bool:
         """Whether there are enough suitable devices for a quorum: they wait and cost no Round, or sent an Update."""
         machine, standing = self._course.round, self._course.standing
-        accepted: HashTrieSet[str] = HashTrieSet() if machine is None else machine.cohort.accepted
+        if machine is None:
+            return False
+        accepted, only = machine.cohort.accepted, machine.only
         good = (
             device
             for device, parked in self._parked.items()
             if device not in accepted
+            and (only is None or device in only)
             and not standing.has_cost(device)
             and not self.refusal(parked.check_in.capabilities)
         )
-        num_missing = self._course.setup.plan.cohort.quorum - len(accepted)
+        num_missing = machine.rules.quorum - len(accepted)
         return sum(1 for _ in islice(good, num_missing)) == num_missing
 
     def refusal(self, capabilities: m.Capabilities) -> str:
