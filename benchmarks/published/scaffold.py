@@ -31,6 +31,7 @@ from tuning import (
     rounds_score,
     rounds_text,
     row_of,
+    shares,
 )
 
 from fanin.clients import Examples
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Count the Rounds of each method, print a row for each, and write the curves and the figure."""
     parser = parser_of(str(__doc__), rounds=100, rates=(0.3, 1.0, 0.1, 0.03))
     parser.add_argument("--target", type=float, default=0.7, help="the test accuracy")
-    parser.add_argument("--similarities", type=numbers, default=(0.0, 0.1, 1.0))
+    parser.add_argument("--similarities", type=shares, default=(0.0, 0.1, 1.0), help="shares from 0 to 1")
     parser.add_argument("--epochs", type=numbers, default=(1, 5, 10, 20))
     parser.add_argument("--examples", type=int, default=50, help="examples of a device")
     parser.add_argument("--methods", nargs="+", default=["SGD", *KEYS], choices=["SGD", *KEYS])

@@ -165,7 +165,12 @@ def rounds_text(curve: StudyCurve, target: float, most: int) -> str:
 def row_of(panel: str, name: str, curve: StudyCurve) -> dict[str, Any]:
     """Return a curve as a row of the report."""
     seeds = [
-        {"seed": point.seed, "seconds": point.seconds, **{key: point.table[key] for key in COLUMNS}}
+        {
+            "seed": point.seed,
+            "seconds": point.seconds,
+            # JSON has no NaN: null is a Version that was not evaluated.
+            **{key: [value if math.isfinite(value) else None for value in point.table[key]] for key in COLUMNS},
+        }
         for point in curve.points
     ]
     return {"panel": panel, "method": name, "values": dict(curve.values), "seeds": seeds}
@@ -213,7 +218,7 @@ def parser_of(doc: str, *, rounds: int, rates: Sequence[float]) -> argparse.Argu
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help="most Rounds of a Run")
     parser.add_argument("--rates", type=numbers, default=tuple(rates), help="learning rates of the grid")
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of the best values; the first one tunes")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds of the best values; the first one tunes")
     parser.add_argument("--folder", type=Path, help="the record: a stopped comparison resumes from it")
     parser.add_argument("--plot", type=Path, help="write the figure, in the format of the suffix")
     parser.add_argument("--json", type=Path, help="write the curves")
@@ -223,6 +228,14 @@ def parser_of(doc: str, *, rounds: int, rates: Sequence[float]) -> argparse.Argu
 def numbers(text: str) -> tuple[float, ...]:
     """Return the numbers of an option, such as ``0.01,0.1``."""
     return tuple(float(word) for word in text.split(","))
+
+
+def shares(text: str) -> tuple[float, ...]:
+    """Return the shares of an option, such as ``0,0.1``."""
+    values = numbers(text)
+    if any(not 0.0 <= value <= 1.0 for value in values):
+        raise argparse.ArgumentTypeError(f"got {text}, expected shares from 0 to 1")
+    return values
 
 
 def report(options: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -53,6 +53,18 @@ def test_the_file_of_the_page_runs_and_a_second_call_keeps_its_points(
     assert [point["seconds"] for point in again["points"]] == [point["seconds"] for point in first["points"]]
 
 
+def test_a_column_that_no_metric_has_is_refused_before_the_first_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = files_of_the_page(tmp_path)
+    assert "test_accuracy" in content
+    (tmp_path / "study.toml").write_text(content.replace("test_accuracy", "accuracy"))
+    assert main(["study", "study.toml"]) == 1
+    assert "got the column 'accuracy', whose better direction is not known" in capsys.readouterr().err
+    assert not list(tmp_path.glob("**/points"))
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

@@ -12,6 +12,7 @@ import typer
 from fanin.commands.console.terminal import JsonOption, QuietOption, prints_text, run_command, write_json
 from fanin.commands.console.usage import check_place, wrong_usage
 from fanin.commands.studies.files import StudyFile, read_study
+from fanin.simulation.grids.results import checked_direction
 from fanin.simulation.host import interrupted_by_sigterm
 
 if TYPE_CHECKING:
@@ -45,15 +46,15 @@ def _study(
 
             check_figure_file(plot)
     study = read_study(file)
+    checked_direction(study.column, study.higher_is_better, {})
     with interrupted_by_sigterm():
         result = _result(study, processes, quiet)
     target = None if study.target is None else (study.column, study.target)
     if csv is not None:
         result.write_csv(csv, target=target, higher_is_better=study.higher_is_better)
-    has_curve = any(math.isfinite(curve.mean(study.column)) for curve in result.curves)
-    if plot is not None and has_curve:
+    if plot is not None and result.curves:
         result.plot(plot, study.column, higher_is_better=study.higher_is_better)
-    rows = _table(study, result) if has_curve else []
+    rows = _table(study, result) if result.curves else []
     if json:
         points = [asdict(point) for point in result.points]
         write_json(json, {"is_complete": result.is_complete, "best": rows, "points": points})

@@ -248,15 +248,23 @@ class StudyResult:
                 writer.writerow([*row, *(point.last(name) for name in names)])
 
     def _is_higher(self, column: str, higher_is_better: bool | None) -> bool:
-        if higher_is_better is not None:
-            return higher_is_better
-        known = _direction(column, self.directions)
-        if known is None:
-            raise InvalidInput(
-                f"study: got the column {shown(column)}, whose better direction is not known; pass higher_is_better",
-                code="FN-1888",
-            )
-        return known
+        return checked_direction(column, higher_is_better, self.directions)
+
+
+def checked_direction(column: str, higher_is_better: bool | None, own: Mapping[str, bool]) -> bool:
+    """Return whether larger values of a column are better: as the caller says, else by its metric.
+
+    Raises:
+        InvalidInput: The caller does not say it, and the column is that of no metric.
+    """
+    known = _direction(column, own) if higher_is_better is None else higher_is_better
+    if known is None:
+        raise InvalidInput(
+            f"study: got the column {shown(column)}, whose better direction is not known, expected one such as "
+            "test_accuracy, test_loss or metrics.nll; or pass higher_is_better",
+            code="FN-1888",
+        )
+    return known
 
 
 def _direction(column: str, own: Mapping[str, bool]) -> bool | None:
