@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.digits_fedavg import PLAN, app_of, clients_of, network
 
+from fanin.clients import FineTuning
 from fanin.edge.export import Recipe, Sgd
 from fanin.protos.errors import InvalidInput, InvalidPlan
 from fanin.simulation import ClientWork, Method, SimulationSettings, Study, StudyData, StudyResult, load_data
@@ -35,6 +36,20 @@ def test_a_method_has_work_of_its_own_and_a_changed_work_is_another_point(tmp_pa
     assert first["short"] == [2, 2] and second["short"] == [4, 4]
     assert min(first["all"]) > 4 and first["all"] == second["all"]
     assert len(list((tmp_path / "study" / "points").iterdir())) == 3
+
+
+def test_the_quality_for_each_client_is_in_the_row_of_the_last_round(tmp_path: Path) -> None:
+    train, test = clients_of(4).split(0.25)
+    settings = SimulationSettings(plan=PLAN, client_test=test, fine_tune=FineTuning(epochs=1), quiet=True)
+    study = Study(folder=tmp_path / "study", grid={"training.learning_rate": (0.01, 0.1)})
+    result = study.run(app_of(network()), train, cohort=2, rounds=2, settings=settings)
+    assert not result.failures
+    best = result.best("per_client.mean.personal.accuracy")["study"]
+    (point,) = best.points
+    assert point.last("per_client.worst_decile.personal.accuracy") <= point.last("per_client.mean.personal.accuracy")
+    assert result.best("per_client.mean.personal.loss")["study"].mean("per_client.mean.personal.loss") == min(
+        each.last("per_client.mean.personal.loss") for each in result.points
+    )
 
 
 def point(method: str, rate: float, seed: int, losses: list[float], data: str = "") -> StudyPoint:

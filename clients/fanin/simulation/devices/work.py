@@ -67,7 +67,7 @@ class ClientWork:
             if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
                 raise InvalidInput(
                     f"work: {name}: got {shown(values)}, expected a number for each client, or a function (client, "
-                    f"round) of one; for the same {name} of all clients, set the key of the Plan",
+                    f"round) of one; for one number for all clients, write lambda client, round_number: {values!r}",
                     code="FN-1811",
                 )
             for client, value in enumerate(values):

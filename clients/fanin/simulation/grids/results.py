@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OF_COLUMNS: Final = ("test_", "train_", "validation_")
-OF_TABLES: Final = ("metrics.", "means.")
+OF_TABLES: Final = ("metrics.", "means.", "per_client.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

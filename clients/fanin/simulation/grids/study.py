@@ -12,6 +12,7 @@ kept with it, and the next point begins. A further call reads the points that ar
 """
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from fanin.simulation.flower import FlowerSubject
 from fanin.simulation.grids.points import StudyPoint, plan_digest
 from fanin.simulation.grids.results import StudyResult
 from fanin.simulation.preparation import ModuleSubject, subject_for
-from fanin.simulation.result import ClientFailed, RunStopped
+from fanin.simulation.result import ClientFailed, Result, RunStopped
 from fanin.simulation.settings import SimulationSettings
 from fanin.simulation.studies.digests import digest_of
 from fanin.simulation.studies.records import subject_of
@@ -265,7 +266,7 @@ class _Job:
             result, error = None, f"{type(exc).__name__}: {exc}"
         if result is not None and not result.is_complete and not error:
             return None
-        table = {} if result is None else result.columns()
+        table = {} if result is None else _table(result)
         point = replace(self.point, seconds=time.monotonic() - began_s, error=error, table=table)
         point.write(self.path)
         if self.settings.resume is not None:
@@ -312,6 +313,16 @@ def _facts(subject: ModuleSubject | FlowerSubject, app: object) -> str:
     if isinstance(subject, ModuleSubject):
         return digest_of(subject_of(subject.app, subject.clients))
     return digest_of((app, subject.num_clients))
+
+
+def _table(result: Result) -> dict[str, list[float]]:
+    """Return the columns of a result, and the summary of the quality for each client in the row of the last Round."""
+    table = {name: list(column) for name, column in result.columns().items()}
+    before = [math.nan] * (len(result.rounds) - 1)
+    for name, summary in result.per_client_summary.items():
+        table[f"per_client.mean.{name}"] = [*before, summary.mean]
+        table[f"per_client.worst_decile.{name}"] = [*before, summary.worst_decile]
+    return table
 
 
 def _keys(base: SimulationSettings) -> Mapping[str, object]:
